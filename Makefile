@@ -1,0 +1,38 @@
+# Every target sets up .venv by itself: slow the first time, a second afterwards.
+#   TORCH=torch==2.11.0 make test     another torch
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+BIN    := .venv/bin
+CSRC   := $(shell find csrc -name '*.cpp' -o -name '*.h')
+
+.PHONY: demo test bench wheel lint clean
+
+demo: .venv/built
+	$(BIN)/fastqt demo
+
+test: .venv/built
+	$(BIN)/python -m pytest
+
+bench: .venv/built
+	$(BIN)/python -m pytest --benchmark benchmarks
+
+lint: .venv/built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel: .venv/built
+	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist *.egg-info fastqt/*.so
+
+# torch is pinned and comes first: an unpinned one would bring gigabytes of CUDA with it.
+.venv/ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(TORCH) numpy ninja setuptools wheel
+	touch $@
+
+.venv/built: .venv/ready setup.py $(CSRC)
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
