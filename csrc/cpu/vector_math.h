@@ -1,0 +1,79 @@
+// Elementary functions that the compiler vectorises inside `#pragma omp simd` loops,
+// and FASTQT_CLONES, which compiles a function once for each x86 level and lets the
+// loader choose. NaN goes in, NaN comes out; infinities reach their limits.
+//
+// fp32: exp_ within 1.5 ulp (subnormal results included), tanh_ and sigmoid_ within
+// 3 ulp. The polynomials are Chebyshev interpolants of the named functions.
+// fp64: the C library's own functions.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
+#define FASTQT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FASTQT_CLONES
+#endif
+
+// A clone can only vectorise what it has inlined.
+#if defined(__GNUC__) || defined(__clang__)
+#define FASTQT_INLINE inline __attribute__((always_inline))
+#elif defined(_MSC_VER)
+#define FASTQT_INLINE __forceinline
+#else
+#define FASTQT_INLINE inline
+#endif
+
+namespace fastqt {
+
+// 2^n for integers |n| <= 126.
+FASTQT_INLINE float power_of_two(int32_t n) {
+  return std::bit_cast<float>((n + 127) << 23);
+}
+
+FASTQT_INLINE float exp_(float x) {
+  // Beyond these bounds the result is 0 or infinity; a NaN passes both comparisons.
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the sum's low bits.
+  const float shifted = x * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(12582912.0f);
+  const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  // (exp(r) - 1 - r) / r^2 on |r| <= log(2) / 2
+  const float p = (((1.3926927e-3f * r + 8.3637739e-3f) * r + 4.16665501e-2f) * r + 1.666657338e-1f) * r + 0.5f;
+  const float y = (p * r) * r + r + 1.0f;
+  // In two factors, as 2^128 and 2^-149 are no normal numbers.
+  const int32_t half = exponent >> 1;
+  return y * power_of_two(half) * power_of_two(exponent - half);
+}
+
+FASTQT_INLINE float sigmoid_(float x) {
+  return 1.0f / (1.0f + exp_(-x));
+}
+
+FASTQT_INLINE float tanh_(float x) {
+  const float u = x * x;
+  // (tanh(x) / x - 1) / x^2 in u = x^2 on |x| <= 0.625, where 1 - 2 / (e + 1) would cancel
+  const float p = (((-6.09671e-3f * u + 2.099718e-2f) * u - 5.385091e-2f) * u + 1.333277e-1f) * u - 3.3333329e-1f;
+  const float near_zero = (p * u) * x + x;
+  const float magnitude = std::fabs(x);
+  const float far = std::copysign(1.0f - 2.0f / (exp_(2.0f * magnitude) + 1.0f), x);
+  return magnitude < 0.625f ? near_zero : far;
+}
+
+FASTQT_INLINE double exp_(double x) {
+  return std::exp(x);
+}
+
+FASTQT_INLINE double sigmoid_(double x) {
+  return 1.0 / (1.0 + std::exp(-x));
+}
+
+FASTQT_INLINE double tanh_(double x) {
+  return std::tanh(x);
+}
+
+}  // namespace fastqt
