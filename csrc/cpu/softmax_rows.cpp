@@ -1,0 +1,113 @@
+#include "cpu/softmax_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/vector_math.h"
+
+namespace fastqt {
+namespace {
+
+// fp32 partial sums go to double after so many terms, so that long rows lose nothing.
+constexpr int64_t kBlock = 1024;
+
+// Below this exp(x) is subnormal, and arithmetic on subnormals, here and in the matrix
+// products that follow, is a hundred times slower than on zeros.
+constexpr float kSmallestExponent = -87.0f;
+
+FASTQT_INLINE float exp_or_zero(float x) {
+  const float e = exp_(x < kSmallestExponent ? kSmallestExponent : x);
+  return x < kSmallestExponent ? 0.0f : e;
+}
+
+FASTQT_INLINE double exp_or_zero(double x) {
+  return exp_(x);
+}
+
+template <class T>
+FASTQT_INLINE T max_body(const T* x, int64_t n) {
+  T largest = -std::numeric_limits<T>::infinity();
+#pragma omp simd reduction(max : largest)
+  for (int64_t j = 0; j < n; ++j) largest = x[j] > largest ? x[j] : largest;
+  return largest;
+}
+
+template <class T>
+FASTQT_INLINE double sum_body(const T* x, int64_t n) {
+  double total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t j = 0; j < n; ++j) total += x[j];
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE double exp_sum_body(const T* x, int64_t n, T reference) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = begin; j < end; ++j) part += exp_or_zero(x[j] - reference);
+    total += part;
+  }
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = begin; j < end; ++j) {
+      const T e = exp_or_zero(x[j] - reference);
+      x[j] = e;
+      part += e;
+    }
+    total += part;
+  }
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T shift) {
+  constexpr T smallest = std::numeric_limits<T>::min();
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) {
+    const T y = factor * x[j] - shift;
+    x[j] = std::abs(y) < smallest ? T(0) : y;
+  }
+}
+
+template <class T>
+FASTQT_INLINE void exclude_group_body(T* x, const int64_t* groups, int64_t n, int64_t group) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) x[j] = groups[j] == group ? -std::numeric_limits<T>::infinity() : x[j];
+}
+
+}  // namespace
+
+FASTQT_CLONES float row_max(const float* x, int64_t n) { return max_body(x, n); }
+FASTQT_CLONES double row_max(const double* x, int64_t n) { return max_body(x, n); }
+
+FASTQT_CLONES double row_sum(const float* x, int64_t n) { return sum_body(x, n); }
+FASTQT_CLONES double row_sum(const double* x, int64_t n) { return sum_body(x, n); }
+
+FASTQT_CLONES double row_exp_sum(const float* x, int64_t n, float reference) { return exp_sum_body(x, n, reference); }
+FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double reference) { return exp_sum_body(x, n, reference); }
+
+FASTQT_CLONES double row_exp(float* x, int64_t n, float reference) { return exp_body(x, n, reference); }
+FASTQT_CLONES double row_exp(double* x, int64_t n, double reference) { return exp_body(x, n, reference); }
+
+FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float shift) { affine_body(x, n, factor, shift); }
+FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double shift) { affine_body(x, n, factor, shift); }
+
+FASTQT_CLONES void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group) {
+  exclude_group_body(x, groups, n, group);
+}
+FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group) {
+  exclude_group_body(x, groups, n, group);
+}
+
+}  // namespace fastqt

@@ -1,0 +1,32 @@
+// The three passes over one row of scores that a masked softmax needs, vectorised.
+// Cells that the passes must not see (targets, replaced or excluded ones) hold -inf.
+#pragma once
+
+#include <cstdint>
+
+namespace fastqt {
+
+// The largest of x[0..n), NaNs apart; -inf where there is none.
+float row_max(const float* x, int64_t n);
+double row_max(const double* x, int64_t n);
+
+double row_sum(const float* x, int64_t n);
+double row_sum(const double* x, int64_t n);
+
+// sum_j exp(x_j - reference)
+double row_exp_sum(const float* x, int64_t n, float reference);
+double row_exp_sum(const double* x, int64_t n, double reference);
+
+// x_j = exp(x_j - reference), and their sum
+double row_exp(float* x, int64_t n, float reference);
+double row_exp(double* x, int64_t n, double reference);
+
+// x_j = factor * x_j - shift
+void row_affine(float* x, int64_t n, float factor, float shift);
+void row_affine(double* x, int64_t n, double factor, double shift);
+
+// x_j = -inf where groups[j] == group
+void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group);
+void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group);
+
+}  // namespace fastqt

@@ -1,0 +1,95 @@
+"""What losses refuse, in words: each error names the argument, what is wanted and what came."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from fastqt.targets import as_ids
+
+
+def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {value!r}")
+
+
+def input_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that a matrix product would take `x` in: autocast's where it is on, else its own."""
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype is torch.float64:
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def check_embeddings(**embeddings: Tensor | None) -> None:
+    """All given are non-empty (rows, D) matrices of one floating-point dtype, on one device.
+
+    The first sets D, dtype and device; `row_negatives` has its number of rows too.
+    """
+    given = {name: x for name, x in embeddings.items() if x is not None}
+    (first, queries), *_ = given.items()
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
+        if x.dim() != 2:
+            raise ValueError(f"{name}: want shape (rows, D), got {tuple(x.shape)}")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name}: want a floating-point dtype, got {x.dtype}")
+        if x.numel() == 0:
+            raise ValueError(f"{name}: want at least one row and one column, got shape {tuple(x.shape)}")
+        if x.shape[1] != queries.shape[1]:
+            raise ValueError(f"{name}: want D={queries.shape[1]} columns as {first} has, got {x.shape[1]}")
+        if x.device != queries.device:
+            raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
+        if input_dtype(x) != input_dtype(queries):
+            raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {x.dtype}")
+    rows = given.get("row_negatives")
+    if rows is not None and rows.shape[0] != queries.shape[0]:
+        raise ValueError(
+            f"row_negatives: want a row for each of N={queries.shape[0]} queries, got {rows.shape[0]}"
+        )
+
+
+def check_groups(
+    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Both groups as int64, of the lengths N and M, or neither."""
+    if query_groups is None and candidate_groups is None:
+        return None, None
+    if query_groups is None or candidate_groups is None:
+        missing = "query_groups" if query_groups is None else "candidate_groups"
+        raise ValueError(f"{missing}: want it together with the other groups, got None")
+    groups = as_ids("query_groups", query_groups), as_ids("candidate_groups", candidate_groups)
+    for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
+        if ids.numel() != length:
+            raise ValueError(f"{name}: want {length} ids, got {ids.numel()}")
+    return groups[0].contiguous(), groups[1].contiguous()
+
+
+def check_mask(mask: Tensor | None, N: int, M: int, device: torch.device) -> None:
+    if mask is None:
+        return
+    if mask.dtype is not torch.bool:
+        raise TypeError(f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}")
+    if tuple(mask.shape) != (N, M):
+        raise ValueError(f"mask: want shape (N, M) = ({N}, {M}), got {tuple(mask.shape)}")
+    if mask.device != device:
+        raise ValueError(f"mask: want device {device} as queries, got {mask.device}")
+
+
+def as_scale(scale: float | Tensor) -> Tensor:
+    """A number or 0-d floating-point tensor, as a tensor, whose value is checked when it is used."""
+    if isinstance(scale, Tensor):
+        if scale.dim() != 0 or not scale.dtype.is_floating_point:
+            raise ValueError(
+                f"scale: want a number or a 0-d floating-point tensor, got shape {tuple(scale.shape)}, "
+                f"dtype {scale.dtype}"
+            )
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale: want a number or a 0-d tensor, got {type(scale).__name__}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: want a finite number, got {scale}")
+    return torch.tensor(float(scale), dtype=torch.float64)

@@ -1,0 +1,40 @@
+"""One contrastive loss to compute: the arguments of `contrastive_loss`, checked and lowered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fastqt.targets import TargetRows
+
+DIAGONALS = ("zero", "exclude", "keep")  # in the order of csrc/cpu/softmax_tile.cpp
+
+
+@dataclass(frozen=True)
+class Problem:
+    queries: Tensor  # (N, D), as all embeddings of one floating-point dtype
+    candidates: Tensor  # (M, D)
+    negatives: Tensor | None  # (K, D)
+    row_negatives: Tensor | None  # (N, D)
+    scale: Tensor  # ()
+    targets: TargetRows  # T (N, M)
+    diagonal: str
+    query_groups: Tensor | None  # (N,) int64
+    candidate_groups: Tensor | None  # (M,) int64
+    mask: Tensor | None  # (N, M) bool, True = excluded
+
+
+# What a target can have against it, by the status numbers of csrc/cpu/softmax_tile.cpp.
+TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED = 1, 2, 3, 4
+
+
+def target_error(status: int, row: int, column: int, problem: Problem) -> ValueError:
+    M, diagonal = problem.candidates.shape[0], problem.diagonal
+    reason = {
+        TARGET_ON_DIAGONAL: f"is on the diagonal that diagonal={diagonal!r} replaces; use diagonal='keep'",
+        TARGET_OUTSIDE: f"is outside the M={M} candidates",
+        TARGET_NOT_POSITIVE: "has a weight that is negative or NaN; want weights >= 0",
+        TARGET_MASKED: "is a cell that mask excludes",
+    }[status]
+    return ValueError(f"targets: row {row}'s target column {column} {reason}")

@@ -1,0 +1,87 @@
+"""The contrastive loss in plain PyTorch: what every other backend is measured against.
+
+It forms the score matrix and lets autograd differentiate it, so it is differentiable any
+number of times and runs on any device, in O(N * M) memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.problem import (
+    TARGET_MASKED,
+    TARGET_NOT_POSITIVE,
+    TARGET_ON_DIAGONAL,
+    TARGET_OUTSIDE,
+    Problem,
+    target_error,
+)
+
+
+def contrastive_loss(p: Problem, reduction: str) -> Tensor:
+    """The rows' losses sum_j T_ij (log T_ij - log P_ij), reduced."""
+    loss = row_losses(p)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+def row_losses(p: Problem) -> Tensor:
+    """The loss of each row, (N,)."""
+    N, M = p.queries.shape[0], p.candidates.shape[0]
+    check_targets(p)
+    T = p.targets.to_dense(N, M).to(p.queries.dtype)
+
+    scores = p.scale * (p.queries @ p.candidates.T)
+    scores = replace_diagonal(scores, p.diagonal)
+    scores = scores.masked_fill(excluded_cells(p, T), float("-inf"))
+    blocks = [scores]
+    if p.negatives is not None:
+        blocks.append(p.scale * (p.queries @ p.negatives.T))
+    if p.row_negatives is not None:
+        blocks.append(p.scale * (p.queries * p.row_negatives).sum(1, keepdim=True))
+
+    # A row without targets adds nothing, even if all its candidates are excluded.
+    empty = (T == 0).all(1, keepdim=True)
+    logsumexp = torch.cat([block.masked_fill(empty, 0) for block in blocks], 1).logsumexp(1, keepdim=True)
+    is_target = T > 0
+    entropy = torch.where(is_target, T.log(), 0)
+    divergence = T * (entropy + logsumexp - scores.masked_fill(~is_target, 0))
+    return divergence.masked_fill(~is_target, 0).sum(1)
+
+
+def replace_diagonal(scores: Tensor, diagonal: str) -> Tensor:
+    """Scores (N, M) with the cells (i, i) replaced as `diagonal` says."""
+    if diagonal == "keep":
+        return scores
+    own = torch.ones_like(scores, dtype=torch.bool).triu().tril()
+    return scores.masked_fill(own, 0.0 if diagonal == "zero" else float("-inf"))
+
+
+def excluded_cells(p: Problem, T: Tensor) -> Tensor:
+    """Which cells (N, M) leave the softmax by `mask` or by equal groups."""
+    excluded = torch.zeros_like(T, dtype=torch.bool)
+    if p.mask is not None:
+        excluded = excluded | p.mask
+    if p.query_groups is not None and p.candidate_groups is not None:
+        excluded = excluded | ((p.query_groups[:, None] == p.candidate_groups) & (T == 0))
+    return excluded
+
+
+def check_targets(p: Problem) -> None:
+    """Raises ValueError for a target that no loss is defined for."""
+    row, column, weight = p.targets.entries()
+    outside = (column < 0) | (column >= p.candidates.shape[0])
+    faults = {
+        TARGET_NOT_POSITIVE: ~(weight > 0),
+        TARGET_OUTSIDE: outside,
+        TARGET_ON_DIAGONAL: (row == column) & (p.diagonal != "keep"),
+        TARGET_MASKED: torch.zeros_like(outside)
+        if p.mask is None
+        else p.mask[row, column.where(~outside, 0)],
+    }
+    for status, fault in faults.items():
+        if fault.any():
+            first = int(fault.nonzero()[0])
+            raise target_error(status, int(row[first]), int(column[first]), p)
