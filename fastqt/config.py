@@ -1,0 +1,127 @@
+"""What a training run is: one frozen dataclass, saved as the run's config.json and offered as options."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fastqt import __version__
+from fastqt.errors import InputError
+
+FORMAT = 1  # of config.json, and of the files that lie beside it
+ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm")
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = (), at_least: float | None = None) -> Any:
+    """A setting that is an option on the command line too."""
+    return field(default=default, metadata={"help": help, "choices": choices, "at_least": at_least})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The settings of a QuickThoughts training; the defaults are those of Logeswaran & Lee (2018).
+
+    Raises:
+        InputError: a value outside its range; the message names the field.
+    """
+
+    corpus: tuple[str, ...]  # files, read one after the other
+    valid: str | None = option(None, "held-out text for validation")
+    encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
+    word_dim: int = option(300, "width of word vectors (and of a bow sentence vector)", at_least=1)
+    hidden_size: int = option(1000, "width of a gru or lstm sentence vector", at_least=1)
+    cell: str = option(
+        "reset-after", "gru cell: torch's, or the paper's", choices=("reset-after", "reset-before")
+    )
+    init: str = option("paper", "initialisation: the paper's, or torch's", choices=("paper", "torch"))
+    batch_size: int = option(0, "consecutive sentences a batch (default: 1500 for bow, else 400)", at_least=0)
+    context_size: int = option(
+        0, "sentences on each side to predict (default: 3 for bow, else 1)", at_least=0
+    )
+    documents: str = option("cut", "context windows at document boundaries", choices=("cut", "cross"))
+    vocab_size: int = option(50_000, "word types, <unk> among them", at_least=2)
+    unknown: str = option("keep", "other words: kept as <unk>, or dropped", choices=("keep", "drop"))
+    max_length: int = option(50, "words of a sentence that are used", at_least=1)
+    learning_rate: float = option(5e-4, "of Adam, constant", at_least=0)
+    clip: float = option(5.0, "largest norm of the gradient", at_least=0)
+    clip_by: str = option(
+        "global", "norm over all weights, or variable by variable", choices=("global", "variable")
+    )
+    epochs: int = option(1, "passes over the corpus", at_least=1)
+    steps: int | None = option(None, "stop after so many batches", at_least=1)
+    seed: int = option(0, "of the initialisation", at_least=0)
+    report_every: int = option(50, "steps between reports", at_least=1)
+    valid_every: int = option(500, "steps between validations", at_least=1)
+    valid_batches: int = option(10, "batches of the held-out text that are used", at_least=1)
+    checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)
+    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name))
+        if not self.corpus:
+            raise InputError("corpus: wanted at least one file, got none")
+        # The paper's batches: 400, with the window of 3; for bags of words 1500, with the window of 7.
+        if self.batch_size == 0:
+            object.__setattr__(self, "batch_size", 1500 if self.encoder == "bow" else 400)
+        if self.context_size == 0:
+            object.__setattr__(self, "context_size", 3 if self.encoder == "bow" else 1)
+        if self.encoder.startswith("bi") and self.hidden_size % 2:
+            raise InputError(f"hidden_size: wanted an even number for {self.encoder}, got {self.hidden_size}")
+        if self.context_size >= self.batch_size:
+            raise InputError(
+                f"context_size: wanted less than batch_size {self.batch_size}, got {self.context_size}"
+            )
+
+    def to_json(self) -> str:
+        """The text of config.json."""
+        return json.dumps({"format": FORMAT, "fastqt": __version__, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> TrainConfig:
+        """Reads config.json."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            written_by = values.pop("fastqt")
+            if (number := values.pop("format")) != FORMAT:
+                raise InputError(
+                    f"{path} has format {number}, written by fastqt {written_by}; "
+                    f"fastqt {__version__} reads format {FORMAT}"
+                )
+            return cls(corpus=tuple(values.pop("corpus")), **values)
+        except FileNotFoundError:
+            raise InputError(f"no trained model in {path.parent}: {path.name} is missing") from None
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not the config.json of a training run: {error}") from error
+
+    def check_resumes(self, begun: TrainConfig) -> None:
+        """Raises an InputError that names the first setting with which a begun run cannot go on."""
+        for name in (setting.name for setting in fields(self) if setting.name not in FREE):
+            was, now = getattr(begun, name), getattr(self, name)
+            if was != now:
+                raise InputError(f"cannot resume: {name} is {now!r}, but the run was begun with {was!r}")
+
+
+# Where the text lies, how long to go on and how often to look do not change what a step computes.
+FREE = {
+    "corpus",
+    "valid",
+    "epochs",
+    "steps",
+    "report_every",
+    "valid_every",
+    "valid_batches",
+    "checkpoint_every",
+    "device",
+}
+
+
+def _check(setting: Field[Any], value: Any) -> None:
+    choices, at_least = setting.metadata.get("choices"), setting.metadata.get("at_least")
+    if choices and value not in choices:
+        raise InputError(f"{setting.name}: wanted one of {', '.join(choices)}, got {value!r}")
+    if at_least is not None and value is not None and not (at_least <= value < math.inf):
+        raise InputError(f"{setting.name}: wanted at least {at_least}, got {value!r}")

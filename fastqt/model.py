@@ -1,0 +1,102 @@
+"""From a run's settings to its model, and from its directory to a model that embeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model
+from fastqt.config import TrainConfig
+from fastqt.errors import InputError
+from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, QuickThoughts
+from fastqt.nn.init import Init
+from fastqt.text import Encoded, Vocabulary, pad
+from fastqt.text.vocabulary import Unknown
+
+ROWS = 512  # sentences that are encoded at once
+
+
+def build_model(config: TrainConfig, vocab_size: int) -> QuickThoughts:
+    """A freshly initialised model: two encoders of one kind, with weights of their own."""
+
+    init, bidirectional = cast("Init", config.init), config.encoder.startswith("bi")
+
+    def encoder() -> Encoder:
+        if config.encoder == "bow":
+            return BagOfWords(vocab_size, config.word_dim, init=init)
+        if config.encoder.endswith("lstm"):
+            return LSTMEncoder(
+                vocab_size, config.word_dim, config.hidden_size, bidirectional=bidirectional, init=init
+            )
+        return GRUEncoder(
+            vocab_size,
+            config.word_dim,
+            config.hidden_size,
+            bidirectional=bidirectional,
+            reset_after=config.cell == "reset-after",
+            init=init,
+        )
+
+    return QuickThoughts(encoder(), encoder())
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: wanted cuda, but torch sees no CUDA device here")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+@dataclass
+class SentenceEncoder:
+    """A trained model with its vocabulary: text in, vectors out."""
+
+    model: QuickThoughts
+    vocabulary: Vocabulary
+    device: torch.device
+
+    @classmethod
+    def load(cls, directory: str | Path, device: str = "auto") -> SentenceEncoder:
+        """Reads what `fastqt train` wrote.
+
+        Raises:
+            InputError: a file is missing, damaged, from another version or does not fit the others.
+        """
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise InputError(f"no trained model: {directory} is not a directory")
+        config = TrainConfig.load(directory / CONFIG)
+        vocabulary = Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+        model = build_model(config, len(vocabulary))
+        load_model(directory / MODEL, model)
+        chosen = choose_device(device)
+        return cls(model.to(chosen).eval(), vocabulary, chosen)
+
+    @torch.inference_mode()
+    def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
+        """Vectors (len(sentences), 2D) float32 in the order given: both encoders' halves side by side.
+
+        Args:
+            sentences: text, none of it blank; encoded 512 at a time, sorted by length.
+            normalize: scale each half to norm 1.
+        """
+        ids, lengths = self.vocabulary.encode(sentences)
+        starts = np.cumsum(lengths) - lengths
+        order = np.argsort(lengths, kind="stable")
+        vectors: list[NDArray[np.float32]] = []
+        for begin in range(0, len(order), ROWS):
+            rows = order[begin : begin + ROWS]
+            words = [ids[starts[row] : starts[row] + lengths[row]] for row in rows]
+            tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
+            encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)
+            vectors.append(encoded.float().cpu().numpy())
+        result = np.empty((len(order), vectors[0].shape[1]), dtype=np.float32)
+        result[order] = np.concatenate(vectors)
+        return result
