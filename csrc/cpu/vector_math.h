@@ -11,20 +11,20 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__gnu_linux__)
 #define FASTQT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FASTQT_CLONES
 #endif
 
-// A clone can only vectorise what it has inlined.
+// A clone can only vectorise what it has inlined: FASTQT_INLINE for functions,
+// FASTQT_ALWAYS_INLINE behind the parameters of a lambda.
 #if defined(__GNUC__) || defined(__clang__)
-#define FASTQT_INLINE inline __attribute__((always_inline))
-#elif defined(_MSC_VER)
-#define FASTQT_INLINE __forceinline
+#define FASTQT_ALWAYS_INLINE __attribute__((always_inline))
 #else
-#define FASTQT_INLINE inline
+#define FASTQT_ALWAYS_INLINE
 #endif
+#define FASTQT_INLINE inline FASTQT_ALWAYS_INLINE
 
 namespace fastqt {
 

@@ -86,7 +86,7 @@ class ResetAfter:
     ) -> None:
         recurrent = self.recurrent[:live]
         torch.mm(state[:live], self.w_hh.t(), out=recurrent)
-        self.kernels.gru_reset_after(gates, recurrent, self.bias, state, hidden_n, next, final, output)
+        self.kernels.gru_reset_after_(gates, recurrent, self.bias, state, hidden_n, next, final, output)
 
     def backward(
         self,
@@ -99,7 +99,7 @@ class ResetAfter:
         grad_gates: Tensor,
     ) -> None:
         H = state.shape[1]
-        self.kernels.gru_reset_after_backward(gates, hidden_n, state, grad_output, carry, grad_gates)
+        self.kernels.gru_reset_after_backward_(gates, hidden_n, state, grad_output, carry, grad_gates)
         carry[:live].addmm_(grad_gates[:live, H:], self.w_hh)
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
@@ -135,9 +135,9 @@ class ResetBefore:
         recurrent_rz, recurrent_n = self.recurrent_rz[:live], self.recurrent_n[:live]
         reset_state = self.reset_state[: len(state)]
         torch.mm(state[:live], self.w_rz.t(), out=recurrent_rz)
-        self.kernels.gru_reset_before(gates, recurrent_rz, self.bias, state, reset_state)
+        self.kernels.gru_reset_before_(gates, recurrent_rz, self.bias, state, reset_state)
         torch.mm(reset_state[:live], self.w_n.t(), out=recurrent_n)
-        self.kernels.gru_reset_before_candidate(gates, recurrent_n, self.bias, state, next, final, output)
+        self.kernels.gru_reset_before_candidate_(gates, recurrent_n, self.bias, state, next, final, output)
 
     def backward(
         self,
@@ -149,11 +149,11 @@ class ResetBefore:
         carry: Tensor,
         grad_gates: Tensor,
     ) -> None:
-        b, H = state.shape
-        self.kernels.gru_reset_before_backward(gates, state, grad_output, carry, grad_gates)
-        grad_reset_state = self.reset_state[:b]
-        torch.mm(grad_gates[:, 2 * H : 3 * H], self.w_n, out=grad_reset_state)
-        self.kernels.gru_reset_before_backward_reset(gates, state, grad_reset_state, carry, grad_gates)
+        H = state.shape[1]
+        self.kernels.gru_reset_before_backward_(gates, state, grad_output, carry, grad_gates)
+        grad_reset_state = self.reset_state[:live]
+        torch.mm(grad_gates[:live, 2 * H : 3 * H], self.w_n, out=grad_reset_state)
+        self.kernels.gru_reset_before_backward_reset_(gates, state, grad_reset_state, carry, grad_gates)
         carry[:live].addmm_(grad_gates[:live, : 2 * H], self.w_rz)
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:

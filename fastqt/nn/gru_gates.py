@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def gru_reset_after(
+def gru_reset_after_(
     gates: Tensor,  # (b, 3H) in: W x; out: r, z, n
     recurrent: Tensor,  # (<= b, 3H) U h
     bias: Tensor,
@@ -37,7 +37,7 @@ def gru_reset_after(
     _store(n + z * (state - n), next, final, output)
 
 
-def gru_reset_after_backward(
+def gru_reset_after_backward_(
     gates: Tensor,  # (b, 3H)
     hidden_n: Tensor,  # (b, H)
     state: Tensor,  # (b, H)
@@ -56,7 +56,7 @@ def gru_reset_after_backward(
     carry[:b] = grad * z
 
 
-def gru_reset_before(
+def gru_reset_before_(
     gates: Tensor,  # (b, 3H) in: W x; out: r, z, and W x of n as it was
     recurrent: Tensor,  # (<= b, 2H) U h of r, z
     bias: Tensor,
@@ -70,7 +70,7 @@ def gru_reset_before(
     torch.mul(r, state, out=reset_state)
 
 
-def gru_reset_before_candidate(
+def gru_reset_before_candidate_(
     gates: Tensor,  # (b, 3H) in: r, z, and W x of n; out: r, z, n
     recurrent: Tensor,  # (<= b, H) U (r * h)
     bias: Tensor,
@@ -85,7 +85,7 @@ def gru_reset_before_candidate(
     _store(n + z * (state - n), next, final, output)
 
 
-def gru_reset_before_backward(
+def gru_reset_before_backward_(
     gates: Tensor,  # (b, 3H)
     state: Tensor,  # (b, H)
     grad_output: Tensor,  # (b, H)
@@ -102,7 +102,7 @@ def gru_reset_before_backward(
     carry[:b] = grad * z
 
 
-def gru_reset_before_backward_reset(
+def gru_reset_before_backward_reset_(
     gates: Tensor,  # (b, 3H)
     state: Tensor,  # (b, H)
     grad_reset_state: Tensor,  # (<= b, H): the others have a zero state

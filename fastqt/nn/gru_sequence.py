@@ -22,7 +22,7 @@ from fastqt.nn.gru_cells import Cell, ResetAfter, ResetBefore, combined_bias
 with contextlib.suppress(ImportError):  # built without a compiler: the twins serve
     importlib.import_module("fastqt._C")
 
-NATIVE = hasattr(torch.ops.fastqt, "gru_reset_after")
+NATIVE = hasattr(torch.ops.fastqt, "gru_reset_after_")
 
 CHUNK_TOKENS = 1024
 

@@ -1,0 +1,318 @@
+// The elementwise half of a GRU step, one pass over the rows of the active sentences.
+//
+// b rows, H hidden units. `gates` holds blocks of H columns in torch's order r, z, n;
+// `bias` (4, H) one row for each of r, z, n and one for the n block of U h. A `recurrent`
+// with fewer rows than b leaves the others starting from a zero state. Where `hidden_n`,
+// `output` or `grad_output` has no rows it is not wanted, or zero. A new state goes to
+// `next` while that has a row for it, and to `final` after; `next` may lie over `state`.
+// `carry` comes as the gradient of the new state from later steps and leaves as what it
+// gives to the old state directly. fastqt/nn/gru_gates.py has the same in torch ops.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/vector_math.h"
+
+namespace fastqt {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 8192;
+
+template <class Unit>
+FASTQT_CLONES void each_unit(int64_t H, Unit unit) {
+#pragma omp simd
+  for (int64_t j = 0; j < H; ++j) {
+    unit(j);
+  }
+}
+
+// A contiguous matrix on the CPU; a missing row of an optional one is replaced by `spare`.
+template <class T>
+class Matrix {
+ public:
+  Matrix(const Tensor& tensor, const char* name, int64_t rows, int64_t columns)
+      : data_(static_cast<T*>(tensor.data_ptr())), rows_(tensor.size(0)), columns_(columns) {
+    constexpr ScalarType dtype = std::is_same_v<T, float> ? ScalarType::Float : ScalarType::Double;
+    STD_TORCH_CHECK(
+        tensor.dim() == 2 && rows_ >= rows && tensor.size(1) == columns && tensor.is_contiguous() &&
+            tensor.is_cpu() && tensor.scalar_type() == dtype,
+        name, ": expected a contiguous CPU matrix of at least ", rows, " rows and ", columns,
+        " columns, of one dtype with gates");
+  }
+
+  int64_t rows() const { return rows_; }
+  T* row(int64_t i) const { return data_ + i * columns_; }
+  T* row(int64_t i, std::vector<T>& spare) const { return i < rows_ ? row(i) : spare.data(); }
+
+ private:
+  T* data_;
+  int64_t rows_, columns_;
+};
+
+template <class T>
+Matrix<T> optional(const Tensor& tensor, const char* name, int64_t rows, int64_t columns) {
+  return Matrix<T>(tensor, name, tensor.size(0) > 0 ? rows : 0, columns);
+}
+
+// Where new states go.
+template <class T>
+struct Destination {
+  Matrix<T> next, final, output;
+
+  T* row(int64_t i) const { return i < next.rows() ? next.row(i) : final.row(i); }
+  void copy_to_output(int64_t i, int64_t H) const {
+    if (output.rows() > 0) {
+      std::copy_n(row(i), H, output.row(i));
+    }
+  }
+};
+
+template <class T>
+Destination<T> destination(
+    const Tensor& next, const Tensor& final, const Tensor& output, int64_t rows, int64_t H) {
+  return {{next, "next", 0, H}, {final, "final", rows, H}, optional<T>(output, "output", rows, H)};
+}
+
+template <class Rows>
+void parallel_rows(int64_t rows, int64_t H, const Rows& body) {
+  torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, H)), body);
+}
+
+// body(T{}) with T the dtype of `gates`.
+template <class Body>
+void dispatch(const Tensor& gates, const Body& body) {
+  if (gates.scalar_type() == ScalarType::Double) {
+    body(double{});
+  } else {
+    body(float{});
+  }
+}
+
+void reset_after(
+    Tensor gates,      // (b, 3H) in: W x; out: r, z, n
+    Tensor recurrent,  // (<= b, 3H) U h
+    Tensor bias,
+    Tensor state,     // (b, H) h
+    Tensor hidden_n,  // (b, H) out: the n block of U h + bias
+    Tensor next,      // (_, H)
+    Tensor final,     // (>= b, H)
+    Tensor output) {  // (b, H)
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), recurrent_rows(recurrent, "recurrent", 0, 3 * H),
+        biases(bias, "bias", 4, H), states(state, "state", b, H);
+    const Matrix<T> hidden_n_rows = optional<T>(hidden_n, "hidden_n", b, H);
+    const Destination<T> to = destination<T>(next, final, output, b, H);
+    const T *bias_r = biases.row(0), *bias_z = biases.row(1), *bias_n = biases.row(2), *bias_hn = biases.row(3);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(3 * H), unwanted(H);
+      for (int64_t i = begin; i < end; ++i) {
+        T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i, unwanted), *h_new = to.row(i);
+        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          const T rj = sigmoid_(r[j] + u[j] + bias_r[j]);
+          const T zj = sigmoid_(z[j] + u[H + j] + bias_z[j]);
+          const T hnj = u[2 * H + j] + bias_hn[j];
+          const T nj = tanh_(n[j] + bias_n[j] + rj * hnj);
+          r[j] = rj;
+          z[j] = zj;
+          n[j] = nj;
+          hn[j] = hnj;
+          h_new[j] = nj + zj * (h[j] - nj);
+        });
+        to.copy_to_output(i, H);
+      }
+    });
+  });
+}
+
+void reset_after_backward(
+    Tensor gates,         // (b, 3H)
+    Tensor hidden_n,      // (b, H)
+    Tensor state,         // (b, H)
+    Tensor grad_output,   // (b, H)
+    Tensor carry,         // (>= b, H)
+    Tensor grad_gates) {  // (b, 4H) out: of n, r, z, hidden_n before their activations
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), hidden_n_rows(hidden_n, "hidden_n", b, H),
+        states(state, "state", b, H), carries(carry, "carry", b, H),
+        grad_gate_rows(grad_gates, "grad_gates", b, 4 * H);
+    const Matrix<T> grad_outputs = optional<T>(grad_output, "grad_output", b, H);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(H);
+      for (int64_t i = begin; i < end; ++i) {
+        const T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i), *h = states.row(i);
+        const T* d_out = grad_outputs.row(i, zeros);
+        T *d_h = carries.row(i), *d_n = grad_gate_rows.row(i), *d_r = d_n + H, *d_z = d_r + H, *d_hn = d_z + H;
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          const T d = d_h[j] + d_out[j];
+          const T dn = d * (1 - z[j]) * (1 - n[j] * n[j]);
+          d_n[j] = dn;
+          d_r[j] = dn * hn[j] * r[j] * (1 - r[j]);
+          d_z[j] = d * (h[j] - n[j]) * z[j] * (1 - z[j]);
+          d_hn[j] = dn * r[j];
+          d_h[j] = d * z[j];
+        });
+      }
+    });
+  });
+}
+
+void reset_before(
+    Tensor gates,      // (b, 3H) in: W x; out: r, z, and W x of n as it was
+    Tensor recurrent,  // (<= b, 2H) U h of r, z
+    Tensor bias,
+    Tensor state,          // (b, H)
+    Tensor reset_state) {  // (b, H) out: r * h
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), recurrent_rows(recurrent, "recurrent", 0, 2 * H),
+        biases(bias, "bias", 4, H), states(state, "state", b, H), reset_states(reset_state, "reset_state", b, H);
+    const T *bias_r = biases.row(0), *bias_z = biases.row(1);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(2 * H);
+      for (int64_t i = begin; i < end; ++i) {
+        T *r = gate_rows.row(i), *z = r + H, *rh = reset_states.row(i);
+        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          r[j] = sigmoid_(r[j] + u[j] + bias_r[j]);
+          z[j] = sigmoid_(z[j] + u[H + j] + bias_z[j]);
+          rh[j] = r[j] * h[j];
+        });
+      }
+    });
+  });
+}
+
+void reset_before_candidate(
+    Tensor gates,      // (b, 3H) in: r, z, and W x of n; out: r, z, n
+    Tensor recurrent,  // (<= b, H) U (r * h)
+    Tensor bias,
+    Tensor state,     // (b, H)
+    Tensor next,      // (_, H)
+    Tensor final,     // (>= b, H)
+    Tensor output) {  // (b, H)
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), recurrent_rows(recurrent, "recurrent", 0, H),
+        biases(bias, "bias", 4, H), states(state, "state", b, H);
+    const Destination<T> to = destination<T>(next, final, output, b, H);
+    const T* bias_n = biases.row(2);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(H);
+      for (int64_t i = begin; i < end; ++i) {
+        T *z = gate_rows.row(i) + H, *n = z + H, *h_new = to.row(i);
+        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          const T nj = tanh_(n[j] + u[j] + bias_n[j]);
+          n[j] = nj;
+          h_new[j] = nj + z[j] * (h[j] - nj);
+        });
+        to.copy_to_output(i, H);
+      }
+    });
+  });
+}
+
+void reset_before_backward(
+    Tensor gates,         // (b, 3H)
+    Tensor state,         // (b, H)
+    Tensor grad_output,   // (b, H)
+    Tensor carry,         // (>= b, H)
+    Tensor grad_gates) {  // (b, 4H) out: of z, n in blocks 1, 2; and r * h in block 3
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), states(state, "state", b, H), carries(carry, "carry", b, H),
+        grad_gate_rows(grad_gates, "grad_gates", b, 4 * H);
+    const Matrix<T> grad_outputs = optional<T>(grad_output, "grad_output", b, H);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(H);
+      for (int64_t i = begin; i < end; ++i) {
+        const T *r = gate_rows.row(i), *z = r + H, *n = z + H, *h = states.row(i);
+        const T* d_out = grad_outputs.row(i, zeros);
+        T *d_h = carries.row(i), *d_z = grad_gate_rows.row(i) + H, *d_n = d_z + H, *rh = d_n + H;
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          const T d = d_h[j] + d_out[j];
+          d_z[j] = d * (h[j] - n[j]) * z[j] * (1 - z[j]);
+          d_n[j] = d * (1 - z[j]) * (1 - n[j] * n[j]);
+          rh[j] = r[j] * h[j];
+          d_h[j] = d * z[j];
+        });
+      }
+    });
+  });
+}
+
+void reset_before_backward_reset(
+    Tensor gates,             // (b, 3H)
+    Tensor state,             // (b, H)
+    Tensor grad_reset_state,  // (<= b, H): the others have a zero state
+    Tensor carry,             // (>= b, H) out: r * grad_reset_state is added
+    Tensor grad_gates) {      // (b, 4H) out: of r in block 0
+  const int64_t b = gates.size(0), H = state.size(1);
+  dispatch(gates, [&](auto type) {
+    using T = decltype(type);
+    const Matrix<T> gate_rows(gates, "gates", b, 3 * H), states(state, "state", b, H), carries(carry, "carry", b, H),
+        grad_reset_states(grad_reset_state, "grad_reset_state", 0, H),
+        grad_gate_rows(grad_gates, "grad_gates", b, 4 * H);
+    parallel_rows(b, H, [&](int64_t begin, int64_t end) {
+      std::vector<T> zeros(H);
+      for (int64_t i = begin; i < end; ++i) {
+        const T *r = gate_rows.row(i), *h = states.row(i), *d_rh = grad_reset_states.row(i, zeros);
+        T *d_h = carries.row(i), *d_r = grad_gate_rows.row(i);
+        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
+          d_r[j] = d_rh[j] * h[j] * r[j] * (1 - r[j]);
+          d_h[j] += d_rh[j] * r[j];
+        });
+      }
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
+  m.def(
+      "gru_reset_after_(Tensor(a!) gates, Tensor recurrent, Tensor bias, Tensor state, Tensor(b!) hidden_n, "
+      "Tensor(c!) next, Tensor(d!) final, Tensor(e!) output) -> ()");
+  m.def(
+      "gru_reset_after_backward_(Tensor gates, Tensor hidden_n, Tensor state, Tensor grad_output, "
+      "Tensor(a!) carry, Tensor(b!) grad_gates) -> ()");
+  m.def(
+      "gru_reset_before_(Tensor(a!) gates, Tensor recurrent, Tensor bias, Tensor state, "
+      "Tensor(b!) reset_state) -> ()");
+  m.def(
+      "gru_reset_before_candidate_(Tensor(a!) gates, Tensor recurrent, Tensor bias, Tensor state, "
+      "Tensor(b!) next, Tensor(c!) final, Tensor(d!) output) -> ()");
+  m.def(
+      "gru_reset_before_backward_(Tensor gates, Tensor state, Tensor grad_output, Tensor(a!) carry, "
+      "Tensor(b!) grad_gates) -> ()");
+  m.def(
+      "gru_reset_before_backward_reset_(Tensor gates, Tensor state, Tensor grad_reset_state, "
+      "Tensor(a!) carry, Tensor(b!) grad_gates) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("gru_reset_after_", TORCH_BOX(&reset_after));
+  m.impl("gru_reset_after_backward_", TORCH_BOX(&reset_after_backward));
+  m.impl("gru_reset_before_", TORCH_BOX(&reset_before));
+  m.impl("gru_reset_before_candidate_", TORCH_BOX(&reset_before_candidate));
+  m.impl("gru_reset_before_backward_", TORCH_BOX(&reset_before_backward));
+  m.impl("gru_reset_before_backward_reset_", TORCH_BOX(&reset_before_backward_reset));
+}
+
+}  // namespace fastqt
