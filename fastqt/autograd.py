@@ -56,6 +56,7 @@ class _ContrastiveLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, reduction: str, memory: str, needs: list[bool], *problem: Any) -> Tensor:
         at_once = reduction != "none" and memory == "fast"
+        loss: Tensor
         loss, logsumexp, mass, *gradients = torch.ops.fastqt.contrastive_forward(
             *problem, reduction, needs if at_once else [False] * 5
         )
@@ -121,7 +122,8 @@ def _tensors(gradients: Gradients, p: Problem) -> tuple[Tensor, ...]:
         gradients.row_negatives,
         gradients.scale,
     )
-    return tuple(p.queries.new_empty(0) if x is None else x for x in wanted)
+    like = (p.queries, p.queries, p.queries, p.queries, p.scale)
+    return tuple(p.queries.new_empty(0) if x is None else x.to(y.dtype) for x, y in zip(wanted, like, strict=True))
 
 
 def _forward(*args: Any) -> tuple[Tensor, ...]:
