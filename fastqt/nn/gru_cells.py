@@ -4,14 +4,17 @@
     reset-before   n = tanh(W x + b + U (r ∘ h))          Cho et al. 2014, TensorFlow 1
     both           r, z = sigmoid(W x + U h + b),  h' = n + z ∘ (h − n)
 
-The elementwise work is done by `kernels`: the native operators or their twins in `gru_gates`.
+The elementwise work is done by the native operators or by their twins in `gru_gates`.
 In all shapes b is the number of active rows, H the hidden size.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from fastqt.nn import gru_gates
+from fastqt.nn.gru_native import Product, serves
 
 
 class Cell(Protocol):
@@ -25,6 +28,7 @@ class Cell(Protocol):
     def forward(
         self,
         gates: Tensor,  # (b, 3H) in: W x; out: r, z, n
+        bias: Tensor,  # from combined_bias
         state: Tensor,  # (b, H)
         live: int,
         hidden_n: Tensor,  # (b, H) or (0, H)
@@ -70,13 +74,15 @@ class ResetAfter:
     order = (2, 0, 1)
     keeps_hidden_n = True
 
-    def __init__(self, kernels: Any, w_hh: Tensor, bias: Tensor, rows: int) -> None:
-        self.kernels, self.w_hh, self.bias = kernels, w_hh, bias
-        self.recurrent = w_hh.new_empty(rows, len(w_hh))
+    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
+        self.kernels = torch.ops.fastqt if serves(w_hh) else gru_gates
+        self.product = Product(w_hh if backward else w_hh.t(), rows)
+        self.recurrent = w_hh.new_empty(0 if backward else rows, len(w_hh))
 
     def forward(
         self,
         gates: Tensor,
+        bias: Tensor,
         state: Tensor,
         live: int,
         hidden_n: Tensor,
@@ -85,8 +91,8 @@ class ResetAfter:
         output: Tensor,
     ) -> None:
         recurrent = self.recurrent[:live]
-        torch.mm(state[:live], self.w_hh.t(), out=recurrent)
-        self.kernels.gru_reset_after_(gates, recurrent, self.bias, state, hidden_n, next, final, output)
+        self.product(state[:live], recurrent)
+        self.kernels.gru_reset_after_(gates, recurrent, bias, state, hidden_n, next, final, output)
 
     def backward(
         self,
@@ -100,7 +106,7 @@ class ResetAfter:
     ) -> None:
         H = state.shape[1]
         self.kernels.gru_reset_after_backward_(gates, hidden_n, state, grad_output, carry, grad_gates)
-        carry[:live].addmm_(grad_gates[:live, H:], self.w_hh)
+        self.product(grad_gates[:live, H:], carry[:live], accumulate=True)
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
         grad_w_hh.addmm_(grad_gates[:, states.shape[1] :].t(), states)
@@ -114,17 +120,20 @@ class ResetBefore:
     order = (0, 1, 2)
     keeps_hidden_n = False
 
-    def __init__(self, kernels: Any, w_hh: Tensor, bias: Tensor, rows: int) -> None:
+    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
         H = w_hh.shape[1]
-        self.kernels, self.bias = kernels, bias
-        self.w_rz, self.w_n = w_hh[: 2 * H], w_hh[2 * H :]
-        self.recurrent_rz = w_hh.new_empty(rows, 2 * H)
-        self.recurrent_n = w_hh.new_empty(rows, H)
-        self.reset_state = w_hh.new_empty(rows, H)
+        w_rz, w_n = w_hh[: 2 * H], w_hh[2 * H :]
+        self.kernels = torch.ops.fastqt if serves(w_hh) else gru_gates
+        self.product_rz = Product(w_rz if backward else w_rz.t(), rows)
+        self.product_n = Product(w_n if backward else w_n.t(), rows)
+        self.recurrent_rz = w_hh.new_empty(0 if backward else rows, 2 * H)
+        self.recurrent_n = w_hh.new_empty(0 if backward else rows, H)
+        self.reset_state = w_hh.new_empty(rows, H)  # backwards: its gradient
 
     def forward(
         self,
         gates: Tensor,
+        bias: Tensor,
         state: Tensor,
         live: int,
         hidden_n: Tensor,
@@ -134,10 +143,10 @@ class ResetBefore:
     ) -> None:
         recurrent_rz, recurrent_n = self.recurrent_rz[:live], self.recurrent_n[:live]
         reset_state = self.reset_state[: len(state)]
-        torch.mm(state[:live], self.w_rz.t(), out=recurrent_rz)
-        self.kernels.gru_reset_before_(gates, recurrent_rz, self.bias, state, reset_state)
-        torch.mm(reset_state[:live], self.w_n.t(), out=recurrent_n)
-        self.kernels.gru_reset_before_candidate_(gates, recurrent_n, self.bias, state, next, final, output)
+        self.product_rz(state[:live], recurrent_rz)
+        self.kernels.gru_reset_before_(gates, recurrent_rz, bias, state, reset_state)
+        self.product_n(reset_state[:live], recurrent_n)
+        self.kernels.gru_reset_before_candidate_(gates, recurrent_n, bias, state, next, final, output)
 
     def backward(
         self,
@@ -152,9 +161,9 @@ class ResetBefore:
         H = state.shape[1]
         self.kernels.gru_reset_before_backward_(gates, state, grad_output, carry, grad_gates)
         grad_reset_state = self.reset_state[:live]
-        torch.mm(grad_gates[:live, 2 * H : 3 * H], self.w_n, out=grad_reset_state)
+        self.product_n(grad_gates[:live, 2 * H : 3 * H], grad_reset_state)
         self.kernels.gru_reset_before_backward_reset_(gates, state, grad_reset_state, carry, grad_gates)
-        carry[:live].addmm_(grad_gates[:live, : 2 * H], self.w_rz)
+        self.product_rz(grad_gates[:live, : 2 * H], carry[:live], accumulate=True)
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
         H = states.shape[1]
@@ -163,4 +172,4 @@ class ResetBefore:
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         of_gates = grad_bias[: 3 * len(grad_bias) // 4]
-        return of_gates, of_gates.clone()
+        return of_gates.clone(), of_gates.clone()

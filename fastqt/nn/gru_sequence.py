@@ -9,22 +9,18 @@ the cache when it is used again.
 N is the number of tokens, B that of sequences, W the input size, H the hidden size.
 """
 
-import contextlib
-import importlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastqt.nn import gru_gates
 from fastqt.nn.gru_cells import Cell, ResetAfter, ResetBefore, combined_bias
 
-with contextlib.suppress(ImportError):  # built without a compiler: the twins serve
-    importlib.import_module("fastqt._C")
-
-NATIVE = hasattr(torch.ops.fastqt, "gru_reset_after_")
-
 CHUNK_TOKENS = 1024
+
+# By the value of `reset_after`.
+CELLS: dict[bool, Callable[..., Cell]] = {True: ResetAfter, False: ResetBefore}
 
 
 def gru_sequence(
@@ -125,12 +121,6 @@ def _tokens(chunk: list[Step]) -> int:
     return sum(step.rows for step in chunk)
 
 
-def _cell(w_hh: Tensor, bias: Tensor, rows: int, reset_after: bool) -> Cell:
-    native = NATIVE and w_hh.device.type == "cpu" and w_hh.dtype in (torch.float32, torch.float64)
-    kernels = torch.ops.fastqt if native else gru_gates
-    return (ResetAfter if reset_after else ResetBefore)(kernels, w_hh, bias, rows)
-
-
 @torch.library.custom_op("fastqt::gru_fwd", mutates_args=())
 def gru_fwd(
     input: Tensor,  # (N, W)
@@ -151,7 +141,8 @@ def gru_fwd(
     chunks = _chunks(batch_sizes, reverse)
     steps = [step for chunk in chunks for step in chunk]
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
-    cell = _cell(w_hh, combined_bias(w_hh, b_ih, b_hh, reset_after), batch, reset_after)
+    cell = CELLS[reset_after](w_hh, batch)
+    bias = combined_bias(w_hh, b_ih, b_hh, reset_after)
     initial = h0.contiguous() if h0 is not None else input.new_zeros(batch, H)
     output, hidden_n = input.new_empty(N if want_output else 0, H), input.new_empty(0, H)
     final = initial.clone()
@@ -175,6 +166,7 @@ def gru_fwd(
             end = begin + rows
             cell.forward(
                 projected[begin - start : end - start],
+                bias,
                 slabs[index],
                 live if h0 is None else rows,
                 hidden_n[begin:end],
@@ -233,7 +225,7 @@ def gru_bwd(
     H = states.shape[1]
     chunks = _chunks(batch_sizes, reverse)
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
-    cell = _cell(w_hh, w_hh.new_empty(0), batch, reset_after)
+    cell = CELLS[reset_after](w_hh, batch, backward=True)
     grad_output = grad_output.contiguous() if grad_output is not None else input.new_empty(0, H)
     carry = (
         grad_h_n.clone(memory_format=torch.contiguous_format)
