@@ -42,11 +42,15 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".partial")
     partial.touch()
     mode = partial.stat().st_mode
-    yield partial
-    partial.chmod(mode)  # safetensors makes files that only their owner can read
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        yield partial
+        partial.chmod(mode)  # safetensors makes files that only their owner can read
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -46,7 +46,7 @@ class TrainConfig:
     unknown: str = option("keep", "other words: kept as <unk>, or dropped", choices=("keep", "drop"))
     max_length: int = option(50, "words of a sentence that are used", at_least=1)
     learning_rate: float = option(5e-4, "of Adam, constant", at_least=0)
-    clip: float = option(5.0, "largest norm of the gradient", at_least=0)
+    clip: float = option(5.0, "largest norm of the gradient; 0 for any", at_least=0)
     clip_by: str = option(
         "global", "norm over all weights, or variable by variable", choices=("global", "variable")
     )

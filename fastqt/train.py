@@ -41,7 +41,9 @@ class Outcome:
     metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote
 
 
-def train(config: TrainConfig, out: str | Path, *, resume: bool = False) -> Outcome:
+def train(
+    config: TrainConfig, out: str | Path, *, resume: bool = False, display: type[Display] = Display
+) -> Outcome:
     """Trains a model and writes it to a directory.
 
     `out` receives config.json, vocabulary.json, metrics.jsonl, model.safetensors and
@@ -52,6 +54,7 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False) -> Outc
         config: the settings; the corpus is streamed and may be larger than memory.
         out: a directory, made if absent; it must not hold a run, unless that one is resumed.
         resume: go on from the last checkpoint in `out`; begin where there is none.
+        display: what shows the progress.
 
     Raises:
         InputError: the text, the settings or the directory cannot be used.
@@ -70,7 +73,7 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False) -> Outc
     if progress.step:
         files.load_checkpoint(saved, trainer.model, trainer.optimizer)
     files.write_text(directory / files.CONFIG, config.to_json())
-    return trainer.run()
+    return trainer.run(display)
 
 
 class Trainer:
@@ -97,7 +100,7 @@ class Trainer:
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
-    def run(self) -> Outcome:
+    def run(self, show: type[Display] = Display) -> Outcome:
         """Takes steps until the end, or until a signal asks to stop; leaves everything saved."""
         config, progress = self.config, self.progress
         log = MetricsLog(self.directory / files.METRICS, progress.metrics_length)
@@ -106,7 +109,7 @@ class Trainer:
         size = config.batch_size
         with (
             contextlib.closing(log),
-            Display(self.last_step * size, progress.step * size) as display,
+            show(self.last_step * size, progress.step * size) as display,
             StopRequest() as stop,
         ):
             for batch in self._remaining():
@@ -136,7 +139,7 @@ class Trainer:
         loss, queries, candidates = self._forward(batch)
         loss.backward()
         groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
-        for group in groups:
+        for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
         return loss.detach(), queries.detach(), candidates.detach()

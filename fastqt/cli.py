@@ -1,0 +1,188 @@
+"""The command `fastqt`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+# Before torch allocates anything: large tensors in large pages, so that a table's worth of fresh memory
+# does not cost a page fault every 4 KiB. A user's own setting stands.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+from fastqt import __version__, show_config
+from fastqt.checkpoint import CONFIG
+from fastqt.config import TrainConfig
+from fastqt.errors import InputError
+
+BAD_INPUT = 2  # exit status, as argparse's own
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns its exit status."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    command = options.pop("command", None)
+    if command is None:
+        parser.print_help()
+        return 0
+    try:
+        status: int = command(**options)
+        sys.stdout.flush()
+        return status
+    except InputError as error:
+        print(f"fastqt: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        print(f"fastqt: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("fastqt: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"fastqt: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="fastqt",
+        description="Sentence embeddings learnt from the order of sentences, with exact contrastive losses.",
+    )
+    parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train on Python's own documentation and show what is learnt")
+    demo.set_defaults(command=_demo)
+
+    train = commands.add_parser(
+        "train",
+        help="train a model on text",
+        description="Text is UTF-8, .gz or .xz too, a sentence a line, a blank line between documents.",
+    )
+    train.add_argument(
+        "corpus", nargs="*", metavar="CORPUS", help="text files, in order; - is standard input"
+    )
+    train.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="where model, metrics and checkpoints go"
+    )
+    train.add_argument("--resume", action="store_true", help="go on with the run in DIR, if there is one")
+    for setting in fields(TrainConfig):
+        if setting.name != "corpus":
+            _add_setting(train, setting.name, setting.default, setting.metadata)
+    train.set_defaults(command=_train)
+
+    embed = commands.add_parser("embed", help="turn sentences into vectors")
+    embed.add_argument("model", metavar="MODEL", help="a directory that train wrote")
+    embed.add_argument("input", metavar="INPUT", help="text, a sentence a line; - is standard input")
+    embed.add_argument("--out", required=True, metavar="X.npy", help="float32, a row a sentence")
+    embed.add_argument("--raw", action="store_true", help="do not scale the two halves of a vector to norm 1")
+    embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    embed.set_defaults(command=_embed)
+
+    neighbors = commands.add_parser("neighbors", help="find the nearest sentences of a corpus")
+    neighbors.add_argument("model", metavar="MODEL", help="a directory that train wrote")
+    neighbors.add_argument("corpus", nargs="+", metavar="CORPUS", help="text files; - is standard input")
+    neighbors.add_argument("--query", action="append", required=True, metavar="TEXT", help="may be repeated")
+    neighbors.add_argument("-k", type=int, default=5, help="how many (default: 5)")
+    neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    neighbors.set_defaults(command=_neighbors)
+
+    bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
+    bench.set_defaults(command=_bench)
+
+    config = commands.add_parser("config", help="show versions and backends")
+    config.set_defaults(command=_config)
+    return parser
+
+
+def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, metadata: Any) -> None:
+    """An option for a field of TrainConfig; absent from the result unless given: --resume must know."""
+    help = metadata["help"]
+    if default is not None and "default" not in help:
+        help = f"{help} (default: {default})"
+    kind = int if name == "steps" else str if default is None else type(default)
+    choices = metadata["choices"] or None
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        choices=choices,
+        default=argparse.SUPPRESS,
+        help=help,
+        metavar=None if choices else {"valid": "FILE"}.get(name, "N" if kind is int else "X"),
+    )
+
+
+def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
+    from fastqt.train import train
+
+    if corpus:
+        settings["corpus"] = tuple(corpus)
+    if resume and (out / CONFIG).exists():
+        config = replace(TrainConfig.load(out / CONFIG), **settings)
+    elif corpus:
+        config = TrainConfig(**settings)
+    else:
+        raise InputError(f"no CORPUS given{f', and no run to resume in {out}' if resume else ''}")
+    outcome = train(config, out, resume=resume)
+    if outcome.stopped_by is not None:
+        name = signal.Signals(outcome.stopped_by).name
+        print(
+            f"fastqt: stopped by {name} at step {outcome.step}; all is saved, go on with: "
+            f"fastqt train --resume --out {out}",
+            file=sys.stderr,
+        )
+        return 128 + outcome.stopped_by
+    print(f"{out}: trained, {outcome.step} steps")
+    return 0
+
+
+def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
+    from fastqt.embed import embed_file
+    from fastqt.model import SentenceEncoder
+
+    rows, width = embed_file(SentenceEncoder.load(model, device), input, out, normalize=not raw)
+    print(f"{out}: {rows} x {width} float32")
+    return 0
+
+
+def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: str) -> int:
+    from fastqt.model import SentenceEncoder
+    from fastqt.search import nearest
+
+    encoder = SentenceEncoder.load(model, device)
+    for text, found in zip(query, nearest(encoder, query, corpus, k), strict=True):
+        print(text)
+        for neighbor in found:
+            print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+    return 0
+
+
+def _demo() -> int:
+    from fastqt.demo import demo
+
+    demo()
+    return 0
+
+
+def _bench() -> int:
+    from fastqt.bench import table
+
+    table()
+    return 0
+
+
+def _config() -> int:
+    show_config()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
