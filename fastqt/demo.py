@@ -108,8 +108,8 @@ class _Table(Display):
         picked = line["forward_accuracy"] + line["backward_accuracy"]
         held_out = line["validation_forward_accuracy"] + line["validation_backward_accuracy"]
         print(
-            f"{line['step']:>6} {line['loss']:>7.3f} {picked:>8.1%} {held_out:>9.1%} {2 * line['chance']:>7.1%} "
-            f"{line['sentences_per_second']:>12,.0f}",
+            f"{line['step']:>6} {line['loss']:>7.3f} {picked:>8.1%} {held_out:>9.1%} "
+            f"{2 * line['chance']:>7.1%} {line['sentences_per_second']:>12,.0f}",
             flush=True,
         )
 
