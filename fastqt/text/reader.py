@@ -97,10 +97,11 @@ def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[B
         handle.seek(offset)
     while True:
         data = handle.read(READ_BYTES)
+        at_end = not data
         if offset == 0 and not rest and data.startswith(BOM):
             offset, data = len(BOM), data[len(BOM) :]
         lines = (rest + data).split(b"\n")
-        rest = lines.pop() if data else b""
+        rest = b"" if at_end else lines.pop()
         if len(rest) > LONGEST_LINE:
             raise InputError(
                 f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; wanted one sentence a line"
@@ -127,5 +128,5 @@ def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[B
             block.documents.append(document)
         if block.sentences:
             yield block
-        if not data:
+        if at_end:
             return

@@ -1,0 +1,138 @@
+"""The vocabulary against a plain re-implementation, and against the library that wrote it."""
+
+import string
+import unicodedata
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from fastqt.errors import InputError
+from fastqt.text import Vocabulary, vocabulary
+
+ALPHABET = "abAB zé-'.,;—“”…$_9\t\u00a0\u3000四"
+SENTENCES = st.lists(st.text(ALPHABET, max_size=30), max_size=20)
+
+
+def split(sentence):
+    """White space separates; punctuation marks, and ASCII symbols, stand alone."""
+    spaced = "".join(
+        f" {c} " if c in string.punctuation or unicodedata.category(c).startswith("P") else c
+        for c in sentence
+    )
+    return spaced.split()
+
+
+def oracle(corpus, size, sentence, unknown="keep", max_length=50):
+    counts = Counter(word for line in corpus for word in split(line))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - 1]
+    ids = {word: number for number, word in enumerate(ranked, start=1)}
+    encoded = [ids.get(word, 0) for word in split(sentence)]
+    if unknown == "drop":
+        encoded = [number for number in encoded if number]
+    return encoded[:max_length] or [0]
+
+
+def encode(vocabulary, sentences):
+    ids, lengths = vocabulary.encode(sentences)
+    assert lengths.sum() == len(ids)
+    ends = lengths.cumsum()
+    return [ids[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+
+@given(SENTENCES, SENTENCES, st.integers(2, 12), st.sampled_from(["keep", "drop"]), st.integers(1, 6))
+def test_encoding_is_that_of_the_definition(corpus, sentences, size, unknown, max_length):
+    built = Vocabulary.build(corpus, size, unknown=unknown, max_length=max_length)
+    wanted = [oracle(corpus, size, sentence, unknown, max_length) for sentence in sentences]
+    assert encode(built, sentences) == wanted
+    assert encode(built, sentences[::-1]) == wanted[::-1]
+
+
+@given(SENTENCES)
+def test_encoding_is_that_of_the_library(sentences):
+    built = Vocabulary.build(sentences[: len(sentences) // 2], 12, max_length=1000)
+    for sentence, ids in zip(sentences, encode(built, sentences), strict=True):
+        assert ids == (built.tokenizer.encode(sentence).ids or [0])
+
+
+@settings(max_examples=20)
+@given(SENTENCES, SENTENCES)
+def test_a_full_cache_changes_nothing(corpus, sentences):
+    built = Vocabulary.build(corpus, 12)
+    wanted = encode(built, sentences)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "CACHED_CHUNKS", 2)
+        for _ in range(2):
+            assert [encode(built, [sentence])[0] for sentence in sentences] == wanted
+        built.encode(["."])
+        built.encode(["."])
+        assert len(built._chunks) <= 4
+
+
+def test_counting_in_parts_changes_nothing(monkeypatch):
+    corpus = [f"word{n % 7} and, word{n % 3}." for n in range(50)]
+    whole = Vocabulary.build(corpus, 100).to_json()
+    monkeypatch.setattr(vocabulary, "COUNTED_CHUNKS", 2)
+    assert Vocabulary.build(corpus, 100).to_json() == whole
+
+
+def test_rare_words_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(vocabulary, "COUNTED_CHUNKS", 50)
+    monkeypatch.setattr(vocabulary, "COUNTED_WORDS", 100)
+    corpus = [f"often sometimes{n % 4} once{n}" for n in range(2000)]
+    words = vocabulary._count_words(corpus, limit=100)
+    assert len(words) <= 100 + 50
+    assert [words[w] for w in ("often", "sometimes0", "sometimes3")] == [2000, 500, 500]
+
+
+def test_the_file_is_one_of_the_library(tmp_path):
+    built = Vocabulary.build(["It is, perhaps, not so. Is it?"], 8, max_length=5)
+    built.save(tmp_path / "vocabulary.json")
+    theirs = Tokenizer.from_file(str(tmp_path / "vocabulary.json"))
+    sentence = "Is it so? Perhaps not, it is late."
+    assert theirs.encode(sentence).ids == encode(built, [sentence])[0]
+
+
+@pytest.mark.parametrize("unknown", ["keep", "drop"])
+def test_round_trip(tmp_path, unknown):
+    built = Vocabulary.build(["one two two", "three, four"], 5, unknown=unknown, max_length=3)
+    built.save(tmp_path / "v.json")
+    loaded = Vocabulary.load(tmp_path / "v.json", unknown=unknown)
+    sentences = ["two one", "nine", "two four , three two one"]
+    assert encode(loaded, sentences) == encode(built, sentences)
+    assert len(loaded) == len(built) == 5
+    assert loaded.to_json() == built.to_json()
+
+
+def test_case_is_kept_and_unknown_is_a_word():
+    built = Vocabulary.build(["The the THE the"], 4)
+    assert encode(built, ["the THE The tHe"]) == [[1, 2, 3, 0]]
+
+
+def test_words_of_absurd_length_are_unknown():
+    built = Vocabulary.build(["x" * 101, "y"], 10)
+    assert encode(built, ["x" * 101 + " y"]) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 1}, "vocab_size: wanted at least 2"),
+        ({"unknown": "skip"}, "unknown: wanted 'keep' or 'drop', got 'skip'"),
+        ({"max_length": 0}, "max_length: wanted at least 1, got 0"),
+    ],
+)
+def test_bad_settings(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Vocabulary.build(["a"], **arguments)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(InputError, match=r"no vocabulary: .*v\.json is missing"):
+        Vocabulary.load(tmp_path / "v.json")
+    for text in ("", "[]", '{"truncation": null}', '{"truncation": {"max_length": 3}}'):
+        (tmp_path / "v.json").write_text(text)
+        with pytest.raises(InputError, match=r"v\.json is not a vocabulary file"):
+            Vocabulary.load(tmp_path / "v.json")
