@@ -90,26 +90,27 @@ class GRU(torch.nn.RNNBase):
         """
         if isinstance(input, PackedSequence):
             data, batch_sizes, sorted_indices, unsorted_indices = input
-            self._check(data, hx, 2, int(batch_sizes[0]))
+            batch = self._check(data, hx, batch_sizes)
             if hx is not None and sorted_indices is not None:
                 hx = hx.index_select(1, sorted_indices)
-            output, h_n = self._run(data, batch_sizes, int(batch_sizes[0]), hx)
+            output, h_n = self._run(data, batch_sizes, batch, hx)
             if unsorted_indices is not None:
                 h_n = h_n.index_select(1, unsorted_indices)
             return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), h_n
 
         if input.dim() == 2:
-            sequence_dim = 1 if self.batch_first else 0
-            output, h_n = self.forward(
-                input.unsqueeze(1 - sequence_dim), None if hx is None else hx.unsqueeze(1)
-            )
-            return output.squeeze(1 - sequence_dim), h_n.squeeze(1)
+            batch_dim = 0 if self.batch_first else 1
+            output, h_n = self.forward(input.unsqueeze(batch_dim), None if hx is None else hx.unsqueeze(1))
+            return output.squeeze(batch_dim), h_n.squeeze(1)
         time_major = input.transpose(0, 1) if self.batch_first and input.dim() == 3 else input
-        self._check(time_major, hx, 3, time_major.shape[1])
-        L, B, _ = time_major.shape
-        batch_sizes = torch.full((L,), B, dtype=torch.int64)
-        output, h_n = self._run(time_major.reshape(L * B, -1), batch_sizes, B, hx)
-        output = output.view(L, B, -1)
+        batch = self._check(time_major, hx)
+        L = len(time_major)
+        if _torch_serves(self.reset_after, input.device):
+            output, h_n = self._run_torch(time_major, None, batch, hx)
+        else:
+            batch_sizes = torch.full((L,), batch, dtype=torch.int64)
+            output, h_n = self._run(time_major.reshape(L * batch, -1), batch_sizes, batch, hx)
+            output = output.view(L, batch, -1)
         return output.transpose(0, 1) if self.batch_first else output, h_n
 
     def final_states(self, input: PackedSequence) -> Tensor:
@@ -122,8 +123,8 @@ class GRU(torch.nn.RNNBase):
             ValueError: a shape or dtype that does not fit.
         """
         data, batch_sizes, _, unsorted_indices = input
-        self._check(data, None, 2, int(batch_sizes[0]))
-        _, h_n = self._run(data, batch_sizes, int(batch_sizes[0]), None, want_output=False)
+        batch = self._check(data, None, batch_sizes)
+        _, h_n = self._run(data, batch_sizes, batch, None, want_output=False)
         return h_n if unsorted_indices is None else h_n.index_select(1, unsorted_indices)
 
     def extra_repr(self) -> str:
@@ -143,7 +144,7 @@ class GRU(torch.nn.RNNBase):
         *,
         want_output: bool = True,
     ) -> tuple[Tensor, Tensor]:  # (N, D·H), (D, B, H)
-        if self.reset_after and data.device.type != "cpu":
+        if _torch_serves(self.reset_after, data.device):
             return self._run_torch(data, batch_sizes, batch, hx)
         weight_dtype = self._weights(0)[0].dtype
         compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
@@ -170,29 +171,45 @@ class GRU(torch.nn.RNNBase):
         return output.to(weight_dtype), torch.stack(finals).to(weight_dtype)
 
     def _run_torch(
-        self, data: Tensor, batch_sizes: Tensor, batch: int, hx: Tensor | None
+        self,
+        data: Tensor,  # (N, W), or (L, B, W) without batch_sizes
+        batch_sizes: Tensor | None,  # (T,)
+        batch: int,
+        hx: Tensor | None,  # (D, B, H)
     ) -> tuple[Tensor, Tensor]:
-        if hx is None:
-            hx = data.new_zeros(1 + self.bidirectional, batch, self.hidden_size)
         weights = [weight for d in range(1 + self.bidirectional) for weight in self._weights(d)]
-        output, h_n = torch.gru(
-            data, batch_sizes, hx, weights, self.bias, 1, 0.0, self.training, self.bidirectional
-        )
+        if hx is None:
+            hx = weights[0].new_zeros(1 + self.bidirectional, batch, self.hidden_size)
+        options = self.bias, 1, 0.0, self.training, self.bidirectional
+        if batch_sizes is None:
+            output, h_n = torch.gru(data, hx, weights, *options, False)
+        else:
+            output, h_n = torch.gru(data, batch_sizes, hx, weights, *options)
         return output, h_n
 
     def _weights(self, direction: int) -> list[Tensor]:
         """w_ih, w_hh and, if there are any, b_ih, b_hh."""
         return [getattr(self, name) for name in self._all_weights[direction]]
 
-    def _check(self, data: Tensor, hx: Tensor | None, dim: int, batch: int) -> None:
-        weight_dtype = self._weights(0)[0].dtype
-        if data.dim() != dim or data.shape[-1] != self.input_size or 0 in data.shape[:1]:
+    def _check(self, data: Tensor, hx: Tensor | None, batch_sizes: Tensor | None = None) -> int:
+        """Check a batch, (L, B, W), or (N, W) with batch_sizes; returns B."""
+        dim = 3 if batch_sizes is None else 2
+        if data.dim() != dim or data.shape[-1] != self.input_size or len(data) == 0:
             raise ValueError(
-                f"input: expected (L, B, {self.input_size}) or (L, {self.input_size}) with L >= 1, "
-                f"or (B, L, {self.input_size}) with batch_first, got shape {tuple(data.shape)}"
+                f"input: expected (L, B, {self.input_size}), (B, L, {self.input_size}) with batch_first, "
+                f"(L, {self.input_size}), or a PackedSequence of (N, {self.input_size}), with a length of at "
+                f"least 1, got {tuple(data.shape)}"
             )
+        weight_dtype = self._weights(0)[0].dtype
         if data.dtype != weight_dtype and not torch.is_autocast_enabled(data.device.type):
             raise ValueError(f"input: expected the weights' dtype, {weight_dtype}, got {data.dtype}")
+        batch = data.shape[1] if batch_sizes is None else int(batch_sizes[0])
         expected = (1 + self.bidirectional, batch, self.hidden_size)
         if hx is not None and tuple(hx.shape) != expected:
             raise ValueError(f"hx: expected shape {expected}, got {tuple(hx.shape)}")
+        return batch
+
+
+def _torch_serves(reset_after: bool, device: torch.device) -> bool:
+    """Whether torch's own GRU (on a GPU cuDNN's) is to be used."""
+    return reset_after and device.type != "cpu"
