@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +17,10 @@ from fastqt.targets import TargetRows
 _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str diagonal"
+    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask"
 )
+_PROBLEM_SIZE = 14
 _GRADIENTS = "Tensor dqueries, Tensor dcandidates, Tensor dnegatives, Tensor drow_negatives, Tensor dscale"
-
-_OTHER_ARGUMENTS = 9  # of a problem, which have no gradient
 
 torch.library.define(
     "fastqt::contrastive_forward",
@@ -34,17 +35,11 @@ torch.library.define(
 
 def contrastive_loss(p: Problem, reduction: str, memory: str) -> Tensor:
     """The loss of a checked problem, reduced; differentiable once."""
+    if p.targets.dense is not None:  # the tile kernels read a target matrix in the scores' dtype
+        p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(p.queries.dtype)))
     inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
-    t = p.targets
-    # The tile kernels read a target matrix in the scores' dtype.
-    dense = None if t.dense is None else t.dense.to(p.queries.dtype)
-    loss: Tensor = _ContrastiveLoss.apply(  # type: ignore[no-untyped-call]
-        *(reduction, memory, needs),
-        *inputs,
-        *(t.starts, t.columns, t.weights, dense, t.background),
-        *(p.query_groups, p.candidate_groups, p.mask, p.diagonal),
-    )
+    loss: Tensor = _ContrastiveLoss.apply(p, reduction, memory, needs, *inputs)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -54,18 +49,22 @@ class _ContrastiveLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, reduction: str, memory: str, needs: list[bool], *problem: Any) -> Tensor:
-        at_once = reduction != "none" and memory == "fast"
+    def forward(
+        ctx: Any, p: Problem, reduction: str, memory: str, needs: list[bool], *inputs: Tensor | None
+    ) -> Tensor:
         loss: Tensor
-        loss, logsumexp, mass, *gradients = torch.ops.fastqt.contrastive_forward(
-            *problem, reduction, needs if at_once else [False] * 5
-        )
-        *tensors, ctx.diagonal = problem
-        ctx.reduction, ctx.needs = reduction, needs
+        at_once = reduction != "none" and memory == "fast"
+        now = needs if at_once else [False] * 5
+        if _is_traced(p):
+            loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, now)
+        else:
+            loss, *rest = _forward(p, reduction, now)
+        logsumexp, mass, *gradients = rest
+        ctx.problem, ctx.reduction, ctx.needs = p, reduction, needs
         # Dynamo traces no tensor kept on ctx itself.
         ctx.gradients = gradients if at_once and not torch.compiler.is_compiling() else None
         ctx.saves_gradients = at_once and torch.compiler.is_compiling()
-        ctx.save_for_backward(*tensors, logsumexp, mass, *(gradients if ctx.saves_gradients else ()))
+        ctx.save_for_backward(*inputs, logsumexp, mass, *(gradients if ctx.saves_gradients else ()))
         return loss
 
     @staticmethod
@@ -77,7 +76,7 @@ class _ContrastiveLoss(torch.autograd.Function):
             )
         gradients = _gradients(ctx, upstream[0])
         wanted = [g if need else None for g, need in zip(gradients, ctx.needs, strict=True)]
-        return (None, None, None, *wanted, *[None] * _OTHER_ARGUMENTS)
+        return (None, None, None, None, *wanted)
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
@@ -89,20 +88,34 @@ def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
         ctx.gradients = None
         factor = float(upstream)
         return gradients if factor == 1 else [g.mul_(factor) for g in gradients]
-    *tensors, logsumexp, mass = ctx.saved_tensors
+    *_, logsumexp, mass = ctx.saved_tensors  # which also checks that the inputs are as they were
     N = logsumexp.shape[0]
     weight = upstream.double() / N if ctx.reduction == "mean" else upstream.double()
-    return list(
-        torch.ops.fastqt.contrastive_backward(
-            *tensors, ctx.diagonal, logsumexp, mass, weight.expand(N).contiguous(), ctx.needs
-        )
+    known = (logsumexp, mass, weight.expand(N).contiguous(), ctx.needs)
+    if _is_traced(ctx.problem):
+        return list(torch.ops.fastqt.contrastive_backward(*_flat(ctx.problem), *known))
+    return list(_backward(ctx.problem, *known))
+
+
+def _is_traced(p: Problem) -> bool:
+    """Whether what is computed must be a dispatched operator, at several times a plain call's cost."""
+    return torch.compiler.is_compiling() or type(p.queries) not in (Tensor, torch.nn.Parameter)
+
+
+def _flat(p: Problem) -> tuple[Any, ...]:
+    """A problem as the operators take it."""
+    t = p.targets
+    return (
+        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.scale),
+        *(t.starts, t.columns, t.weights, t.dense, t.background),
+        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask),
     )
 
 
 def _problem(args: tuple[Any, ...]) -> Problem:
-    """The inverse of how `contrastive_loss` lays a problem out for the operators."""
+    """The inverse of `_flat`."""
     queries, candidates, negatives, row_negatives, scale = args[:5]
-    query_groups, candidate_groups, mask, diagonal = args[10:]
+    diagonal, query_groups, candidate_groups, mask = args[10:]
     return Problem(
         *(queries, candidates, negatives, row_negatives, scale),
         targets=TargetRows(*args[5:10]),
@@ -113,51 +126,42 @@ def _problem(args: tuple[Any, ...]) -> Problem:
     )
 
 
-def _tensors(gradients: Gradients, p: Problem) -> tuple[Tensor, ...]:
-    """One tensor a gradient, empty where it was not wanted."""
-    wanted = (
-        gradients.queries,
-        gradients.candidates,
-        gradients.negatives,
-        gradients.row_negatives,
-        gradients.scale,
-    )
-    like = (p.queries, p.queries, p.queries, p.queries, p.scale)
-    return tuple(p.queries.new_empty(0) if x is None else x.to(y.dtype) for x, y in zip(wanted, like, strict=True))
-
-
-def _forward(*args: Any) -> tuple[Tensor, ...]:
-    *problem, reduction, needs = args
-    p = _problem(tuple(problem))
+def _forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
     N = p.queries.shape[0]
     weight = 1 / N if reduction == "mean" else 1.0
     if any(needs):
-        row_weights = torch.full((N,), weight, dtype=torch.float64)
-        rows, gradients = schedule.forward_with_gradients(p, row_weights, Needs(*needs))
+        rows, gradients = schedule.forward_with_gradients(p, weight, Needs(*needs))
     else:
         rows, gradients = schedule.forward(p), Gradients()
-    loss = rows.loss if reduction == "none" else rows.loss.sum() * weight
+    loss = rows.loss
+    if reduction != "none":
+        loss = loss.sum() * weight
     return (loss.to(p.queries.dtype), rows.logsumexp, rows.mass, *_tensors(gradients, p))
 
 
-def _backward(*args: Any) -> tuple[Tensor, ...]:
-    *problem, logsumexp, mass, row_weights, needs = args
-    p = _problem(tuple(problem))
+def _backward(
+    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
+) -> tuple[Tensor, ...]:
     return _tensors(schedule.backward(p, logsumexp, mass, row_weights, Needs(*needs)), p)
 
 
-def _fake_forward(*args: Any) -> tuple[Tensor, ...]:
-    *problem, reduction, needs = args
-    p = _problem(tuple(problem))
+def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
+    """One tensor a gradient, empty where it was not wanted."""
+    scale = None if g.scale is None else g.scale.to(p.scale.dtype)
+    wanted = (g.queries, g.candidates, g.negatives, g.row_negatives, scale)
+    return tuple(p.queries.new_empty(0) if x is None else x for x in wanted)
+
+
+def _fake_forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
     N = p.queries.shape[0]
     per_row = p.queries.new_empty(N, dtype=torch.float64)
     loss = p.queries.new_empty(N if reduction == "none" else ())
     return (loss, per_row, torch.empty_like(per_row), *_fake_gradients(p, needs))
 
 
-def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
-    *problem, _, _, _, needs = args
-    p = _problem(tuple(problem))
+def _fake_backward(
+    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
+) -> tuple[Tensor, ...]:
     return _fake_gradients(p, needs)
 
 
@@ -169,7 +173,14 @@ def _fake_gradients(p: Problem, needs: list[bool]) -> tuple[Tensor, ...]:
     )
 
 
-torch.library.impl("fastqt::contrastive_forward", "CPU", _forward)
-torch.library.impl("fastqt::contrastive_backward", "CPU", _backward)
-torch.library.register_fake("fastqt::contrastive_forward", _fake_forward)
-torch.library.register_fake("fastqt::contrastive_backward", _fake_backward)
+def _flattened(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """The function with its problem laid out flat, as operators take it."""
+    return lambda *args: function(_problem(args[:_PROBLEM_SIZE]), *args[_PROBLEM_SIZE:])
+
+
+for _name, _function, _fake in (
+    ("fastqt::contrastive_forward", _forward, _fake_forward),
+    ("fastqt::contrastive_backward", _backward, _fake_backward),
+):
+    torch.library.impl(_name, "CPU", _flattened(_function))
+    torch.library.register_fake(_name, _flattened(_fake))

@@ -21,6 +21,10 @@ CHUNK_BYTES = 48 * 2**20  # whole rows: the longer a chunk, the nearer its produ
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 
+# glibc maps every large block afresh, which costs a page fault for each of its pages at each
+# call, until it has seen a block of that size freed. This one is never touched.
+torch.empty(31 * 2**20, dtype=torch.uint8)
+
 
 @dataclass
 class Needs:
@@ -54,33 +58,44 @@ class Gradients:
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     run = _Run(p, Needs(False, False, False, False, False))
-    for rows in _ranges(p.queries.shape[0], TILE_ROWS):
+    N = p.queries.shape[0]
+    logsumexp = torch.full((N,), -math.inf, dtype=torch.float64)
+    mass, linear = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
+    for rows in _ranges(N, TILE_ROWS):
         for tile in run.tiles(rows):
             run.score(tile)
-            run.reduce(tile, None)
-    return run.rows()
+            torch.ops.fastqt.softmax_tile_(*run.cells(tile), logsumexp, mass, linear, run.status)
+    run.check()
+    return Rows(logsumexp, mass, torch.where(mass > 0, mass * logsumexp + linear, 0))
 
 
-def forward_with_gradients(p: Problem, row_weights: Tensor, needs: Needs) -> tuple[Rows, Gradients]:
-    """The loss of each row, and the gradients of sum_i row_weights_i loss_i."""
+def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
+    """The loss of each row, and the gradients of weight * sum_i loss_i."""
     run = _Run(p, needs)
+    N = p.queries.shape[0]
+    found = Rows(*(torch.empty(N, dtype=torch.float64) for _ in range(3)))
     row_bytes = run.width * p.queries.element_size()
-    for rows in _ranges(p.queries.shape[0], max(CHUNK_BYTES // row_bytes, MIN_CHUNK_ROWS)):
+    for rows in _ranges(N, max(CHUNK_BYTES // row_bytes, MIN_CHUNK_ROWS)):
         tile = run.whole_rows(rows)
         run.score(tile)
-        run.reduce(tile, row_weights)
+        torch.ops.fastqt.softmax_rows_(
+            *(tile.scores, rows.start, *run.problem_cells, weight),
+            *(found.logsumexp, found.mass, found.loss, run.status),
+        )
         run.multiply(tile)
-    return run.rows(), run.gradients
+    run.check()
+    return found, run.gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     run = _Run(p, needs)
-    run.logsumexp, run.mass = logsumexp, mass
     for rows in _ranges(p.queries.shape[0], TILE_ROWS):
         for tile in run.tiles(rows):
             run.score(tile)
-            run.differentiate(tile, row_weights)
+            torch.ops.fastqt.softmax_tile_backward_(
+                *run.cells(tile), row_weights, logsumexp, mass, run.status
+            )
             run.multiply(tile)
     run.check()
     return run.gradients
@@ -96,15 +111,15 @@ class _SharedColumns:
         self.gradient = torch.empty(matrix.shape, dtype=matrix.dtype) if wants_gradient else None
 
     def score(self, out: Tensor, f: Tensor, rows: slice, columns: slice, scale: float) -> None:
-        out.addmm_(f, self.matrix[columns].T, beta=0, alpha=scale)
+        out.addmm_(f, _part(self.matrix, columns).T, beta=0, alpha=scale)
 
     def add_to_queries(self, out: Tensor, dS: Tensor, rows: slice, columns: slice, scale: float) -> None:
         first = self.first == 0 and columns.start == 0
-        out.addmm_(dS, self.matrix[columns], beta=0 if first else 1, alpha=scale)
+        out.addmm_(dS, _part(self.matrix, columns), beta=0 if first else 1, alpha=scale)
 
     def add_to_own(self, dS: Tensor, f: Tensor, rows: slice, columns: slice, scale: float) -> None:
         if self.gradient is not None:
-            self.gradient[columns].addmm_(dS.T, f, beta=0 if rows.start == 0 else 1, alpha=scale)
+            _part(self.gradient, columns).addmm_(dS.T, f, beta=0 if rows.start == 0 else 1, alpha=scale)
 
 
 class _PrivateColumn:
@@ -136,6 +151,7 @@ class _Tile:
     """Some rows of the score matrix against some columns, which may span blocks."""
 
     rows: slice
+    queries: Tensor  # those rows'
     first_column: int
     scores: Tensor
     parts: list[tuple[_Block, slice, Tensor]]  # block, its columns, their part of `scores`
@@ -145,7 +161,7 @@ class _Run:
     """The state of one walk over the score matrix."""
 
     def __init__(self, p: Problem, needs: Needs) -> None:
-        N, M = p.queries.shape[0], p.candidates.shape[0]
+        M = p.candidates.shape[0]
         self.p = p
         self.needs = needs
         self.queries = _for_blas(p.queries)
@@ -167,13 +183,10 @@ class _Run:
             row_negatives=self.blocks[-1].gradient if p.row_negatives is not None else None,
             scale=torch.zeros((), dtype=torch.float64) if needs.scale else None,
         )
-        self.logsumexp = torch.full((N,), -math.inf, dtype=torch.float64)
-        self.mass = torch.zeros(N, dtype=torch.float64)
-        self.linear = torch.zeros(N, dtype=torch.float64)
         self.status = torch.zeros(3, dtype=torch.int64)
-        self._workspace = torch.empty(0, dtype=p.queries.dtype)
+        self._workspace: Tensor | None = None
         t = p.targets
-        self._cells = (
+        self.problem_cells = (
             *(M, DIAGONALS.index(p.diagonal)),
             *(t.starts, t.columns, t.weights, t.dense, t.background),
             *(p.query_groups, p.candidate_groups, p.mask),
@@ -182,84 +195,57 @@ class _Run:
     def whole_rows(self, rows: slice) -> _Tile:
         scores = self._scores(rows, self.width)
         parts = [
-            (block, slice(0, block.width), scores[:, block.first : block.first + block.width])
+            (block, slice(0, block.width), _columns(scores, block.first, block.width))
             for block in self.blocks
         ]
-        return _Tile(rows, 0, scores, parts)
+        return _Tile(rows, _part(self.queries, rows), 0, scores, parts)
 
     def tiles(self, rows: slice) -> Iterator[_Tile]:
+        queries = _part(self.queries, rows)
         for block in self.blocks:
             for columns in _ranges(block.width, TILE_COLUMNS):
                 scores = self._scores(rows, columns.stop - columns.start)
-                yield _Tile(rows, block.first + columns.start, scores, [(block, columns, scores)])
+                yield _Tile(rows, queries, block.first + columns.start, scores, [(block, columns, scores)])
 
     def _scores(self, rows: slice, width: int) -> Tensor:
-        size = (rows.stop - rows.start) * width
-        if self._workspace.numel() < size:
-            self._workspace = torch.empty(size, dtype=self._workspace.dtype)
-        return self._workspace[:size].view(-1, width)
+        height = rows.stop - rows.start
+        if self._workspace is None or self._workspace.numel() < height * width:
+            self._workspace = torch.empty(height, width, dtype=self.p.queries.dtype)
+            return self._workspace
+        return self._workspace.view(-1)[: height * width].view(height, width)
 
     def score(self, tile: _Tile) -> None:
-        f = self.queries[tile.rows]
         for block, columns, scores in tile.parts:
-            block.score(scores, f, tile.rows, columns, self.scale)
+            block.score(scores, tile.queries, tile.rows, columns, self.scale)
 
-    def reduce(self, tile: _Tile, row_weights: Tensor | None) -> None:
-        """Scores -> log-sum-exp and loss; given row weights, a tile of whole rows becomes dS."""
-        torch.ops.fastqt.softmax_tile_(
-            tile.scores,
-            tile.rows.start,
-            tile.first_column,
-            *self._cells,
-            row_weights,
-            self.logsumexp,
-            self.mass,
-            self.linear,
-            self.status,
-        )
-
-    def differentiate(self, tile: _Tile, row_weights: Tensor) -> None:
-        """Scores -> dS."""
-        torch.ops.fastqt.softmax_tile_backward_(
-            tile.scores,
-            tile.rows.start,
-            tile.first_column,
-            *self._cells,
-            row_weights,
-            self.logsumexp,
-            self.mass,
-            self.status,
-        )
+    def cells(self, tile: _Tile) -> tuple[object, ...]:
+        """The tile and what there is to know of its cells, as the tile kernels take them."""
+        return (tile.scores, tile.rows.start, tile.first_column, *self.problem_cells)
 
     def multiply(self, tile: _Tile) -> None:
         """Adds dS's part to the gradients."""
-        rows, f = tile.rows, self.queries[tile.rows]
         for block, columns, dS in tile.parts:
-            block.add_to_own(dS, f, rows, columns, self.scale)
+            block.add_to_own(dS, tile.queries, tile.rows, columns, self.scale)
         if self.needs.scale:
-            self._add_to_scale(tile, f)
+            self._add_to_scale(tile)
         elif self.gradients.queries is not None:
+            gradient = _part(self.gradients.queries, tile.rows)
             for block, columns, dS in tile.parts:
-                block.add_to_queries(self.gradients.queries[rows], dS, rows, columns, self.scale)
+                block.add_to_queries(gradient, dS, tile.rows, columns, self.scale)
 
-    def _add_to_scale(self, tile: _Tile, f: Tensor) -> None:
+    def _add_to_scale(self, tile: _Tile) -> None:
         """dL/ds = <F, dS G>, so dS G is needed before it is scaled."""
-        product = torch.zeros_like(f)
+        product = torch.zeros_like(tile.queries)
         for block, columns, dS in tile.parts:
             block.add_to_queries(product, dS, tile.rows, columns, 1.0)
         assert self.gradients.scale is not None
-        self.gradients.scale += (f * product).sum(dtype=torch.float64)
+        self.gradients.scale += (tile.queries * product).sum(dtype=torch.float64)
         if self.gradients.queries is not None:
-            queries = self.gradients.queries[tile.rows]
+            queries = _part(self.gradients.queries, tile.rows)
             if tile.first_column == 0:
                 torch.mul(product, self.scale, out=queries)
             else:
                 queries.add_(product, alpha=self.scale)
-
-    def rows(self) -> Rows:
-        self.check()
-        loss = torch.where(self.mass > 0, self.mass * self.logsumexp + self.linear, 0)
-        return Rows(self.logsumexp, self.mass, loss)
 
     def check(self) -> None:
         status, row, column = self.status.tolist()
@@ -270,6 +256,15 @@ class _Run:
 def _ranges(n: int, step: int) -> Iterator[slice]:
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
+
+
+def _part(matrix: Tensor, rows: slice) -> Tensor:
+    """matrix[rows], at no cost where that is all of it."""
+    return matrix if rows.stop - rows.start == matrix.shape[0] else matrix[rows]
+
+
+def _columns(matrix: Tensor, first: int, width: int) -> Tensor:
+    return matrix if width == matrix.shape[1] else matrix[:, first : first + width]
 
 
 def _for_blas(matrix: Tensor) -> Tensor:

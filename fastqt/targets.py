@@ -17,6 +17,11 @@ from torch import Tensor
 
 IGNORE_INDEX = -100
 
+# Windows of small batches, which training asks for at every step, and which take longer to
+# lower than such a batch's scores to compute.
+_BAND_CACHE_SIZE = 8
+_BAND_CACHE_ENTRIES = 2**16
+
 
 @dataclass(frozen=True)
 class TargetRows:
@@ -69,6 +74,9 @@ class Targets(ABC):
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) float64 on the CPU: to look at, for small N."""
         return self.rows(N, M, torch.device("cpu")).to_dense(N, M)
+
+
+_band_cache: dict[tuple[object, ...], TargetRows] = {}
 
 
 class Window(Targets):
@@ -134,9 +142,29 @@ class Window(Targets):
             )
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        if self.document_ids is None and N * len(self.offsets) <= _BAND_CACHE_ENTRIES:
+            return self._cached_rows(N, M, device)
+        return self._rows(N, M, device)
+
+    def _cached_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        if torch.compiler.is_compiling():
+            return self._rows(N, M, device)
+        key = (N, M, self.offsets, self.weights, self.normalize, device)
+        rows = _band_cache.get(key)
+        if rows is None:
+            with torch.inference_mode(False):  # a later call may save these for backward
+                rows = self._rows(N, M, device)
+            if type(rows.columns) is Tensor:  # and not a tracer's
+                while len(_band_cache) >= _BAND_CACHE_SIZE:
+                    _band_cache.pop(next(iter(_band_cache)), None)
+                _band_cache[key] = rows
+        return rows
+
+    def _rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         offsets = torch.tensor(self.offsets, device=device)
         columns = torch.arange(N, device=device)[:, None] + offsets
         valid = (columns >= 0) & (columns < M)
+        # A column moved into range may name another target's once more: its weight is 0.
         columns = columns.clamp(0, M - 1)
         if self.document_ids is not None:
             ids = self.document_ids.to(device)
@@ -144,8 +172,6 @@ class Window(Targets):
         weights = valid * torch.tensor(self.weights, dtype=torch.float64, device=device)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        # A column moved into range has weight 0, but may name a true target's column once more:
-        # harmless, as explicit zeros mean nothing.
         return _equal_rows(columns, weights)
 
 

@@ -1,10 +1,10 @@
 // Softmax cross-entropy on a tile of the score matrix, in place.
 //
 // A tile holds scores s * <f_i, g_j> of some rows against some columns: first the M
-// candidates, then negatives, which are nobody's target. `softmax_tile_` adds the tile to
-// each row's log-sum-exp and loss and, when the tile holds whole rows, turns its scores
-// into the loss's gradient. `softmax_tile_backward_` does the latter for any tile once the
-// log-sum-exp is known.
+// candidates, then negatives, which are nobody's target. `softmax_rows_` takes a tile of
+// whole rows, finds their loss and turns their scores into its gradient. For other tiles,
+// `softmax_tile_` adds each to its rows' log-sum-exp and loss, and `softmax_tile_backward_`
+// makes the gradient once those are known.
 //
 // The few cells that are not plain, a row's targets and its replaced diagonal, are taken
 // out of the vector passes and computed in double: w * (rho * p - t) has no correct digit
@@ -116,6 +116,13 @@ struct Cell {
   bool replaced;  // no gradient reaches the embeddings
 };
 
+// log(exp(a) + exp(b)); a NaN in either is kept.
+double log_add(double a, double b) {
+  if (a == -kInfinity) return b;
+  if (b == -kInfinity) return a;
+  return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
+}
+
 // One row of a tile: its scores, and its cells apart.
 template <class T>
 class Row {
@@ -139,27 +146,35 @@ class Row {
     apply_exclusions();
   }
 
-  // Adds the row to its running log-sum-exp, mass and linear part sum_j T_ij (log T_ij - s_ij).
-  // With `keep`, the plain cells become exp(score - reference()).
-  void accumulate(bool keep, double& logsumexp, double& mass, double& linear) {
-    const T plain_max = row_max(scores_, width_);
-    double largest = plain_max;
+  // The row's log-sum-exp. With `keep`, the plain cells become exp(score - reference).
+  double logsumexp(bool keep) {
+    double largest = row_max(scores_, width_);
     for (const Cell& cell : cells_) largest = cell.score > largest ? cell.score : largest;
-    reference_ = largest;
-    double total = 0;
-    if (largest != -kInfinity) {
-      const T reference = static_cast<T>(largest);
-      total = keep ? row_exp(scores_, width_, reference) : row_exp_sum(scores_, width_, reference);
-      reference_ = reference;
-    } else if (keep) {
-      std::fill(scores_, scores_ + width_, T(0));
-    }
-    for (const Cell& cell : cells_) total += std::exp(cell.score - reference_);
-    logsumexp = log_add(logsumexp, total == 0 ? -kInfinity : reference_ + std::log(total));
-    add_targets(mass, linear);
+    if (largest == -kInfinity) return -kInfinity;
+    const T reference = static_cast<T>(largest);
+    double total = keep ? row_exp(scores_, width_, reference) : row_exp_sum(scores_, width_, reference);
+    for (const Cell& cell : cells_) total += std::exp(cell.score - reference);
+    reference_ = reference;
+    return reference_ + std::log(total);
   }
 
-  // Turns kept exponentials exp(score - reference()) into w * (rho * p - t).
+  // Adds to the row's target mass and to sum_j T_ij (log T_ij - s_ij).
+  void add_targets(double& mass, double& linear) const {
+    int64_t apart = 0;
+    for (const Cell& cell : cells_) {
+      apart += cell.offset < candidates_;
+      if (cell.target == 0) continue;
+      mass += cell.target;
+      linear += cell.target * (std::log(cell.target) - cell.score);
+    }
+    if (background_ > 0) {
+      const auto plain = static_cast<double>(candidates_ - apart);
+      mass += plain * background_;
+      linear += background_ * (plain * std::log(background_) - background_scores_);
+    }
+  }
+
+  // Turns kept exponentials into w * (rho * p - t).
   void differentiate_kept(double logsumexp, double mass, double weight) {
     if (mass == 0) return clear();
     write_plain(weight * mass * std::exp(reference_ - logsumexp), weight);
@@ -176,13 +191,6 @@ class Row {
   }
 
  private:
-  // log(exp(a) + exp(b)); a NaN in either is kept.
-  static double log_add(double a, double b) {
-    if (a == -kInfinity) return b;
-    if (b == -kInfinity) return a;
-    return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
-  }
-
   void add_target(int64_t column, double target) {
     if (target == 0) return;
     if (!(target > 0)) return report_(kTargetNotPositive, row_, column);
@@ -226,21 +234,6 @@ class Row {
     if (problem_.mask != nullptr)
       for (int64_t j = 0; j < candidates_; ++j)
         if (problem_.masked(row_, first_ + j)) scores_[j] = -std::numeric_limits<T>::infinity();
-  }
-
-  void add_targets(double& mass, double& linear) const {
-    int64_t apart = 0;
-    for (const Cell& cell : cells_) {
-      apart += cell.offset < candidates_;
-      if (cell.target == 0) continue;
-      mass += cell.target;
-      linear += cell.target * (std::log(cell.target) - cell.score);
-    }
-    if (background_ > 0) {
-      const auto plain = static_cast<double>(candidates_ - apart);
-      mass += plain * background_;
-      linear += background_ * (plain * std::log(background_) - background_scores_);
-    }
   }
 
   void clear() { std::fill(scores_, scores_ + width_, T(0)); }
@@ -289,17 +282,42 @@ void for_floating_type(const Tensor& tile, const F& f) {
   }
 }
 
+void softmax_rows_(const Tensor tile, int64_t first_row, int64_t candidates, int64_t diagonal,
+                   const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
+                   const std::optional<Tensor> weights, const std::optional<Tensor> dense,
+                   const std::optional<Tensor> background, const std::optional<Tensor> query_groups,
+                   const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask,
+                   double weight, const Tensor logsumexp, const Tensor mass, const Tensor loss, const Tensor status) {
+  auto* const lse = logsumexp.mutable_data_ptr<double>();
+  auto* const rho = mass.mutable_data_ptr<double>();
+  auto* const losses = loss.mutable_data_ptr<double>();
+  Report report(status);
+  for_floating_type(tile, [&](auto zero) {
+    using T = decltype(zero);
+    const Problem<T> problem(candidates, diagonal, row_starts, columns, weights, dense, background, query_groups,
+                             candidate_groups, mask);
+    for_each_row<T>(tile, [&](int64_t i, T* scores, int64_t width, std::vector<Cell>& cells) {
+      const int64_t r = first_row + i;
+      Row<T> row(problem, report, scores, r, 0, width, cells);
+      double linear = 0;
+      rho[r] = 0;
+      row.add_targets(rho[r], linear);
+      lse[r] = row.logsumexp(true);
+      losses[r] = rho[r] > 0 ? rho[r] * lse[r] + linear : 0;
+      row.differentiate_kept(lse[r], rho[r], weight);
+    });
+  });
+}
+
 void softmax_tile_(const Tensor tile, int64_t first_row, int64_t first_column, int64_t candidates, int64_t diagonal,
                    const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
                    const std::optional<Tensor> weights, const std::optional<Tensor> dense,
                    const std::optional<Tensor> background, const std::optional<Tensor> query_groups,
                    const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask,
-                   const std::optional<Tensor> row_weights, const Tensor logsumexp, const Tensor mass,
-                   const Tensor linear, const Tensor status) {
+                   const Tensor logsumexp, const Tensor mass, const Tensor linear, const Tensor status) {
   auto* const lse = logsumexp.mutable_data_ptr<double>();
   auto* const rho = mass.mutable_data_ptr<double>();
   auto* const lin = linear.mutable_data_ptr<double>();
-  const auto* const w = pointer<double>(row_weights);
   Report report(status);
   for_floating_type(tile, [&](auto zero) {
     using T = decltype(zero);
@@ -308,8 +326,8 @@ void softmax_tile_(const Tensor tile, int64_t first_row, int64_t first_column, i
     for_each_row<T>(tile, [&](int64_t i, T* scores, int64_t width, std::vector<Cell>& cells) {
       const int64_t r = first_row + i;
       Row<T> row(problem, report, scores, r, first_column, width, cells);
-      row.accumulate(w != nullptr, lse[r], rho[r], lin[r]);
-      if (w != nullptr) row.differentiate_kept(lse[r], rho[r], w[r]);
+      row.add_targets(rho[r], lin[r]);
+      lse[r] = log_add(lse[r], row.logsumexp(false));
     });
   });
 }
@@ -338,20 +356,24 @@ void softmax_tile_backward_(const Tensor tile, int64_t first_row, int64_t first_
 
 }  // namespace
 
+#define FASTQT_CELLS                                                                              \
+  "int candidates, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, " \
+  "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, "
+
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "softmax_tile_(Tensor(a!) tile, int first_row, int first_column, int candidates, int diagonal, "
-      "Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-      "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, Tensor? row_weights, "
+      "softmax_rows_(Tensor(a!) tile, int first_row, " FASTQT_CELLS
+      "float weight, Tensor(b!) logsumexp, Tensor(c!) mass, Tensor(d!) loss, Tensor(e!) status) -> ()");
+  m.def(
+      "softmax_tile_(Tensor(a!) tile, int first_row, int first_column, " FASTQT_CELLS
       "Tensor(b!) logsumexp, Tensor(c!) mass, Tensor(d!) linear, Tensor(e!) status) -> ()");
   m.def(
-      "softmax_tile_backward_(Tensor(a!) tile, int first_row, int first_column, int candidates, int diagonal, "
-      "Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-      "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, Tensor row_weights, "
-      "Tensor logsumexp, Tensor mass, Tensor(b!) status) -> ()");
+      "softmax_tile_backward_(Tensor(a!) tile, int first_row, int first_column, " FASTQT_CELLS
+      "Tensor row_weights, Tensor logsumexp, Tensor mass, Tensor(b!) status) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("softmax_rows_", TORCH_BOX(&softmax_rows_));
   m.impl("softmax_tile_", TORCH_BOX(&softmax_tile_));
   m.impl("softmax_tile_backward_", TORCH_BOX(&softmax_tile_backward_));
 }
