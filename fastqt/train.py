@@ -63,9 +63,9 @@ def train(
     _prepare(directory, config, resume)
     saved = directory / files.CHECKPOINT
     progress = files.read_progress(saved) if resume and saved.exists() else None
-    corpus = _corpus_files(config, directory)
+    corpus = _corpus_files(config, directory, resume)
     if progress is None:
-        vocabulary, progress = _begin(config, corpus, directory)
+        vocabulary, progress = _begin(config, corpus)
     else:
         _check_unchanged(corpus, progress.corpus_bytes)
         vocabulary = Vocabulary.load(directory / files.VOCABULARY, unknown=cast("Unknown", config.unknown))
@@ -73,6 +73,7 @@ def train(
     if progress.step:
         files.load_checkpoint(saved, trainer.model, trainer.optimizer)
     files.write_text(directory / files.CONFIG, config.to_json())
+    files.write_text(directory / files.VOCABULARY, vocabulary.to_json())
     return trainer.run(display)
 
 
@@ -233,16 +234,16 @@ def _prepare(directory: Path, config: TrainConfig, resume: bool) -> None:
         config.check_resumes(TrainConfig.load(directory / files.CONFIG))
 
 
-def _corpus_files(config: TrainConfig, directory: Path) -> list[str]:
+def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
     """The corpus's files; standard input can be read but once, so it is kept in the run's directory."""
     kept = directory / files.CORPUS
-    if STDIN in config.corpus and not kept.exists():
+    if STDIN in config.corpus and not (resume and kept.exists()):
         with files.replacing(kept) as partial, partial.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
     return [str(kept) if name == STDIN else name for name in config.corpus]
 
 
-def _begin(config: TrainConfig, corpus: list[str], directory: Path) -> tuple[Vocabulary, Progress]:
+def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress]:
     """Reads the corpus once: counts its sentences and takes its vocabulary."""
     progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
 
@@ -256,7 +257,6 @@ def _begin(config: TrainConfig, corpus: list[str], directory: Path) -> tuple[Voc
     )
     if progress.sentences < config.batch_size:
         raise InputError(too_short(corpus, progress.sentences, config.batch_size))
-    files.write_text(directory / files.VOCABULARY, vocabulary.to_json())
     return vocabulary, progress
 
 

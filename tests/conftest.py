@@ -1,0 +1,27 @@
+"""What several test modules share."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+
+def planted_text(documents: int, seed: int = 0) -> str:
+    """Documents of six sentences with an order to be found: words of a topic, and of the place in it."""
+    generator = random.Random(seed)
+    return "\n\n".join(
+        "\n".join(
+            " ".join([f"place{place}", *(f"topic{topic}word{generator.randrange(3)}" for _ in range(3))])
+            for place in range(6)
+        )
+        for topic in (generator.randrange(30) for _ in range(documents))
+    )
+
+
+@pytest.fixture
+def planted(tmp_path) -> tuple[str, str]:
+    """Paths of a training and a held-out text with an order to be found: 480 and 120 sentences."""
+    paths = tmp_path / "planted.txt", tmp_path / "held_out.txt"
+    for seed, (path, documents) in enumerate(zip(paths, (80, 20), strict=True)):
+        Path(path).write_text(planted_text(documents, seed))
+    return str(paths[0]), str(paths[1])

@@ -1,0 +1,58 @@
+"""Accuracy against a definition in numpy, and the metrics file."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fastqt import metrics
+from fastqt.errors import InputError
+from fastqt.metrics import MetricsLog, context_accuracy
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 300])
+def test_accuracy_is_that_of_the_whole_score_matrix(size):
+    generator = torch.Generator().manual_seed(size)
+    queries = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    # Candidates near their neighbours' queries, so that there is something to find.
+    candidates = queries.roll(1, 0) + 0.5 * torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    scores = queries.numpy() @ candidates.numpy().T
+    np.fill_diagonal(scores, 0)
+    best = scores.argmax(axis=1)
+    forward = sum(best[i] == i + 1 for i in range(size - 1)) / max(size - 1, 1)
+    backward = sum(best[i] == i - 1 for i in range(1, size)) / max(size - 1, 1)
+    assert context_accuracy(queries, candidates) == (forward, backward)
+    assert size < 7 or forward + backward > 0
+
+
+def test_a_chain_is_found():
+    N = metrics.ROWS + 44
+    queries = torch.eye(N)
+    assert context_accuracy(queries, queries.roll(1, 1)) == (0, 1)
+    assert context_accuracy(queries, queries.roll(-1, 1)) == (1, 0)
+
+
+def test_the_own_score_counts_as_zero():
+    queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    candidates = torch.tensor([[-1.0, 0.0], [9.0, 0.0], [-1.0, 0.0]])
+    # Row 1 would choose itself; without, the 0 of its own cell beats both neighbours.
+    assert context_accuracy(queries, candidates) == (0.5, 0.5)
+
+
+def test_the_log_is_cut_back_and_appended_to(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write({"step": 1, "loss": 0.5})
+    length = log.sync()
+    log.write({"step": 2, "loss": 0.25})
+    log.close()
+    log = MetricsLog(path, length)
+    log.write({"step": 2, "loss": 0.125})
+    log.close()
+    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [0.5, 0.125]
+
+
+def test_a_log_that_lost_lines_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"metrics\.jsonl is shorter than it was"):
+        MetricsLog(tmp_path / "metrics.jsonl", 10)

@@ -1,0 +1,78 @@
+"""The row-wise path of embedding tables, against torch's dense one."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastqt.optim import Adam, bag_sum, clip_gradients
+
+V, D = 40, 6
+
+
+def bags(seed):
+    """Random ids in bags, some of them empty, and weights for a loss."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 7, (9,), generator=generator)
+    ids = torch.randint(0, V, (int(lengths.sum()),), generator=generator)
+    upstream = torch.randn(9, D, generator=generator, dtype=torch.float64)
+    return ids, lengths.cumsum(0) - lengths, upstream
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bag_sum_is_embedding_bag(seed):
+    ids, offsets, upstream = bags(seed)
+    weight = torch.rand(V, D, dtype=torch.float64, requires_grad=True)
+    ours = bag_sum(weight, ids, offsets)
+    theirs = F.embedding_bag(ids, weight, offsets, mode="sum")
+    assert torch.equal(ours, theirs)
+    (gradient,) = torch.autograd.grad(ours, weight, upstream)
+    (wanted,) = torch.autograd.grad(theirs, weight, upstream)
+    assert gradient.is_sparse
+    assert sorted(set(ids.tolist())) == gradient._indices()[0].tolist()
+    torch.testing.assert_close(gradient.to_dense(), wanted)
+
+
+def test_bag_sum_refuses_a_second_derivative():
+    ids, offsets, upstream = bags(0)
+    weight = torch.rand(V, D, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(bag_sum(weight, ids, offsets), weight, upstream, create_graph=True)
+
+
+def dense_lookup(weight, ids, offsets):
+    return F.embedding_bag(ids, weight, offsets, mode="sum")
+
+
+def sparse_lookup(weight, ids, offsets):
+    """torch's own sparse gradient, which names a row as often as it occurs."""
+    return F.embedding_bag(ids, weight, offsets, mode="sum", sparse=True)
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_many_steps_are_those_of_torch(lookup, max_norm):
+    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    ours, theirs = ([torch.nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
+    our_adam, their_adam = Adam(ours, lr=0.01), torch.optim.Adam(theirs, lr=0.01)
+    for seed in range(30):
+        ids, offsets, upstream = bags(seed)
+        for (table, dense), adam, read in ((ours, our_adam, lookup), (theirs, their_adam, dense_lookup)):
+            adam.zero_grad()
+            ((read(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
+        norms = clip_gradients(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+        torch.testing.assert_close(*norms)
+        our_adam.step()
+        their_adam.step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_parameter_without_gradient_is_left_alone():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    other = torch.nn.Parameter(torch.ones(3))
+    other.sum().backward()
+    adam = Adam([parameter, other], lr=0.1)
+    torch.testing.assert_close(clip_gradients([parameter, other], 1.0), torch.tensor(3.0).sqrt())
+    adam.step()
+    assert torch.equal(parameter, torch.ones(3))
+    torch.testing.assert_close(other.detach(), torch.full((3,), 0.9))

@@ -1,0 +1,198 @@
+"""A training that is stopped, or killed, and resumed is the training that never was."""
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastqt.checkpoint import read_progress
+from fastqt.config import TrainConfig
+from fastqt.errors import InputError
+from fastqt.progress import Display
+from fastqt.train import train
+
+SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2}
+SMALL |= {"report_every": 3, "valid_every": 7, "valid_batches": 2}
+
+
+def figures(run):
+    """The lines of metrics.jsonl without their timings."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in line if "second" not in name} for line in lines]
+
+
+def assert_same_run(one, other):
+    for name in ("model.safetensors", "checkpoint.safetensors"):
+        ours, theirs = load_file(one / name), load_file(other / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert figures(one) == figures(other)
+    assert not list(one.glob("*.partial"))
+
+
+@pytest.mark.parametrize("encoder", ["bow", "bigru", "lstm"])
+@pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
+def test_a_run_in_two_parts(planted, tmp_path, encoder, pause):
+    second = tmp_path / "second.txt.gz"
+    second.write_bytes(gzip.compress(b"one two\n\nthree topic1word1\n" * 9))
+    config = TrainConfig((planted[0], str(second)), valid=planted[1], encoder=encoder, epochs=3, **SMALL)
+    # The last step of a run reports and validates: a pause there adds no line if it does so anyway.
+    config = replace(config, report_every=1, valid_every=1)
+    train(config, tmp_path / "whole")
+    train(replace(config, steps=pause), tmp_path / "parts")
+    outcome = train(config, tmp_path / "parts", resume=True)
+    assert outcome.step == 30
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+class Signalling(Display):
+    """Sends this process a signal in the middle of step `AT`."""
+
+    NUMBER, AT = signal.SIGTERM, 130
+
+    def advance(self, sentences):
+        super().advance(sentences)
+        if self.done == self.AT * 50:
+            os.kill(os.getpid(), self.NUMBER)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(planted, tmp_path, number, monkeypatch):
+    config = TrainConfig((planted[0],), valid=planted[1], epochs=4, **SMALL)
+    train(config, tmp_path / "whole")
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setattr(Signalling, "NUMBER", number)
+    monkeypatch.setattr(Signalling, "AT", 8)
+    outcome = train(config, tmp_path / "stopped", display=Signalling)
+    assert (outcome.step, outcome.stopped_by) == (8, number)
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert (tmp_path / "stopped" / "model.safetensors").exists()
+    assert train(config, tmp_path / "stopped", resume=True).stopped_by is None
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_finished_run_can_be_resumed_and_does_nothing(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL)
+    train(config, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    outcome = train(config, tmp_path / "run", resume=True)
+    assert (outcome.step, outcome.metrics) == (10, {})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_resuming_where_there_is_no_run_begins_one(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL)
+    train(config, tmp_path / "fresh", resume=True)
+    train(config, tmp_path / "plain")
+    assert_same_run(tmp_path / "fresh", tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was begun with 'bow'"),
+        ({"batch_size": 40}, "cannot resume: batch_size is 40, but the run was begun with 50"),
+        ({"learning_rate": 1.0}, r"cannot resume: learning_rate is 1\.0, but the run was begun with 0\.0005"),
+        ({"seed": 1}, "cannot resume: seed is 1"),
+    ],
+)
+def test_settings_that_conflict(planted, tmp_path, change, message):
+    config = TrainConfig((planted[0],), steps=2, **SMALL)
+    train(config, tmp_path / "run")
+    with pytest.raises(InputError, match=message):
+        train(replace(config, **change), tmp_path / "run", resume=True)
+
+
+def test_a_corpus_that_changed(planted, tmp_path):
+    config = TrainConfig((planted[0],), steps=2, **SMALL)
+    train(config, tmp_path / "run")
+    with open(planted[0], "a") as file:
+        file.write("\nmore")
+    with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has \d+ bytes, but had \d+"):
+        train(config, tmp_path / "run", resume=True)
+    with pytest.raises(InputError, match="cannot resume: 2 corpus files given, but the run was begun with 1"):
+        train(replace(config, corpus=(planted[0], planted[1])), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_that_is_damaged(planted, tmp_path):
+    config = TrainConfig((planted[0],), steps=2, **SMALL)
+    train(config, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is damaged"):
+        train(config, tmp_path / "run", resume=True)
+    checkpoint.write_bytes((tmp_path / "run" / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is not a checkpoint of this version"):
+        train(config, tmp_path / "run", resume=True)
+
+
+# Trains what its first line says, so that all is imported; then forks a training for each line. It has but
+# one thread: others would not survive the fork.
+TRAINER = """
+import json, os, sys
+import torch
+from fastqt.config import TrainConfig
+from fastqt.train import train
+torch.set_num_threads(1)
+
+def run(line):
+    settings, out = json.loads(line)
+    train(TrainConfig(**settings | {"corpus": tuple(settings["corpus"])}), out, resume=True)
+
+run(sys.stdin.readline())
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        run(line)
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+def test_kill_9_at_random_moments(planted, tmp_path):
+    config = TrainConfig(
+        (planted[0],), valid=planted[1], epochs=1_000_000, checkpoint_every=5, **SMALL | {"valid_every": 50}
+    )
+    checkpoint = tmp_path / "killed" / "checkpoint.safetensors"
+    generator = random.Random(0)
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+        text=True,
+    ) as trainer:
+
+        def ask(settings, out):
+            print(json.dumps([asdict(settings), str(out)]), file=trainer.stdin, flush=True)
+            return trainer.stdout.readline()
+
+        assert ask(replace(config, steps=1), tmp_path / "first") == "ready\n"
+        steps = []
+        for _ in range(24):
+            pid = int(ask(config, tmp_path / "killed"))
+            time.sleep(generator.uniform(0.0, 0.6))
+            os.kill(pid, signal.SIGKILL)
+            assert int(trainer.stdout.readline()) == signal.SIGKILL
+            steps.append(read_progress(checkpoint).step if checkpoint.exists() else 0)
+        # Most of them came at work: at some, nothing had been saved since the last.
+        assert steps == sorted(steps)
+        assert len(set(steps)) > 8
+        for out in ("killed", "whole"):
+            ask(replace(config, steps=steps[-1] + 7), tmp_path / out)
+            assert int(trainer.stdout.readline()) == 0
+        trainer.stdin.close()
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    assert figures(tmp_path / "killed")[-1]["step"] == steps[-1] + 7

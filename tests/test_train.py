@@ -1,0 +1,194 @@
+"""Training finds a planted order; a step is what the formulas say; bad settings are refused."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastqt.config import ENCODERS, TrainConfig
+from fastqt.errors import InputError
+from fastqt.model import SentenceEncoder, build_model
+from fastqt.text import Vocabulary, batches, read_blocks
+from fastqt.train import train
+
+SMALL = {"word_dim": 12, "hidden_size": 8, "batch_size": 48, "context_size": 1, "report_every": 10}
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_planted_order_is_found(planted, tmp_path):
+    corpus, valid = planted
+    config = TrainConfig(
+        (corpus,), valid=valid, **SMALL | {"word_dim": 32}, learning_rate=0.02, epochs=30, valid_every=50
+    )
+    outcome = train(config, tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    first, last = lines[0], lines[-1]
+    assert outcome.step == last["step"] == 300
+    assert outcome.stopped_by is None
+    assert outcome.metrics == last
+    assert last["chance"] == 1 / 48
+    assert last["loss"] < 0.5 * first["loss"]
+    assert last["forward_accuracy"] + last["backward_accuracy"] > 0.8
+    held_out = last["validation_forward_accuracy"] + last["validation_backward_accuracy"]
+    assert held_out > 10 * 2 * last["chance"]
+    assert [line["step"] for line in lines] == list(range(10, 301, 10))
+    assert [line["step"] for line in lines if "validation_loss" in line] == list(range(50, 301, 50))
+    assert all(line["sentences_per_second"] > 0 for line in lines)
+    assert all(a["seconds"] < b["seconds"] for a, b in pairwise(lines))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {
+            "documents": "cross",
+            "clip_by": "variable",
+            "init": "torch",
+            "cell": "reset-before",
+            "unknown": "drop",
+        },
+    ],
+)
+def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options):
+    config = TrainConfig((planted[0],), encoder=encoder, **SMALL | options, vocab_size=30, clip=0.5, steps=2)
+    train(config, tmp_path / "run")
+    vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json", unknown=config.unknown)
+    torch.manual_seed(config.seed)
+    model = build_model(config, len(vocabulary)).double()
+    weights = list(model.parameters())
+    adam = torch.optim.Adam(weights, lr=5e-4)
+    for _, batch in zip(range(2), batches([planted[0]], vocabulary, 48), strict=False):
+        loss = plain_loss(*model(batch.tokens, batch.lengths), batch.document_ids, config)
+        adam.zero_grad()
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient.to_dense()
+        for group in [[w] for w in weights] if config.clip_by == "variable" else [weights]:
+            norm = math.sqrt(sum(float(weight.grad.square().sum()) for weight in group))
+            for weight in group:
+                weight.grad *= min(1.0, config.clip / norm)
+        adam.step()
+    trained = build_model(config, len(vocabulary))
+    load(tmp_path / "run", trained)
+    for (name, ours), wanted in zip(trained.named_parameters(), weights, strict=True):
+        # Adam divides by the gradient's size: where that is rounding, so is the step's direction.
+        close = (ours.double() - wanted).abs() < 2e-5
+        assert close.double().mean() > 0.99, name
+
+
+def load(run, model):
+    model.load_state_dict(SentenceEncoder.load(run).model.state_dict())
+
+
+def plain_loss(queries, candidates, documents, config):
+    N = len(queries)
+    near = torch.zeros(N, N, dtype=torch.float64)
+    for i in range(N):
+        for j in (i - 1, i + 1):
+            if 0 <= j < N and (config.documents == "cross" or documents[i] == documents[j]):
+                near[i, j] = 1
+    targets = near / near.sum(1, keepdim=True)
+    scores = (queries @ candidates.T) * (1 - torch.eye(N, dtype=torch.float64))
+    return F.kl_div(F.log_softmax(scores, dim=1), targets, reduction="batchmean")
+
+
+def test_standard_input_is_kept_for_later_passes(planted, tmp_path, monkeypatch):
+    text = Path(planted[0]).read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    config = TrainConfig(("-",), **SMALL, epochs=2)
+    train(config, tmp_path / "piped")
+    train(replace(config, corpus=(planted[0],)), tmp_path / "named")
+    assert (tmp_path / "piped" / "corpus.txt").read_bytes() == text
+    model = (tmp_path / "named" / "model.safetensors").read_bytes()
+    assert (tmp_path / "piped" / "model.safetensors").read_bytes() == model
+    # And it is not asked for again: standard input is at its end now.
+    train(replace(config, epochs=3), tmp_path / "piped", resume=True)
+    assert metrics(tmp_path / "piped")[-1]["step"] == 30
+
+
+def test_the_seed_decides(planted, tmp_path):
+    weights = []
+    for run, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(TrainConfig((planted[0],), **SMALL, seed=seed, steps=3), tmp_path / run)
+        weights.append((tmp_path / run / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_small_rest_of_the_corpus_is_trained_on_unless_the_window_does_not_fit(planted, tmp_path):
+    sentences = sum(len(block.sentences) for block in read_blocks([planted[0]]))
+    for rest, context_size, steps in ((3, 2, 2), (3, 3, 1)):
+        size = sentences - rest
+        config = TrainConfig((planted[0],), **SMALL | {"batch_size": size, "context_size": context_size})
+        assert train(config, tmp_path / str(steps)).step == steps
+
+
+def test_the_papers_sizes_are_the_defaults():
+    bow, gru = TrainConfig(("x",)), TrainConfig(("x",), encoder="gru")
+    assert (bow.batch_size, bow.context_size, bow.word_dim) == (1500, 3, 300)
+    assert (gru.batch_size, gru.context_size, gru.hidden_size) == (400, 1, 1000)
+    assert (bow.vocab_size, bow.max_length, bow.learning_rate, bow.clip) == (50_000, 50, 5e-4, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"encoder": "cnn"}, "encoder: wanted one of bow, gru, bigru, lstm, bilstm, got 'cnn'"),
+        ({"batch_size": -1}, "batch_size: wanted at least 0, got -1"),
+        ({"learning_rate": math.nan}, "learning_rate: wanted at least 0, got nan"),
+        ({"context_size": 9, "batch_size": 9}, "context_size: wanted less than batch_size 9, got 9"),
+        ({"encoder": "bigru", "hidden_size": 7}, "hidden_size: wanted an even number for bigru, got 7"),
+        ({"steps": 0}, "steps: wanted at least 1, got 0"),
+        ({"corpus": ()}, "corpus: wanted at least one file, got none"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(**{"corpus": ("x",)} | settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_a_device_that_is_not_there(planted, tmp_path):
+    with pytest.raises(InputError, match="device: wanted cuda, but torch sees no CUDA device"):
+        train(TrainConfig((planted[0],), **SMALL, device="cuda"), tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL, learning_rate=1e30, checkpoint_every=1)
+    with pytest.raises(InputError, match=r"the loss is (nan|inf) at step \d+; lower learning_rate"):
+        train(config, tmp_path / "run")
+
+
+def test_a_corpus_that_does_not_do_leaves_no_run(planted, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match="shorter than a batch: 480 sentences"):
+        train(TrainConfig((planted[0],), batch_size=500), run)
+    with pytest.raises(InputError, match="shorter than a batch: 120 sentences"):
+        train(TrainConfig((planted[0],), valid=planted[1], batch_size=200), run)
+    with pytest.raises(InputError, match=r"cannot read absent\.txt: No such file"):
+        train(TrainConfig((planted[0], "absent.txt")), run)
+    assert train(TrainConfig((planted[0],), **SMALL), run).step == 10
+
+
+def test_a_directory_that_holds_a_run_is_left_alone(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL, steps=2)
+    train(config, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="already holds a run: resume it, or choose another directory"):
+        train(config, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_directory_that_cannot_be_made(planted, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write to .*file/run: Not a directory"):
+        train(TrainConfig((planted[0],), **SMALL), tmp_path / "file" / "run")
