@@ -32,7 +32,11 @@ def native_build() -> dict[str, object]:
         include_dirs=[str(Path("csrc").resolve())],
         depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),
         define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
-        extra_compile_args=["-O3", "-std=c++20", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"],
+        extra_compile_args=[
+            *("-O3", "-std=c++20", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"),
+            # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
+            *("-fno-trapping-math", "-fno-math-errno"),
+        ],
         py_limited_api=True,
     )
     return {

@@ -11,19 +11,6 @@ namespace {
 // fp32 partial sums go to double after so many terms, so that long rows lose nothing.
 constexpr int64_t kBlock = 1024;
 
-// Below this exp(x) is subnormal, and arithmetic on subnormals, here and in the matrix
-// products that follow, is a hundred times slower than on zeros.
-constexpr float kSmallestExponent = -87.0f;
-
-FASTQT_INLINE float exp_or_zero(float x) {
-  const float e = exp_(x < kSmallestExponent ? kSmallestExponent : x);
-  return x < kSmallestExponent ? 0.0f : e;
-}
-
-FASTQT_INLINE double exp_or_zero(double x) {
-  return exp_(x);
-}
-
 template <class T>
 FASTQT_INLINE T max_body(const T* x, int64_t n) {
   T largest = -std::numeric_limits<T>::infinity();
@@ -47,7 +34,7 @@ FASTQT_INLINE double exp_sum_body(const T* x, int64_t n, T reference) {
     const int64_t end = std::min(n, begin + kBlock);
     T part = 0;
 #pragma omp simd reduction(+ : part)
-    for (int64_t j = begin; j < end; ++j) part += exp_or_zero(x[j] - reference);
+    for (int64_t j = begin; j < end; ++j) part += exp_normal_(x[j] - reference);
     total += part;
   }
   return total;
@@ -61,7 +48,7 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
     T part = 0;
 #pragma omp simd reduction(+ : part)
     for (int64_t j = begin; j < end; ++j) {
-      const T e = exp_or_zero(x[j] - reference);
+      const T e = exp_normal_(x[j] - reference);
       x[j] = e;
       part += e;
     }
@@ -72,6 +59,8 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
 
 template <class T>
 FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T shift) {
+  // As in exp_normal_: arithmetic on subnormals, here and in the matrix products that
+  // follow, is a hundred times slower than on zeros.
   constexpr T smallest = std::numeric_limits<T>::min();
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {

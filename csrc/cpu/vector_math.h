@@ -33,21 +33,37 @@ FASTQT_INLINE float power_of_two(int32_t n) {
   return std::bit_cast<float>((n + 127) << 23);
 }
 
+// exp(x) = y * 2^exponent with y in [1/sqrt(2), sqrt(2)]
+struct ScaledExp {
+  float y;
+  int32_t exponent;  // its low 9 bits are right whatever x is
+};
+
+FASTQT_INLINE ScaledExp scaled_exp(float x) {
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the sum's low bits.
+  const float shifted = x * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  // (exp(r) - 1 - r) / r^2 on |r| <= log(2) / 2
+  const float p = (((1.3926927e-3f * r + 8.3637739e-3f) * r + 4.16665501e-2f) * r + 1.666657338e-1f) * r + 0.5f;
+  return {(p * r) * r + r + 1.0f, std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(12582912.0f)};
+}
+
 FASTQT_INLINE float exp_(float x) {
   // Beyond these bounds the result is 0 or infinity; a NaN passes both comparisons.
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the sum's low bits.
-  const float shifted = x * 1.44269504088896341f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(12582912.0f);
-  const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
-  // (exp(r) - 1 - r) / r^2 on |r| <= log(2) / 2
-  const float p = (((1.3926927e-3f * r + 8.3637739e-3f) * r + 4.16665501e-2f) * r + 1.666657338e-1f) * r + 0.5f;
-  const float y = (p * r) * r + r + 1.0f;
+  const auto [y, exponent] = scaled_exp(x);
   // In two factors, as 2^128 and 2^-149 are no normal numbers.
   const int32_t half = exponent >> 1;
   return y * power_of_two(half) * power_of_two(exponent - half);
+}
+
+// exp(x) where that is a normal number, 0 where it is smaller; for x <= 88, at half exp_'s cost.
+FASTQT_INLINE float exp_normal_(float x) {
+  const auto [y, exponent] = scaled_exp(x);
+  const float e = std::bit_cast<float>(std::bit_cast<int32_t>(y) + (exponent << 23));
+  return x < -87.0f ? 0.0f : e;
 }
 
 FASTQT_INLINE float sigmoid_(float x) {
@@ -65,6 +81,10 @@ FASTQT_INLINE float tanh_(float x) {
 }
 
 FASTQT_INLINE double exp_(double x) {
+  return std::exp(x);
+}
+
+FASTQT_INLINE double exp_normal_(double x) {
   return std::exp(x);
 }
 
