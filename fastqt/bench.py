@@ -114,14 +114,14 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def table(sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
-    """Prints a comparison for each size as it is made."""
+def table() -> None:
+    """Prints a comparison for each of `SIZES` as it is made."""
     print(f"contrastive loss, forward and backward, float32, {torch.get_num_threads()} threads")
     print(
         f"{'N':>7} {'D':>6} {'eager ms':>10} {'fused ms':>10} {'faster':>8} "
         f"{'eager MiB':>10} {'fused MiB':>10}"
     )
-    for N, D in sizes:
+    for N, D in SIZES:
         result = compare(N, D)
         print(
             f"{N:>7} {D:>6} {result.eager_seconds * 1e3:>10.1f} {result.fused_seconds * 1e3:>10.1f} "

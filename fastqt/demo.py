@@ -16,6 +16,8 @@ from fastqt.progress import Display
 from fastqt.search import nearest
 from fastqt.train import train
 
+STEPS, REPORT_EVERY = 800, 100
+COMPARED = (4096, 512)  # (N, D) of the loss
 HELD_OUT = 8  # every eighth topic is for validation
 QUERIES = (
     "The expression list is evaluated from left to right.",
@@ -47,9 +49,9 @@ def demo() -> None:
             context_size=1,
             vocab_size=8000,
             epochs=1000,
-            steps=800,
-            report_every=100,
-            valid_every=100,
+            steps=STEPS,
+            report_every=REPORT_EVERY,
+            valid_every=REPORT_EVERY,
             checkpoint_every=10_000,
         )
         sentences = sum(map(len, documents))
@@ -127,7 +129,7 @@ def _shortened(sentence: str, width: int = 90) -> str:
 
 
 def _show_loss() -> None:
-    result = compare(4096, 512, repeats=3)
+    result = compare(*COMPARED, repeats=3)
     print(f"\nThe loss and its gradients at {result.N} sentences of width {result.D}:")
     for name, seconds, size in (
         ("eager PyTorch", result.eager_seconds, result.eager_bytes),

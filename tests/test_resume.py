@@ -39,7 +39,7 @@ def assert_same_run(one, other):
     assert not list(one.glob("*.partial"))
 
 
-@pytest.mark.parametrize("encoder", ["bow", "bigru", "lstm"])
+@pytest.mark.parametrize("encoder", ["bow", "bigru"])
 @pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
 def test_a_run_in_two_parts(planted, tmp_path, encoder, pause):
     second = tmp_path / "second.txt.gz"

@@ -1,0 +1,252 @@
+"""The command line, end to end, and a line for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastqt
+from fastqt import cli, demo
+from fastqt.cli import main
+
+SMALL = ["--word-dim", "8", "--hidden-size", "6", "--batch-size", "40", "--context-size", "1"]
+
+
+@pytest.fixture
+def model(planted, tmp_path, capsys):
+    """A directory with a trained model."""
+    assert main(["train", planted[0], "--out", str(tmp_path / "model"), *SMALL]) == 0
+    capsys.readouterr()
+    return str(tmp_path / "model")
+
+
+def complaint(capsys, *arguments):
+    """What a failing command says: one line on standard error, exit status 2, nothing else."""
+    try:
+        status = main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # as argparse ends
+        status = exit.code
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert err.startswith("fastqt: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("fastqt: ").rstrip("\n")
+
+
+def test_train_embed_and_neighbors(planted, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = ["--valid", planted[1], "--encoder", "bigru", "--epochs", "2", "--report-every", "5"]
+    assert main(["train", planted[0], "--out", str(run), *SMALL, *options]) == 0
+    assert "trained, 24 steps" in capsys.readouterr().out
+    assert {path.name for path in run.iterdir()} == {
+        "config.json",
+        "vocabulary.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "checkpoint.safetensors",
+    }
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"step", "loss", "forward_accuracy", "backward_accuracy", "sentences_per_second"} < line.keys()
+
+    assert main(["embed", str(run), planted[1], "--out", str(tmp_path / "x.npy")]) == 0
+    assert "120 x 12 float32" in capsys.readouterr().out
+    matrix = np.load(tmp_path / "x.npy")
+    np.testing.assert_allclose(np.linalg.norm(matrix, axis=1), np.sqrt(2), rtol=1e-5)
+    assert main(["embed", str(run), planted[1], "--raw", "--out", str(tmp_path / "raw.npy")]) == 0
+    raw = np.load(tmp_path / "raw.npy")
+    np.testing.assert_allclose(
+        raw[:, :6] / np.linalg.norm(raw[:, :6], axis=1, keepdims=True), matrix[:, :6], atol=1e-5
+    )
+    capsys.readouterr()
+
+    sentence = Path(planted[1]).read_text().splitlines()[3]
+    assert main(["neighbors", str(run), planted[1], planted[0], "--query", sentence, "-k", "3"]) == 0
+    query, first, *others = capsys.readouterr().out.splitlines()
+    assert query == sentence
+    assert first == f"  1.000  {sentence}  ({planted[1]}:4)"
+    assert len(others) == 2
+
+
+def test_resuming_needs_no_more_than_the_directory(model, planted, tmp_path, capsys):
+    assert main(["train", "--out", model, "--resume", "--epochs", "2"]) == 0
+    assert "trained, 24 steps" in capsys.readouterr().out
+    assert main(["train", planted[0], "--out", str(tmp_path / "whole"), *SMALL, "--epochs", "2"]) == 0
+    weights = [(Path(run) / "model.safetensors").read_bytes() for run in (model, tmp_path / "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
+    corpus, out = planted[0], tmp_path / "run"
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"one\ntwo\xe9\n")
+    for arguments, message in (
+        (
+            [tmp_path / "none.txt", "--out", out],
+            f"cannot read {tmp_path}/none.txt: No such file or directory",
+        ),
+        ([tmp_path / "empty.txt", "--out", out], f"the corpus is empty: no sentence in {tmp_path}/empty.txt"),
+        (
+            [tmp_path / "latin.txt", "--out", out],
+            "line 2 is not UTF-8 (byte 0xe9 at byte offset 7 of the text)",
+        ),
+        ([corpus, "--out", out], "the corpus is shorter than a batch: 480 sentences in"),
+        ([corpus, "--out", model], "already holds a run"),
+        ([corpus, "--out", corpus], f"cannot write to {corpus}: File exists"),
+        (["--out", out], "no CORPUS given"),
+        (["--out", out, "--resume"], f"no CORPUS given, and no run to resume in {out}"),
+        ([corpus], "the following arguments are required: --out (see fastqt train --help)"),
+        ([corpus, "--out", out, "--encoder", "cnn"], "argument --encoder: invalid choice: 'cnn'"),
+        ([corpus, "--out", out, "--batch-size", "many"], "argument --batch-size: invalid int value: 'many'"),
+        ([corpus, "--out", out, "--clip", "-1"], "clip: wanted at least 0, got -1.0"),
+        (
+            [corpus, "--out", out, "--encoder", "bigru", "--hidden-size", "5"],
+            "hidden_size: wanted an even number",
+        ),
+        (
+            ["--out", model, "--resume", "--batch-size", "41"],
+            "cannot resume: batch_size is 41, but the run was begun with 40",
+        ),
+    ):
+        assert message in complaint(capsys, "train", *arguments)
+    assert not (out / "config.json").exists()
+
+
+def test_mistakes_in_using_a_model(model, planted, tmp_path, capsys):
+    x = tmp_path / "x.npy"
+    for arguments, message in (
+        (
+            ["embed", tmp_path / "none", planted[1], "--out", x],
+            f"no trained model: {tmp_path}/none is not a directory",
+        ),
+        (
+            ["embed", tmp_path, planted[1], "--out", x],
+            f"no trained model in {tmp_path}: config.json is missing",
+        ),
+        (["embed", model, "none.txt", "--out", x], "no such file: none.txt"),
+        (["embed", model, planted[1], "--out", tmp_path / "no" / "x.npy"], "cannot write "),
+        (
+            ["embed", model, planted[1], "--out", x, "--device", "tpu"],
+            "argument --device: invalid choice: 'tpu'",
+        ),
+        (["neighbors", model, planted[1], "--query", " "], "query: wanted a sentence, got blank text"),
+        (["neighbors", model, planted[1], "--query", "a", "-k", "0"], "k: wanted at least 1, got 0"),
+        (["neighbors", model, planted[1]], "the following arguments are required: --query"),
+        (["fly"], "invalid choice: 'fly'"),
+    ):
+        assert message in complaint(capsys, *arguments)
+    assert not x.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocabulary.json", "model.safetensors"])
+def test_a_model_with_a_file_missing_or_damaged(model, planted, tmp_path, capsys, name):
+    path = Path(model) / name
+    path.write_bytes(path.read_bytes()[:50])
+    assert name in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+    path.unlink()
+    assert f"{name} is missing" in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+
+
+def test_a_model_of_another_version_or_shape(model, planted, tmp_path, capsys):
+    path = Path(model) / "config.json"
+    config = json.loads(path.read_text())
+    for change, message in (
+        (
+            {"format": 99, "fastqt": "9.0"},
+            "config.json has format 99, written by fastqt 9.0; fastqt 0.1.0 reads format 1",
+        ),
+        ({"word_dim": 9}, "model.safetensors does not fit its config.json: the shape of "),
+        ({"encoder": "gru"}, "model.safetensors does not fit its config.json: "),
+        ({"colour": "red"}, "config.json is not the config.json of a training run"),
+    ):
+        path.write_text(json.dumps(config | change))
+        assert message in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+
+
+def test_a_disk_that_is_full(model, planted, tmp_path, capsys, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fastqt.checkpoint.save_file", full)
+    message = complaint_of_training(capsys, planted[0], tmp_path / "run")
+    assert "No space left on device" in message
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def complaint_of_training(capsys, corpus, out):
+    assert main(["train", corpus, "--out", str(out), *SMALL]) == 2
+    return capsys.readouterr().err
+
+
+def test_help_version_and_config(capsys):
+    assert main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"fastqt {fastqt.__version__}\n"
+    assert main(["config"]) == 0
+    assert "backend" in capsys.readouterr().out
+
+
+def test_bench(capsys, monkeypatch):
+    monkeypatch.setattr("fastqt.bench.SIZES", ((32, 8), (48, 4)))
+    assert main(["bench"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["32", "8"], ["48", "4"]]
+
+
+def test_the_demo_without_its_text(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    assert "this Python comes without its language reference" in complaint(capsys, "demo")
+
+
+def test_the_demo(capsys, monkeypatch):
+    topics = list(demo.read_topics())
+    monkeypatch.setattr(demo, "read_topics", lambda: iter(topics))
+    monkeypatch.setattr(demo, "STEPS", 20)
+    monkeypatch.setattr(demo, "REPORT_EVERY", 10)
+    monkeypatch.setattr(demo, "COMPARED", (64, 16))
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert all(query in out for query in demo.QUERIES)
+    assert "eager PyTorch" in out
+
+
+def test_the_demos_text_is_prose():
+    sentences = [sentence for topic in demo.read_topics() for sentence in topic]
+    assert len(sentences) > 1000
+    assert not any(mark in sentence for sentence in sentences for mark in (">>>", "::=", "+--", "\n"))
+    assert sum(sentence[-1] in ".:?!)'" for sentence in sentences) > 0.99 * len(sentences)
+    assert len(set(sentences)) > 0.95 * len(sentences)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_process(planted, tmp_path, number):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "fastqt.cli", "train", planted[0], "--out", str(run), *SMALL]
+    process = subprocess.Popen([*command, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True)
+    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    name = signal.Signals(number).name
+    assert f"fastqt: stopped by {name} at step " in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(f"go on with: fastqt train --resume --out {run}")
+    assert (run / "checkpoint.safetensors").exists()
+
+
+def test_an_interrupt_elsewhere(capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "show_config", interrupted)
+    assert main(["config"]) == 130
+    assert capsys.readouterr().err == "fastqt: interrupted\n"
