@@ -1,0 +1,147 @@
+"""Contrastive problems as arguments for fastqt and, written out, for the numpy oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+from torch import Tensor
+
+import fastqt
+
+N, M, D, K = 13, 17, 6, 5
+
+
+@dataclass
+class Case:
+    name: str
+    arguments: dict[str, Any]  # of fastqt.contrastive_loss
+    targets: oracle.Array  # what they mean
+    options: dict[str, Any] = field(default_factory=dict)  # of oracle.contrastive
+    tensors: tuple[str, ...] = ()  # further inputs that want a gradient
+    square: bool = True
+
+    def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+        """Leaves of the right shapes, which all want a gradient."""
+        generator = torch.Generator().manual_seed(seed)
+        shapes = {
+            "queries": (N, D),
+            "candidates": (N if self.square else M, D),
+            "negatives": (K, D),
+            "row_negatives": (N, D),
+            "scale": (),
+        }
+        names = ("queries", "candidates", *self.tensors)
+        return {
+            name: (
+                torch.randn(shapes[name], generator=generator, dtype=torch.float64) + (name == "scale") * 2
+            )
+            .to(dtype)
+            .requires_grad_()
+            for name in names
+        }
+
+    def loss(self, inputs: dict[str, Tensor], **more: Any) -> Tensor:
+        return fastqt.contrastive_loss(**inputs, **self.arguments, **more)
+
+    def expected(self, inputs: dict[str, Tensor], row_weights: oracle.Array | None = None) -> oracle.Result:
+        given = {name: x.detach().double().numpy() for name, x in inputs.items()}
+        options = {**self.options, **{name: given[name] for name in self.tensors}}
+        return oracle.contrastive(
+            given["queries"], given["candidates"], self.targets, row_weights=row_weights, **options
+        )
+
+
+def make_cases() -> list[Case]:
+    rng = np.random.default_rng(0)
+    document_ids = [0] * 4 + [1] + [2] * 8
+    indices = [3, -100, 0, 1, 2, 16, 7, 8, 12, -100, 4, 5, 6]
+    one_hot = np.zeros((N, M))
+    for i, j in enumerate(indices):
+        if j >= 0:
+            one_hot[i, j] = 1
+    sparse = np.where(rng.random((N, M)) < 0.3, rng.random((N, M)), 0)
+    sparse[:, :N] *= 1 - np.eye(N)
+    sparse[4] = 0  # a row without targets
+    full = rng.random((N, M)) / M
+    groups = rng.integers(0, 4, N)
+    candidate_groups = rng.integers(0, 4, M)
+    mask = (rng.random((N, M)) < 0.3) & (sparse == 0)
+    mask[4] = True  # with all of its candidates excluded
+    banded = oracle.window(N, N, [-1, 1])
+    keep = {"diagonal": "keep"}
+    return [
+        Case("default", {}, banded),
+        Case("context of 3", {"context_size": 3}, oracle.window(N, N, [-3, -2, -1, 1, 2, 3])),
+        Case("exclude", {"diagonal": "exclude"}, banded, {"diagonal": "exclude"}),
+        Case("keep", keep, banded, keep),
+        Case("next only", {"targets": fastqt.Window(offsets=[1])}, oracle.window(N, N, [1])),
+        Case(
+            "weighted window",
+            {"targets": fastqt.Window(offsets=[-2, -1, 1, 2], weights=[1, 10, 10, 1])},
+            oracle.window(N, N, [-2, -1, 1, 2], [1, 10, 10, 1]),
+        ),
+        Case(
+            "unnormalised window",
+            {"targets": fastqt.Window(2, normalize=False)},
+            oracle.window(N, N, [-2, -1, 1, 2], normalize=False),
+        ),
+        Case(
+            "documents",
+            {"context_size": 2, "document_ids": torch.tensor(document_ids)},
+            oracle.window(N, N, [-2, -1, 1, 2], document_ids=document_ids),
+        ),
+        Case(
+            "more candidates",
+            {"targets": fastqt.Window(offsets=[1, 4])},
+            oracle.window(N, M, [1, 4]),
+            square=False,
+        ),
+        Case("diagonal targets", {"targets": fastqt.Diagonal(), **keep}, np.eye(N, M), keep, square=False),
+        Case("class indices", {"targets": torch.tensor(indices), **keep}, one_hot, keep, square=False),
+        Case(
+            "sparse targets",
+            {"targets": fastqt.Sparse(torch.from_numpy(sparse).to_sparse_csr())},
+            sparse,
+            square=False,
+        ),
+        Case("dense targets", {"targets": torch.from_numpy(sparse)}, sparse, square=False),
+        Case("dense and full", {"targets": torch.from_numpy(full), **keep}, full, keep, square=False),
+        Case("smoothed window", {"targets": fastqt.smoothed(fastqt.Window())}, oracle.smoothed(banded, 0.1)),
+        Case(
+            "smoothed sparse, kept, with negatives",
+            {"targets": fastqt.smoothed(torch.from_numpy(sparse), 0.2, normalize=False), **keep},
+            oracle.smoothed(sparse, 0.2, normalize=False),
+            keep,
+            ("negatives",),
+            square=False,
+        ),
+        Case("negatives", {}, banded, {}, ("negatives",)),
+        Case("row negatives", keep, banded, keep, ("row_negatives",)),
+        Case(
+            "all at once",
+            {
+                "targets": fastqt.Sparse(torch.from_numpy(sparse).to_sparse_csr()),
+                "query_groups": torch.from_numpy(groups),
+                "candidate_groups": torch.from_numpy(candidate_groups),
+                "mask": torch.from_numpy(mask),
+            },
+            sparse,
+            {"query_groups": groups, "candidate_groups": candidate_groups, "mask": mask},
+            ("negatives", "row_negatives", "scale"),
+            square=False,
+        ),
+        Case("learnt scale", {}, banded, {}, ("scale",)),
+        Case(
+            "groups",
+            {"query_groups": torch.from_numpy(groups), "candidate_groups": torch.from_numpy(groups), **keep},
+            banded,
+            {"query_groups": groups, "candidate_groups": groups, **keep},
+        ),
+    ]
+
+
+CASES = make_cases()

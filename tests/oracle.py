@@ -1,0 +1,114 @@
+"""The contrastive loss and its gradients by the book: numpy, float64, a row at a time.
+
+Shares no code with fastqt: targets are written out as matrices by loops over their definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def window(
+    N: int,
+    M: int,
+    offsets: Sequence[int],
+    weights: Sequence[float] | None = None,
+    normalize: bool = True,
+    document_ids: Sequence[int] | None = None,
+) -> Array:
+    T = np.zeros((N, M))
+    for i in range(N):
+        for k, offset in enumerate(offsets):
+            j = i + offset
+            if 0 <= j < M and (document_ids is None or document_ids[i] == document_ids[j]):
+                T[i, j] = 1.0 if weights is None else weights[k]
+        if normalize and T[i].sum() > 0:
+            T[i] /= T[i].sum()
+    return T
+
+
+def smoothed(T: Array, smoothing: float, normalize: bool = True) -> Array:
+    T = T + smoothing
+    return T / T.sum(1, keepdims=True) if normalize else T
+
+
+@dataclass
+class Result:
+    loss: Array  # (N,)
+    queries: Array
+    candidates: Array
+    negatives: Array | None
+    row_negatives: Array | None
+    scale: float
+
+
+def contrastive(
+    F: Array,
+    G: Array,
+    T: Array,
+    *,
+    diagonal: str = "zero",
+    scale: float = 1.0,
+    negatives: Array | None = None,
+    row_negatives: Array | None = None,
+    query_groups: Sequence[int] | None = None,
+    candidate_groups: Sequence[int] | None = None,
+    mask: NDArray[np.bool_] | None = None,
+    row_weights: Array | None = None,
+) -> Result:
+    """The rows' losses, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
+    N, M = T.shape
+    w = np.full(N, 1 / N) if row_weights is None else row_weights
+    K = 0 if negatives is None else len(negatives)
+    loss = np.zeros(N)
+    dF, dG, ds = np.zeros_like(F), np.zeros_like(G), 0.0
+    dN = None if negatives is None else np.zeros_like(negatives)
+    dR = None if row_negatives is None else np.zeros_like(row_negatives)
+    for i in range(N):
+        if not (T[i] > 0).any():
+            continue
+        columns = [G]
+        if negatives is not None:
+            columns.append(negatives)
+        if row_negatives is not None:
+            columns.append(row_negatives[i : i + 1])
+        C = np.concatenate(columns)
+        t = np.zeros(len(C))
+        t[:M] = T[i]
+        dots = C @ F[i]
+        s = scale * dots
+        alive = np.ones(len(C), dtype=bool)  # in the softmax
+        differentiable = np.ones(len(C), dtype=bool)
+        if i < M and diagonal == "zero":
+            s[i], differentiable[i] = 0.0, False
+        if i < M and diagonal == "exclude":
+            alive[i] = False
+        for j in range(M):
+            if mask is not None and mask[i, j]:
+                alive[j] = False
+            if query_groups is not None and query_groups[i] == candidate_groups[j] and T[i, j] == 0:
+                alive[j] = False
+        top = s[alive].max()
+        e = np.where(alive, np.exp(np.where(alive, s, top) - top), 0.0)
+        total = e.sum()
+        on = t > 0
+        loss[i] = (t[on] * (np.log(t[on]) + top + np.log(total) - s[on])).sum()
+        c = w[i] * (t.sum() * e / total - t) * differentiable * alive
+        for j in np.flatnonzero(t):  # rho p - t = ((rho - t) e - t (total - e)) / total, which cancels less
+            if differentiable[j]:
+                others = np.delete(e, j).sum()
+                c[j] = w[i] * ((t.sum() - t[j]) * e[j] - t[j] * others) / total
+        dF[i] = scale * c @ C
+        dG += scale * np.outer(c[:M], F[i])
+        if dN is not None:
+            dN += scale * np.outer(c[M : M + K], F[i])
+        if dR is not None:
+            dR[i] = scale * c[-1] * F[i]
+        ds += c @ dots
+    return Result(loss, dF, dG, dN, dR, ds)
