@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,6 +24,14 @@ class Problem:
     query_groups: Tensor | None  # (N,) int64
     candidate_groups: Tensor | None  # (M,) int64
     mask: Tensor | None  # (N, M) bool, True = excluded
+
+
+def finite_scale(p: Problem) -> float:
+    """The value of a problem's scale, which a tensor does not show before it is used."""
+    scale = p.scale.item()
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: want a finite number, got {scale}")
+    return scale
 
 
 # What a target can have against it, by the status numbers of csrc/cpu/softmax_tile.cpp.

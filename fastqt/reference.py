@@ -15,12 +15,15 @@ from fastqt.problem import (
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
     Problem,
+    finite_scale,
     target_error,
 )
 
 
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
     """The rows' losses sum_j T_ij (log T_ij - log P_ij), reduced."""
+    finite_scale(p)
+    check_targets(p)
     loss = row_losses(p)
     if reduction == "none":
         return loss
@@ -30,7 +33,6 @@ def contrastive_loss(p: Problem, reduction: str) -> Tensor:
 def row_losses(p: Problem) -> Tensor:
     """The loss of each row, (N,)."""
     N, M = p.queries.shape[0], p.candidates.shape[0]
-    check_targets(p)
     T = p.targets.to_dense(N, M).to(p.queries.dtype)
 
     scores = p.scale * (p.queries @ p.candidates.T)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastqt.problem import DIAGONALS, Problem, target_error
+from fastqt.problem import DIAGONALS, Problem, finite_scale, target_error
 
 CHUNK_BYTES = 48 * 2**20  # whole rows: the longer a chunk, the nearer its products come to full speed
 MIN_CHUNK_ROWS = 64
@@ -165,9 +165,7 @@ class _Run:
         self.p = p
         self.needs = needs
         self.queries = _for_blas(p.queries)
-        self.scale = float(p.scale)
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale: want a finite number, got {self.scale}")
+        self.scale = finite_scale(p)
         self.blocks: list[_Block] = [_SharedColumns(p.candidates, 0, needs.candidates)]
         self.width = M
         if p.negatives is not None:

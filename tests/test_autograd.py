@@ -1,0 +1,179 @@
+"""The loss as a citizen of torch: upstream gradients, retained graphs, compilation, opcheck."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from cases import CASES, N
+from tolerances import REORDERED, relative
+
+import fastqt
+from fastqt import autograd
+from fastqt.problem import Problem
+from fastqt.targets import Window
+
+ALL = next(case for case in CASES if case.name == "all at once")
+MODES = ({}, {"memory": "low"}, {"reduction": "none"}, {"reduction": "sum"})
+by_mode = pytest.mark.parametrize("mode", MODES, ids=str)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, -0.5, 0.0])
+def test_upstream_scales_the_gradient(factor):
+    inputs = ALL.inputs(torch.float64)
+    expected = torch.autograd.grad(ALL.loss(inputs, backend="reference") * factor, list(inputs.values()))
+    gradients = torch.autograd.grad(ALL.loss(inputs) * factor, list(inputs.values()))
+    for a, b in zip(gradients, expected, strict=True):
+        assert relative(a, b) < 10 * REORDERED[torch.float64]
+
+
+@by_mode
+def test_backward_twice_through_a_retained_graph(mode):
+    inputs = ALL.inputs(torch.float64)
+    loss = ALL.loss(inputs, **mode).sum()
+    first = torch.autograd.grad(loss * 2, list(inputs.values()), retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(loss * 3, list(inputs.values()))
+    for a, b, c in zip(first, second, kept, strict=True):
+        assert torch.equal(a, c), "the first gradients changed afterwards"
+        assert relative(b / 3, a / 2) < REORDERED[torch.float64]
+
+
+def test_backward_through_a_freed_graph_is_torchs_error():
+    inputs = ALL.inputs(torch.float64)
+    loss = ALL.loss(inputs)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_input_changed_before_a_recomputing_backward_is_torchs_error():
+    inputs = ALL.inputs(torch.float64)
+    queries = inputs["queries"] * 1
+    loss = ALL.loss({**inputs, "queries": queries}, memory="low")
+    queries.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@by_mode
+def test_double_backward_is_refused_in_words(mode):
+    inputs = CASES[0].inputs(torch.float64)
+    loss = CASES[0].loss(inputs, **mode).sum()
+    with pytest.raises(RuntimeError, match=r"differentiable once.*reference"):
+        torch.autograd.grad(loss, inputs["queries"], create_graph=True)
+
+
+def test_reference_is_differentiable_twice():
+    inputs = CASES[0].inputs(torch.float64)
+    assert torch.autograd.gradgradcheck(
+        lambda *x: fastqt.contrastive_loss(*x, backend="reference"), tuple(inputs.values())
+    )
+
+
+@pytest.mark.parametrize("upstream", ["expanded", "strided"])
+def test_upstream_of_any_stride(upstream):
+    inputs = CASES[0].inputs(torch.float64)
+    rows = CASES[0].loss(inputs, reduction="none")
+    dense = torch.full_like(rows, 0.3) if upstream == "expanded" else torch.randn_like(rows)
+    strided = torch.tensor(0.3, dtype=torch.float64).expand(len(rows))
+    if upstream == "strided":
+        strided = torch.stack([dense, dense], 1)[:, 0]
+    a = torch.autograd.grad(rows, inputs["queries"], strided, retain_graph=True)
+    b = torch.autograd.grad(rows, inputs["queries"], dense)
+    assert torch.equal(a[0], b[0])
+
+
+def test_gradients_accumulate_as_for_any_loss():
+    inputs = CASES[0].inputs(torch.float64)
+    CASES[0].loss(inputs).backward()
+    once = inputs["queries"].grad.clone()
+    CASES[0].loss(inputs).backward()
+    assert relative(inputs["queries"].grad, 2 * once) < REORDERED[torch.float64]
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(context):
+    inputs = ALL.inputs(torch.float64)
+    with context():
+        loss = ALL.loss(inputs)
+    assert not loss.requires_grad
+    assert relative(loss, ALL.loss(inputs)) < REORDERED[torch.float64]
+
+
+def test_training_after_inference_mode():
+    """What a call under inference_mode caches may be saved for a later backward."""
+    queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
+    with torch.inference_mode():
+        fastqt.contrastive_loss(queries, candidates, context_size=2)
+    queries.requires_grad_()
+    fastqt.contrastive_loss(queries, candidates, context_size=2, memory="low").backward()
+    assert queries.grad.isfinite().all()
+
+
+@by_mode
+def test_compiles_into_one_graph(mode):
+    document_ids = torch.arange(N) // 4
+
+    def loss(queries, candidates, scale):
+        return fastqt.contrastive_loss(
+            queries, candidates, document_ids=document_ids, scale=scale, normalize=True, **mode
+        ).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(N, 8, generator=generator, requires_grad=True) for _ in range(2)]
+    inputs.append(torch.tensor(5.0, requires_grad=True))
+    a, b = compiled(*inputs), loss(*inputs)
+    assert relative(a, b) < REORDERED[torch.float32]
+    for x, y in zip(torch.autograd.grad(a * 2, inputs), torch.autograd.grad(b * 2, inputs), strict=True):
+        assert relative(x, y) < REORDERED[torch.float32]
+
+
+def problem(dtype: torch.dtype, **changes: object) -> Problem:
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates, negatives, row_negatives = (
+        torch.randn(n, 4, generator=generator, dtype=dtype) for n in (9, 9, 3, 9)
+    )
+    fields = {
+        "queries": queries,
+        "candidates": candidates,
+        "negatives": negatives,
+        "row_negatives": row_negatives,
+        "scale": torch.tensor(2.0),
+        "targets": Window().rows(9, 9, torch.device("cpu")),
+        "diagonal": "zero",
+        "query_groups": None,
+        "candidate_groups": None,
+        "mask": None,
+    }
+    return Problem(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("needs", [[True] * 5, [True, False, False, False, False], [False] * 5], ids=str)
+def test_opcheck_whole_losses(dtype, needs):
+    for changes in ({}, {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()}):
+        p = problem(dtype, **changes)
+        needed = [need and x is not None for need, x in zip(needs, autograd._flat(p)[:5], strict=True)]
+        for reduction in ("mean", "none") if not any(needs) else ("mean",):
+            torch.library.opcheck(
+                torch.ops.fastqt.contrastive_forward, (*autograd._flat(p), reduction, needed)
+            )
+        rows = torch.zeros(9, dtype=torch.float64)
+        torch.library.opcheck(
+            torch.ops.fastqt.contrastive_backward, (*autograd._flat(p), rows, rows + 1, rows + 1, needed)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck_tiles(dtype):
+    t = problem(dtype).targets
+    cells = (9, 0, t.starts, t.columns, t.weights, None, None, None, None, None)
+    found = [torch.zeros(9, dtype=torch.float64) for _ in range(3)]
+    status = torch.zeros(3, dtype=torch.int64)
+    tile = torch.randn(9, 9, dtype=dtype)
+    ops = torch.ops.fastqt
+    torch.library.opcheck(ops.softmax_rows_, deepcopy((tile, 0, *cells, 0.5, *found, status)))
+    torch.library.opcheck(ops.softmax_tile_, deepcopy((tile, 0, 0, *cells, *found, status)))
+    torch.library.opcheck(ops.softmax_tile_backward_, deepcopy((tile, 0, 0, *cells, *found, status)))

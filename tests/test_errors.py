@@ -1,0 +1,186 @@
+"""Bad input is refused where it enters: the argument by name, what was wanted, what came."""
+
+import pytest
+import torch
+
+import fastqt
+from fastqt import ops
+
+Q = torch.randn(6, 4)
+C = torch.randn(6, 4)
+X = torch.zeros(6, 6, dtype=torch.bool)
+
+REFUSED = {
+    "queries not a tensor": ({"queries": [[1.0]]}, TypeError, r"queries: want a tensor, got list"),
+    "queries of rank 1": ({"queries": Q[0]}, ValueError, r"queries: want shape \(rows, D\), got \(4,\)"),
+    "candidates of rank 3": ({"candidates": C[None]}, ValueError, r"candidates: .* got \(1, 6, 4\)"),
+    "another D": (
+        {"candidates": C[:, :3]},
+        ValueError,
+        r"candidates: want D=4 columns as queries has, got 3",
+    ),
+    "another D of negatives": ({"negatives": C[:, :3]}, ValueError, r"negatives: want D=4"),
+    "another dtype": ({"candidates": C.double()}, TypeError, r"candidates: want dtype torch.float32"),
+    "integers": ({"queries": Q.long()}, TypeError, r"queries: want a floating-point dtype, got torch.int64"),
+    "another device": ({"candidates": C.to("meta")}, ValueError, r"candidates: want device cpu .* got meta"),
+    "no queries": ({"queries": Q[:0]}, ValueError, r"queries: want at least one row .* \(0, 4\)"),
+    "no candidates": ({"candidates": C[:0]}, ValueError, r"candidates: want at least one row"),
+    "no columns": ({"queries": Q[:, :0]}, ValueError, r"queries: want at least one row and one column"),
+    "row negatives short": ({"row_negatives": C[:5]}, ValueError, r"row_negatives: .* N=6 queries, got 5"),
+    "context 0": ({"context_size": 0}, ValueError, r"context_size.*: want an integer >= 1, got 0"),
+    "context 1.5": ({"context_size": 1.5}, ValueError, r"context_size.*: want an integer >= 1, got 1.5"),
+    "context N": ({"context_size": 6}, ValueError, r"context_size: .* reach 6 rows, .* N=6 queries"),
+    "diagonal": ({"diagonal": "none"}, ValueError, r"diagonal: want one of 'zero', .* got 'none'"),
+    "reduction": ({"reduction": "max"}, ValueError, r"reduction: want one of 'mean', .* got 'max'"),
+    "memory": ({"memory": "none"}, ValueError, r"memory: want one of 'fast', 'low', got 'none'"),
+    "backend": ({"backend": "cudnn"}, ValueError, r"backend: want one of cpu, reference, got 'cudnn'"),
+    "scale nan": ({"scale": float("nan")}, ValueError, r"scale: want a finite number, got nan"),
+    "scale inf tensor": ({"scale": torch.tensor(torch.inf)}, ValueError, r"scale: want a finite number"),
+    "scale text": ({"scale": "20"}, TypeError, r"scale: want a number or a 0-d tensor, got str"),
+    "scale vector": ({"scale": torch.ones(1)}, ValueError, r"scale: .* 0-d .* got shape \(1,\)"),
+    "document ids of rank 2": ({"document_ids": X.long()}, ValueError, r"document_ids: want a 1-D"),
+    "document ids as floats": ({"document_ids": Q[:, 0]}, TypeError, r"document_ids: want an integer dtype"),
+    "document ids short": (
+        {"document_ids": torch.zeros(5, dtype=torch.long)},
+        ValueError,
+        r"document_ids: .* N=6 queries",
+    ),
+    "document ids beside targets": (
+        {"targets": fastqt.Window(), "document_ids": torch.zeros(6, dtype=torch.long)},
+        ValueError,
+        r"document_ids: want them in Window",
+    ),
+    "targets of another kind": (
+        {"targets": "diagonal"},
+        TypeError,
+        r"targets: want fastqt targets or a tensor",
+    ),
+    "targets of rank 3": ({"targets": torch.zeros(1, 6, 6)}, ValueError, r"targets: want \(N,\) .* got 3-D"),
+    "targets of another shape": (
+        {"targets": torch.zeros(6, 5)},
+        ValueError,
+        r"targets: want shape \(N, M\) = \(6, 6\), got \(6, 5\)",
+    ),
+    "target matrix of integers": ({"targets": X.long()}, TypeError, r"targets: want a floating-point"),
+    "indices short": ({"targets": torch.arange(5)}, ValueError, r"targets: want a class index .* got 5"),
+    "indices as floats": ({"targets": Q[:, 0]}, TypeError, r"targets: want an integer dtype"),
+    "index outside": (
+        {"targets": torch.tensor([1, 2, 3, 4, 5, 6])},
+        ValueError,
+        r"targets: row 5's target column 6 is outside the M=6 candidates",
+    ),
+    "index negative": (
+        {"targets": torch.tensor([1, -1, 3, 4, 5, 0])},
+        ValueError,
+        r"targets: row 1's target column -1 is outside",
+    ),
+    "index on the diagonal": (
+        {"targets": torch.tensor([1, 2, 2, 4, 5, 0])},
+        ValueError,
+        r"targets: row 2's target column 2 is on the diagonal that diagonal='zero' replaces",
+    ),
+    "matrix on the diagonal": (
+        {"targets": torch.eye(6), "diagonal": "exclude"},
+        ValueError,
+        r"targets: row 0's target column 0 is on the diagonal that diagonal='exclude' replaces",
+    ),
+    "negative weight": (
+        {"targets": -torch.eye(6).roll(1, 1)},
+        ValueError,
+        r"targets: row 0's target column 1 has a weight that is negative",
+    ),
+    "masked target": (
+        {"mask": torch.eye(6).roll(1, 1).bool()},
+        ValueError,
+        r"targets: row 0's target column 1 is a cell that mask excludes",
+    ),
+    "diagonal targets": (
+        {"targets": fastqt.Diagonal()},
+        ValueError,
+        r"targets: Diagonal\(\) .*diagonal='keep'",
+    ),
+    "offset 0": ({"targets": fastqt.Window(offsets=[0, 1])}, ValueError, r"targets: Window has offset 0"),
+    "smoothed and exclude": (
+        {"targets": fastqt.smoothed(fastqt.Window()), "diagonal": "exclude"},
+        ValueError,
+        r"targets: smoothed targets .* diagonal='exclude' forbids",
+    ),
+    "smoothed and mask": (
+        {"targets": fastqt.smoothed(fastqt.Window()), "mask": X},
+        ValueError,
+        r"mask: want None",
+    ),
+    "one group": ({"query_groups": torch.arange(6)}, ValueError, r"candidate_groups: want it together"),
+    "groups short": (
+        {"query_groups": torch.arange(6), "candidate_groups": torch.arange(5)},
+        ValueError,
+        r"candidate_groups: want 6 ids, got 5",
+    ),
+    "mask of floats": ({"mask": X.float()}, TypeError, r"mask: want dtype torch.bool"),
+    "mask of another shape": (
+        {"mask": X[:5]},
+        ValueError,
+        r"mask: want shape \(N, M\) = \(6, 6\), got \(5, 6\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("default_backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, default_backend, monkeypatch):
+    monkeypatch.setenv("FASTQT_BACKEND", default_backend)
+    arguments, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        fastqt.contrastive_loss(**{"queries": Q, "candidates": C, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: fastqt.Window(0), ValueError, r"size .*: want an integer >= 1, got 0"),
+        (lambda: fastqt.Window(offsets=[]), ValueError, r"offsets: want distinct integers, at least one"),
+        (lambda: fastqt.Window(offsets=[1, 1]), ValueError, r"offsets: want distinct integers"),
+        (lambda: fastqt.Window(weights=[1.0]), ValueError, r"weights: .* 2 offsets, got \[1.0\]"),
+        (lambda: fastqt.Window(weights=[1.0, -1.0]), ValueError, r"weights: want one positive number"),
+        (lambda: fastqt.Sparse(torch.eye(2)), ValueError, r"csr_tensor: .* torch.sparse_csr"),
+        (
+            lambda: fastqt.Sparse(torch.eye(2).long().to_sparse_csr()),
+            TypeError,
+            r"csr_tensor: want a floating",
+        ),
+        (
+            lambda: fastqt.smoothed(fastqt.Window(), 0),
+            ValueError,
+            r"smoothing: want a positive number, got 0",
+        ),
+    ],
+)
+def test_targets_refuse(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_an_unknown_environment_is_named(monkeypatch):
+    monkeypatch.setenv("FASTQT_BACKEND", "gpu")
+    with pytest.raises(ValueError, match=r"FASTQT_BACKEND: want one of cpu, reference, got 'gpu'"):
+        fastqt.contrastive_loss(Q, C)
+
+
+def test_without_the_extension(monkeypatch, capsys):
+    """All works on the torch path, which says so; asking for the engine is an error with the reason."""
+    expected = fastqt.contrastive_loss(Q.double(), C.double())
+    monkeypatch.setattr(ops, "native_error", "the extension fastqt._C is not built")
+    assert fastqt.contrastive_loss(Q.double(), C.double()).item() == pytest.approx(expected.item(), rel=1e-12)
+    with pytest.raises(ValueError, match=r"backend: 'cpu' is not available: .*not built"):
+        fastqt.contrastive_loss(Q, C, backend="cpu")
+    fastqt.show_config()
+    out = capsys.readouterr().out
+    assert "not built" in out
+    assert torch.__version__ in out
+
+
+def test_show_config_of_a_whole_build(capsys):
+    fastqt.show_config()
+    out = capsys.readouterr().out
+    assert f"fastqt   {fastqt.__version__}" in out
+    assert "not built" not in out

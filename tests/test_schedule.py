@@ -1,0 +1,132 @@
+"""The walk over the score matrix: any cut into chunks and tiles, any layout, any number of threads."""
+
+import pytest
+import torch
+from cases import CASES, Case
+from tolerances import REORDERED, relative
+
+import fastqt
+from fastqt import schedule
+
+LARGE = ("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives")
+by_name = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
+
+
+def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> list[torch.Tensor]:
+    loss = case.loss(inputs, **more)
+    return [loss.detach(), *torch.autograd.grad(loss, list(inputs.values()))]
+
+
+def assert_same(a: list[torch.Tensor], b: list[torch.Tensor], tolerance: float) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert relative(x, y) < tolerance
+
+
+@by_name
+@pytest.mark.parametrize("rows", [1, 3, 12])
+def test_chunks_do_not_change_the_result(case, rows, monkeypatch):
+    inputs = case.inputs(torch.float64)
+    whole = value_and_gradients(case, inputs)
+    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", rows)
+    assert_same(value_and_gradients(case, inputs), whole, REORDERED[torch.float64])
+
+
+@by_name
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4)])
+def test_tiles_do_not_change_the_result(case, rows, columns, monkeypatch):
+    inputs = case.inputs(torch.float64)
+    whole = value_and_gradients(case, inputs)
+    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
+    monkeypatch.setattr(schedule, "TILE_COLUMNS", columns)
+    assert_same(value_and_gradients(case, inputs, memory="low"), whole, REORDERED[torch.float64])
+
+
+@by_name
+def test_fast_and_low_agree_to_rounding_in_float32(case):
+    inputs = case.inputs(torch.float32)
+    assert_same(
+        value_and_gradients(case, inputs, memory="low"),
+        value_and_gradients(case, inputs, memory="fast"),
+        REORDERED[torch.float32],
+    )
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_threads_agree_and_runs_repeat(memory):
+    case = CASES[0]
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        name: torch.randn(600, 64, generator=generator).requires_grad_() for name in ("queries", "candidates")
+    }
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        two = value_and_gradients(case, inputs, memory=memory)
+        again = value_and_gradients(case, inputs, memory=memory)
+        torch.set_num_threads(1)
+        one = value_and_gradients(case, inputs, memory=memory)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(two, again, strict=True))
+    assert_same(one, two, REORDERED[torch.float32])
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Equal tensors laid out otherwise in memory."""
+    rows, columns = x.shape
+    wide = x.new_zeros(rows, 2 * columns)
+    wide[:, ::2] = x
+    tall = x.new_zeros(3 * rows, columns + 2)
+    tall[::3, 1:-1] = x
+    return {
+        "transposed": x.T.contiguous().T,
+        "every second column": wide[:, ::2],
+        "rows of a larger matrix": tall[::3, 1:-1],
+    }
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every second column", "rows of a larger matrix"])
+@by_name
+def test_strides_do_not_change_the_result(case, layout):
+    inputs = case.inputs(torch.float64)
+    expected = value_and_gradients(case, inputs)
+    laid_out = {
+        name: x if x.dim() == 0 else layouts(x.detach())[layout].requires_grad_()
+        for name, x in inputs.items()
+    }
+    for memory in ("fast", "low"):
+        assert_same(value_and_gradients(case, laid_out, memory=memory), expected, REORDERED[torch.float64])
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_stride_zero_inputs(memory):
+    row = torch.randn(1, 5, dtype=torch.float64, requires_grad=True)
+    candidates = torch.randn(7, 5, dtype=torch.float64)
+    loss = fastqt.contrastive_loss(row.expand(7, 5), candidates, memory=memory)
+    expected = fastqt.contrastive_loss(row.repeat(7, 1), candidates)
+    (gradient,), (wanted,) = torch.autograd.grad(loss, row), torch.autograd.grad(expected, row)
+    assert relative(loss, expected) < REORDERED[torch.float64]
+    assert relative(gradient, wanted) < REORDERED[torch.float64]
+
+
+def test_strided_targets_and_masks_are_read_in_place():
+    case = next(c for c in CASES if c.name == "all at once")
+    inputs = case.inputs(torch.float64)
+    mask, targets = case.arguments["mask"], torch.from_numpy(case.targets)
+    for memory in ("fast", "low"):
+        arguments = {**case.arguments, "targets": targets, "mask": mask}
+        strided = {**arguments, "targets": targets.T.contiguous().T, "mask": mask.T.contiguous().T}
+        expected = fastqt.contrastive_loss(**inputs, **arguments, memory=memory)
+        assert torch.equal(fastqt.contrastive_loss(**inputs, **strided, memory=memory), expected)
+
+
+@pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_one_gradient_alone(wanted, memory):
+    case = next(c for c in CASES if c.name == "all at once")
+    inputs = case.inputs(torch.float64)
+    (expected,) = torch.autograd.grad(case.loss(inputs), inputs[wanted])
+    alone = {name: x if name == wanted else x.detach() for name, x in inputs.items()}
+    (gradient,) = torch.autograd.grad(case.loss(alone, memory=memory), alone[wanted])
+    assert relative(gradient, expected) < REORDERED[torch.float64]
