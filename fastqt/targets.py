@@ -194,8 +194,8 @@ class Sparse(Targets):
     """Targets from a sparse CSR tensor.
 
     Args:
-        csr_tensor: (N, M), layout torch.sparse_csr, floating point, entries >= 0. Entries that
-            name the same cell add up.
+        csr_tensor: (N, M), layout torch.sparse_csr, floating point, entries >= 0, no cell twice (as
+            `torch.sparse.check_sparse_tensor_invariants` has it). No gradient flows to it.
     """
 
     def __init__(self, csr_tensor: Tensor) -> None:
@@ -206,10 +206,10 @@ class Sparse(Targets):
             )
         if not csr_tensor.dtype.is_floating_point:
             raise TypeError(f"csr_tensor: want a floating-point dtype, got {csr_tensor.dtype}")
-        coalesced = csr_tensor.detach().to_sparse_coo().coalesce().to_sparse_csr()
+        csr_tensor = csr_tensor.detach()
         self.shape = tuple(csr_tensor.shape)
         self._rows = TargetRows(
-            coalesced.crow_indices().long(), coalesced.col_indices().long(), coalesced.values().double()
+            csr_tensor.crow_indices().long(), csr_tensor.col_indices().long(), csr_tensor.values().double()
         )
 
     def check(self, N: int, M: int, diagonal: str) -> None:

@@ -47,11 +47,6 @@ def test_smoothing_twice_adds_up():
     np.testing.assert_allclose(T, oracle.smoothed(oracle.window(7, 7, [-1, 1]), 0.3), rtol=1e-15)
 
 
-def test_sparse_entries_of_one_cell_add_up():
-    twice = torch.sparse_csr_tensor([0, 2, 2], [1, 1], [0.25, 0.5], size=(2, 2), check_invariants=False)
-    assert fastqt.Sparse(twice).to_dense(2, 2).tolist() == [[0, 0.75], [0, 0]]
-
-
 def test_class_indices_and_matrices_are_taken_as_they_are():
     assert as_targets(torch.tensor([2, -100])).to_dense(2, 3).tolist() == [[0, 0, 1], [0, 0, 0]]
     matrix = torch.rand(2, 3)

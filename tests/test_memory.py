@@ -1,0 +1,30 @@
+"""Memory stays where it is promised: no test of time, and none of these near an N x N matrix."""
+
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import resource, torch, fastqt
+N, D, memory = {N}, {D}, {memory!r}
+def peak():  # bytes; Linux counts KiB, macOS bytes
+    import sys
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+small = torch.randn(64, D, requires_grad=True)
+fastqt.contrastive_loss(small, small.detach(), memory=memory).backward()  # loads what is loaded once
+queries, candidates = (torch.randn(N, D).mul_(0.1).requires_grad_() for _ in range(2))
+grown = torch.ones(2 * N * D)  # the gradients' share, touched
+before = peak()
+del grown
+fastqt.contrastive_loss(queries, candidates, memory=memory).backward()
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_peak_above_inputs_and_gradients(memory):
+    """At N = 16,384 the score matrix alone would take a GiB."""
+    script = MEASURE.format(N=16384, D=32, memory=memory)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(run.stdout) <= 64 * 2**20
