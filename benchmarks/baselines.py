@@ -1,0 +1,57 @@
+"""What fastqt is measured against: the plain PyTorch that one would write without it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from fastqt.bench import eager_contrastive_loss, window_matrix
+
+__all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "window_matrix"]
+
+
+class PlainEncoder(nn.Module):
+    """An `nn.EmbeddingBag`, or with a hidden size an `nn.GRU` over packed sequences."""
+
+    def __init__(self, vocab_size: int, word_dim: int, hidden_size: int | None) -> None:
+        super().__init__()
+        self.gru = None if hidden_size is None else nn.GRU(word_dim, hidden_size, batch_first=True)
+        table = nn.EmbeddingBag if self.gru is None else nn.Embedding
+        options = {"mode": "sum"} if self.gru is None else {}
+        self.embedding = table(vocab_size, word_dim, **options)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        if self.gru is None:
+            valid = torch.arange(tokens.shape[1]) < lengths[:, None]
+            return self.embedding(tokens[valid], lengths.cumsum(0) - lengths)
+        words = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
+        return self.gru(words)[1][0]
+
+
+class PlainQuickThoughts(nn.Module):
+    """Two plain encoders, for queries and candidates; `hidden_size` None means bags of words."""
+
+    def __init__(self, vocab_size: int, word_dim: int = 300, hidden_size: int | None = None) -> None:
+        super().__init__()
+        self.query_encoder = PlainEncoder(vocab_size, word_dim, hidden_size)
+        self.candidate_encoder = PlainEncoder(vocab_size, word_dim, hidden_size)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query_encoder(tokens, lengths), self.candidate_encoder(tokens, lengths)
+
+
+class PlainTrainer:
+    """The usual loop: eager loss against a dense target made once, torch's clip, torch's Adam as it comes."""
+
+    def __init__(self, model: nn.Module, batch_size: int, context_size: int) -> None:
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+        self.targets = window_matrix(batch_size, context_size)
+
+    def step(self, tokens: Tensor, lengths: Tensor) -> None:
+        self.optimizer.zero_grad()
+        eager_contrastive_loss(*self.model(tokens, lengths), self.targets).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.optimizer.step()
