@@ -104,6 +104,10 @@ def _write(path: Path, documents: list[list[str]]) -> None:
 class _Table(Display):
     """A row a report, on standard output."""
 
+    @staticmethod
+    def note(text: str) -> None:
+        """Nothing: a page of text is read in no time."""
+
     def report(self, line: dict[str, float]) -> None:
         if self._bar is not None:
             self._bar.clear()

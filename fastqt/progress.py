@@ -27,6 +27,12 @@ class Display:
                 total=total, initial=done, unit="sent", unit_scale=True, dynamic_ncols=True, smoothing=0.05
             )
 
+    @staticmethod
+    def note(text: str) -> None:
+        """Says on a terminal what is going on before the training."""
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+
     def advance(self, sentences: int) -> None:
         self.done += sentences
         if self._bar is not None:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -65,6 +65,7 @@ def train(
     progress = files.read_progress(saved) if resume and saved.exists() else None
     corpus = _corpus_files(config, directory, resume)
     if progress is None:
+        display.note(f"reading {', '.join(corpus)} for its vocabulary")
         vocabulary, progress = _begin(config, corpus)
     else:
         _check_unchanged(corpus, progress.corpus_bytes)
@@ -116,21 +117,24 @@ class Trainer:
             for batch in self._remaining():
                 loss, queries, candidates = self.step(batch)
                 sentences += len(batch.lengths)
-                ends = progress.step == self.last_step
-                saves = ends or progress.step % config.checkpoint_every == 0
-                validates = bool(self.validation) and (ends or progress.step % config.valid_every == 0)
                 display.advance(len(batch.lengths))
-                if ends or validates or progress.step % config.report_every == 0:
+                ends, stops = progress.step == self.last_step, stop.signal is not None
+                validates = bool(self.validation) and (ends or progress.step % config.valid_every == 0)
+                reports = ends or validates or progress.step % config.report_every == 0
+                saves = ends or stops or progress.step % config.checkpoint_every == 0
+                if reports or saves:
+                    self._check_finite(loss)
+                if reports:
+                    rate = sentences / (time.perf_counter() - began)
                     line = self._measure(loss, queries, candidates, validates)
-                    seconds = time.perf_counter() - began
-                    progress.seconds += seconds
-                    line |= {"sentences_per_second": sentences / seconds, "seconds": progress.seconds}
+                    progress.seconds += time.perf_counter() - began
                     sentences, began = 0, time.perf_counter()
+                    line |= {"sentences_per_second": rate, "seconds": progress.seconds}
                     log.write(line)
                     display.report(line)
-                if saves or stop.signal is not None:
-                    self._save(loss, log, time.perf_counter() - began)
-                if stop.signal is not None:
+                if saves:
+                    self._save(log, time.perf_counter() - began)
+                if stops:
                     break
         return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
 
@@ -208,14 +212,16 @@ class Trainer:
             found.append(batch)
         return found
 
-    def _save(self, loss: Tensor, log: MetricsLog, seconds: float) -> None:
+    def _check_finite(self, loss: Tensor) -> None:
         if not math.isfinite(loss.item()):
+            step = self.progress.step
             raise InputError(
-                f"the loss is {loss.item()} at step {self.progress.step}; lower learning_rate and resume "
-                "from the last checkpoint, or begin anew"
+                f"the loss is {loss.item()} at step {step}: begin anew with a lower learning_rate"
             )
-        progress = self.progress
-        progress.metrics_length = log.sync()
+
+    def _save(self, log: MetricsLog, seconds: float) -> None:
+        self.progress.metrics_length = log.sync()
+        progress = replace(self.progress, seconds=self.progress.seconds + seconds)
         files.save_checkpoint(self.directory / files.CHECKPOINT, self.model, self.optimizer, progress)
         files.save_model(self.directory / files.MODEL, self.model)
 

@@ -162,9 +162,12 @@ def test_a_device_that_is_not_there(planted, tmp_path):
         train(TrainConfig((planted[0],), **SMALL, device="cuda"), tmp_path / "run")
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path):
-    config = TrainConfig((planted[0],), **SMALL, learning_rate=1e30, checkpoint_every=1)
-    with pytest.raises(InputError, match=r"the loss is (nan|inf) at step \d+; lower learning_rate"):
+@pytest.mark.parametrize("every", [{"report_every": 2}, {"checkpoint_every": 2}])
+def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path, every):
+    config = TrainConfig((planted[0],), **SMALL | every, learning_rate=1e30)
+    with pytest.raises(
+        InputError, match=r"the loss is (nan|inf) at step \d+: begin anew with a lower learning_rate"
+    ):
         train(config, tmp_path / "run")
 
 
