@@ -23,3 +23,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:
+    """A stored run names the processor and the versions, and not the machine's owner."""
+    import torch
+
+    cpu = machine_info.get("cpu", {})
+    kept = {name: machine_info[name] for name in ("machine", "system", "python_version")}
+    machine_info.clear()
+    machine_info.update(
+        kept, cpu=cpu.get("brand_raw"), threads=torch.get_num_threads(), torch_version=torch.__version__
+    )
+
+
+def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list, output_json: dict) -> None:
+    """Medians and ratios are what a run is kept for, not each single time."""
+    output_json.pop("commit_info", None)
+    for benchmark in output_json["benchmarks"]:
+        benchmark["stats"] = {name: benchmark["stats"][name] for name in ("median", "min", "iqr", "rounds")}
+        for name in ("options", "param", "params", "group", "fullname"):
+            benchmark.pop(name, None)
