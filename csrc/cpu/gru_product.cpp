@@ -9,6 +9,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -33,6 +35,9 @@ using torch::stable::Tensor;
 
 enum Blas : int { kRowMajor = 101, kNoTrans = 111, kTrans = 112, kPacked = 151, kRightMatrix = 162 };
 
+constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+constexpr int64_t kHeader = 16;  // floats before MKL's data, which this leaves as aligned as it was
+
 // OpenBLAS has functions of the same names, which may not let the number of rows vary.
 bool available() {
 #ifdef FASTQT_MKL
@@ -42,51 +47,74 @@ bool available() {
 #endif
 }
 
-bool is_float_matrix(const Tensor& tensor) {
-  return tensor.dim() == 2 && tensor.is_cpu() && tensor.scalar_type() == ScalarType::Float &&
-      tensor.size(0) > 0 && tensor.size(1) > 0;
-}
+// What a GEMM needs to know of a float32 CPU matrix whose lines (rows: 0, columns: 1) are
+// of adjacent elements.
+struct Lines {
+  Lines(const Tensor& tensor, int lines) {
+    if (tensor.dim() != 2 || !tensor.is_cpu() || tensor.scalar_type() != ScalarType::Float || tensor.numel() == 0) {
+      return;
+    }
+    const int64_t count = tensor.size(lines), length = tensor.size(1 - lines);
+    // The stride of a single line means nothing, and may be less than its length.
+    const int64_t distance = count == 1 ? length : tensor.stride(lines);
+    valid = (length == 1 || tensor.stride(1 - lines) == 1) && distance >= length &&
+        std::max(count, distance) <= kMaxInt;
+    leading = static_cast<int>(distance);
+    data = static_cast<float*>(tensor.data_ptr());
+  }
 
-bool fits_int(const Tensor& matrix) {
-  constexpr int64_t max = std::numeric_limits<int>::max();
-  return matrix.size(0) <= max && matrix.size(1) <= max && matrix.stride(0) <= max && matrix.stride(1) <= max;
-}
+  bool valid = false;
+  int leading = 0;
+  float* data = nullptr;
+};
 
-// The packed form of `matrix` (K, N), for left factors of about `rows` rows; no elements
-// where this BLAS or this matrix does not offer one.
+// The packed form of `matrix` (K, N), for left factors of at most `rows` rows; no elements
+// where this BLAS or this matrix does not offer one. It may not be moved, as MKL depends on
+// its alignment: its header tells whether it has been.
 Tensor pack_matrix(Tensor matrix, int64_t rows) {
-  const bool transposed = matrix.dim() == 2 && matrix.stride(1) != 1;
-  size_t bytes = 0;
+  const Lines by_rows(matrix, 0), by_columns(matrix, 1);
+  const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
+  int64_t elements = 0;
 #ifdef FASTQT_MKL
-  if (available() && is_float_matrix(matrix) && fits_int(matrix) && matrix.stride(transposed ? 0 : 1) == 1) {
-    bytes = cblas_sgemm_pack_get_size(kRightMatrix, rows, matrix.size(1), matrix.size(0));
+  if (packs) {
+    const size_t bytes = cblas_sgemm_pack_get_size(kRightMatrix, rows, matrix.size(1), matrix.size(0));
+    elements = kHeader + static_cast<int64_t>((bytes + sizeof(float) - 1) / sizeof(float));
   }
 #endif
-  const int64_t size[] = {static_cast<int64_t>((bytes + sizeof(float) - 1) / sizeof(float))};
-  Tensor packed = torch::stable::new_empty(matrix, {size, 1});
+  Tensor packed = torch::stable::new_empty(matrix, {&elements, 1});
 #ifdef FASTQT_MKL
-  if (bytes > 0) {
+  if (packs) {
+    const Lines& lines = by_rows.valid ? by_rows : by_columns;
+    float* data = static_cast<float*>(packed.data_ptr());
+    std::memcpy(data, &data, sizeof(data));
     cblas_sgemm_pack(
-        kRowMajor, kRightMatrix, transposed ? kTrans : kNoTrans, rows, matrix.size(1), matrix.size(0), 1.0f,
-        static_cast<const float*>(matrix.data_ptr()), matrix.stride(transposed ? 1 : 0),
-        static_cast<float*>(packed.data_ptr()));
+        kRowMajor, kRightMatrix, by_rows.valid ? kNoTrans : kTrans, rows, matrix.size(1), matrix.size(0), 1.0f,
+        lines.data, lines.leading, data + kHeader);
   }
 #endif
   return packed;
 }
 
-// out (b, N) = left (b, K) · the packed matrix, plus `out` if `accumulate`.
-void packed_product(Tensor out, Tensor left, Tensor packed, bool accumulate) {
-  STD_TORCH_CHECK(available() && packed.numel() > 0, "packed: expected what pack_matrix made, got nothing");
+// out (b, N) = left (b, K) · matrix (K, N), plus `out` if `accumulate`.
+void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool accumulate) {
+  const Lines to(out, 0), from(left, 0);
   STD_TORCH_CHECK(
-      is_float_matrix(out) && is_float_matrix(left) && out.size(0) == left.size(0) && out.stride(1) == 1 &&
-          left.stride(1) == 1 && fits_int(out) && fits_int(left),
-      "out, left: expected float32 CPU matrices of the same number of rows, with adjacent columns");
+      to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) && left.size(1) == matrix.size(0) &&
+          out.size(1) == matrix.size(1),
+      "out, left: expected float32 CPU matrices of fitting shapes, with adjacent columns");
+  const void* home = nullptr;
+  if (packed.numel() > kHeader) {
+    std::memcpy(&home, packed.data_ptr(), sizeof(home));
+  }
+  if (home == nullptr || home != packed.data_ptr()) {
+    packed = pack_matrix(matrix, left.size(0));
+  }
+  STD_TORCH_CHECK(packed.numel() > 0, "matrix: cannot be packed here");
 #ifdef FASTQT_MKL
   cblas_sgemm_compute(
-      kRowMajor, kNoTrans, kPacked, out.size(0), out.size(1), left.size(1),
-      static_cast<const float*>(left.data_ptr()), left.stride(0), static_cast<const float*>(packed.data_ptr()),
-      out.size(1), accumulate ? 1.0f : 0.0f, static_cast<float*>(out.data_ptr()), out.stride(0));
+      kRowMajor, kNoTrans, kPacked, out.size(0), out.size(1), left.size(1), from.data, from.leading,
+      static_cast<const float*>(packed.data_ptr()) + kHeader, out.size(1), accumulate ? 1.0f : 0.0f, to.data,
+      to.leading);
 #endif
 }
 
@@ -94,7 +122,7 @@ void packed_product(Tensor out, Tensor left, Tensor packed, bool accumulate) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def("pack_matrix(Tensor matrix, int rows) -> Tensor");
-  m.def("packed_product_(Tensor(a!) out, Tensor left, Tensor packed, bool accumulate) -> ()");
+  m.def("packed_product_(Tensor(a!) out, Tensor left, Tensor matrix, Tensor packed, bool accumulate) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {

@@ -148,12 +148,13 @@ class GRU(torch.nn.RNNBase):
             return self._run_torch(data, batch_sizes, batch, hx)
         weight_dtype = self._weights(0)[0].dtype
         compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
+        data = data.to(compute)
         outputs, finals = [], []
         for d in range(1 + self.bidirectional):
             w_ih, w_hh, *biases = (weight.to(compute) for weight in self._weights(d))
             b_ih, b_hh = biases or (None, None)
             output, final = gru_sequence(
-                data.to(compute),
+                data,
                 batch_sizes,
                 batch,
                 None if hx is None else hx[d].to(compute),

@@ -65,7 +65,7 @@ class Product:
         if len(left) == 0:
             return
         if self.packed is not None:
-            torch.ops.fastqt.packed_product_(out, left, self.packed, accumulate)
+            torch.ops.fastqt.packed_product_(out, left, self.matrix, self.packed, accumulate)
         elif accumulate:
             out.addmm_(left, self.matrix)
         else:

@@ -1,0 +1,400 @@
+"""fastqt.nn.GRU against a numpy cell, torch.nn.GRU and finite differences."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+from fastqt.nn import GRU, gru, gru_native, gru_sequence
+
+W, H = 5, 4
+LENGTHS = [3, 7, 1, 7, 2, 5]
+
+# Both sides of a comparison in fp64 differ by rounding only, some 1e-15 a step.
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+# fp32 sums of up to a few hundred terms of order 1, in another order.
+ROUNDED = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(params=["native", "torch"])
+def engine(request, monkeypatch):
+    """Both ways of computing a step, and chunks that end in the midst of a batch."""
+    monkeypatch.setattr(gru_sequence, "CHUNK_TOKENS", 7)
+    if request.param == "torch":
+        monkeypatch.setattr(gru_native, "NATIVE", False)
+    elif not gru_native.NATIVE:
+        pytest.skip("the native extension is not built")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def sentences(dtype: torch.dtype = torch.float64, width: int = W) -> list[Tensor]:
+    return [torch.randn(length, width, dtype=dtype) for length in LENGTHS]
+
+
+def numpy_cell(x, h, w_ih, w_hh, b_ih, b_hh, reset_after):
+    """One step of one sentence: the equations, in numpy."""
+
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    (wr, wz, wn), (ur, uz, un) = np.split(w_ih, 3), np.split(w_hh, 3)
+    (br, bz, bn), (cr, cz, cn) = np.split(b_ih, 3), np.split(b_hh, 3)
+    r = sigmoid(wr @ x + br + ur @ h + cr)
+    z = sigmoid(wz @ x + bz + uz @ h + cz)
+    n = np.tanh(wn @ x + bn + (r * (un @ h + cn) if reset_after else un @ (r * h) + cn))
+    return (1 - z) * n + z * h
+
+
+def numpy_gru(layer: GRU, sentence: np.ndarray, h0: np.ndarray, direction: int) -> np.ndarray:
+    """The states (L, H) of one sentence in one direction, in the sentence's order."""
+    suffix = "_reverse" if direction else ""
+    weights = [getattr(layer, f"{name}_l0{suffix}").detach().numpy() for name in ("weight_ih", "weight_hh")]
+    for name in ("bias_ih", "bias_hh"):
+        bias = getattr(layer, f"{name}_l0{suffix}", None)
+        weights.append(np.zeros(3 * layer.hidden_size) if bias is None else bias.detach().numpy())
+    states, h = [], h0
+    for x in sentence[::-1] if direction else sentence:
+        h = numpy_cell(x, h, *weights, layer.reset_after)
+        states.append(h)
+    return np.array(states[::-1] if direction else states)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("reset_after", [True, False])
+@pytest.mark.parametrize("bias", [True, False, "single"])
+@pytest.mark.parametrize("with_h0", [True, False])
+def test_values_are_the_equations(reset_after, bias, with_h0):
+    layer = GRU(W, H, bias=bias, bidirectional=True, reset_after=reset_after, dtype=torch.float64)
+    batch = sentences()
+    h0 = torch.randn(2, len(batch), H, dtype=torch.float64) if with_h0 else None
+    output, h_n = layer(pack_sequence(batch, enforce_sorted=False), h0)
+    padded, lengths = pad_packed_sequence(output, batch_first=True)
+    assert lengths.tolist() == LENGTHS
+    for i, sentence in enumerate(batch):
+        for d in range(2):
+            start = h0[d, i].numpy() if with_h0 else np.zeros(H)
+            want = numpy_gru(layer, sentence.numpy(), start, d)
+            got = padded[i, : len(sentence), d * H : (d + 1) * H].detach().numpy()
+            np.testing.assert_allclose(got, want, **EXACT)
+            # The backward direction ends at the first token.
+            np.testing.assert_allclose(h_n[d, i].detach().numpy(), want[0 if d else -1], **EXACT)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("reset_after", [True, False])
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("with_h0", [True, False])
+def test_gradients_are_finite_differences(reset_after, reverse, with_h0):
+    W, H, lengths = 2, 3, [4, 4, 2, 1]
+    packed = pack_sequence([torch.randn(length, W, dtype=torch.float64) for length in lengths])
+    shapes = [(3 * H, W), (3 * H, H), (3 * H,), (3 * H,)]
+    inputs = [packed.data, *(torch.randn(shape, dtype=torch.float64) for shape in shapes)]
+    h0 = torch.randn(len(lengths), H, dtype=torch.float64)
+    inputs = [t.requires_grad_() for t in (*inputs, *([h0] if with_h0 else []))]
+
+    def run(x, w_ih, w_hh, b_ih, b_hh, h0=None):
+        return gru_sequence.gru_sequence(
+            x,
+            packed.batch_sizes,
+            len(lengths),
+            h0,
+            w_ih,
+            w_hh,
+            b_ih,
+            b_hh,
+            reverse=reverse,
+            reset_after=reset_after,
+        )
+
+    assert torch.autograd.gradcheck(run, inputs)
+
+
+def twins(**options) -> tuple[GRU, torch.nn.GRU]:
+    dtype = options.pop("dtype", torch.float64)
+    width = options.pop("width", W)
+    hidden = options.pop("hidden", H)
+    ours, theirs = (
+        GRU(width, hidden, dtype=dtype, **options),
+        torch.nn.GRU(width, hidden, dtype=dtype, **options),
+    )
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def results(layer, x, hx, wrap=lambda x: x):
+    """Output, final state and the gradients of a fixed scalar of both, by name."""
+    x = x.clone().requires_grad_()
+    hx = hx.clone().requires_grad_() if hx is not None else None
+    layer.zero_grad()
+    output, h_n = layer(wrap(x), hx)
+    output = output.data if isinstance(output, PackedSequence) else output
+    generator = torch.Generator().manual_seed(1)
+    weights = [
+        torch.randint(-2, 3, t.shape, generator=generator) for t in (output, h_n)
+    ]  # exact in any dtype
+    sum(
+        ((t * w.to(t)).sum() for t, w in zip((output, h_n), weights, strict=True)), torch.zeros(())
+    ).backward()
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"output": output, "h_n": h_n, "x": x.grad, **gradients} | (
+        {"hx": hx.grad} if hx is not None else {}
+    )
+
+
+def assert_same(got, want, **tolerance):
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(
+            got[name], want[name], msg=lambda m, name=name: f"{name}: {m}", **tolerance
+        )
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("with_hx", [True, False])
+@pytest.mark.parametrize("form", ["packed", "sorted", "padded", "batch_first", "unbatched"])
+def test_equals_torch(form, bidirectional, bias, with_hx):
+    ours, theirs = twins(bidirectional=bidirectional, bias=bias, batch_first=form == "batch_first")
+    D, B = 1 + bidirectional, len(LENGTHS)
+    hx = torch.randn(D, B, H, dtype=torch.float64) if with_hx else None
+    x, wrap = torch.randn(B, 7, W, dtype=torch.float64), lambda x: x
+    if form in ("packed", "sorted"):
+        order = sorted(LENGTHS, reverse=True) if form == "sorted" else LENGTHS
+        packed = pack_sequence([torch.randn(n, W, dtype=torch.float64) for n in order], form == "sorted")
+        x, wrap = packed.data, lambda x: packed._replace(data=x)
+    elif form == "unbatched":
+        x, hx = x[0], None if hx is None else hx[:, 0]
+    elif form == "padded":
+        x = x.transpose(0, 1)
+    assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **EXACT)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_one_sentence_keeps_its_batch_dimension(length):
+    ours, theirs = twins(bidirectional=True)
+    x = torch.randn(length, 1, W, dtype=torch.float64)
+    assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
+
+
+def error(got, want):
+    """Relative distances in the Frobenius norm, by name."""
+    return {name: ((got[name] - w).norm() / w.norm()).item() for name, w in want.items()}
+
+
+@pytest.mark.skipif(not gru_native.NATIVE, reason="the native extension is not built")
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_fp32_is_as_accurate_as_torch(scale):
+    # Errors of 1e-7 scatter by their nature: the sum over all results is compared, and each with some slack.
+    ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter *= scale
+    ours.load_state_dict(theirs.state_dict())
+    lengths = torch.randint(3, 41, (40,)).sort(descending=True)[0]
+    packed = pack_sequence([torch.randn(int(n), 48) for n in lengths])
+
+    def wrap(x):
+        return packed._replace(data=x)
+
+    exact = results(copy.deepcopy(theirs).double(), packed.data.double(), None, wrap)
+    ours_error, theirs_error = (error(results(m, packed.data, None, wrap), exact) for m in (ours, theirs))
+    assert sum(ours_error.values()) <= 1.5 * sum(theirs_error.values())
+    for name in exact:
+        assert ours_error[name] <= 2 * theirs_error[name], name
+
+
+@pytest.mark.parametrize("reset_after", [True, False])
+def test_two_runs_are_bitwise_equal_and_threads_agree(reset_after):
+    layer = GRU(48, 96, bidirectional=True, reset_after=reset_after)
+    packed = pack_sequence(
+        [torch.randn(int(n), 48) for n in torch.randint(1, 30, (64,))], enforce_sorted=False
+    )
+    threads = torch.get_num_threads()
+    runs = []
+    try:
+        for count in (2, 2, 1):
+            torch.set_num_threads(count)
+            run = results(layer, packed.data, None, lambda x: packed._replace(data=x))
+            runs.append({name: t.clone() for name, t in run.items()})
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert max(error(runs[2], runs[0]).values()) < 1e-5
+
+
+@pytest.mark.usefixtures("engine")
+def test_only_the_wanted_gradients_are_computed():
+    layer = GRU(W, H, dtype=torch.float64)
+    x = torch.randn(6, 3, W, dtype=torch.float64, requires_grad=True)
+    everything = torch.autograd.grad(layer(x)[0].sum(), [x, *layer.parameters()])
+    layer.requires_grad_(False)
+    torch.testing.assert_close(torch.autograd.grad(layer(x)[0].sum(), x)[0], everything[0], **EXACT)
+    layer.requires_grad_(True)
+    for gradient, want in zip(
+        torch.autograd.grad(layer(x.detach())[0].sum(), list(layer.parameters())), everything[1:], strict=True
+    ):
+        torch.testing.assert_close(gradient, want, **EXACT)
+    with torch.no_grad():
+        assert not layer(x)[0].requires_grad
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("reset_after", [True, False])
+def test_final_states_are_the_second_result(reset_after):
+    layer = GRU(W, H, bidirectional=True, reset_after=reset_after, dtype=torch.float64)
+    packed = pack_sequence(sentences(), enforce_sorted=False)
+    want, got = layer(packed)[1], layer.final_states(packed)
+    assert torch.equal(got, want)
+    parameters = list(layer.parameters())
+    for a, b in zip(
+        torch.autograd.grad(got.square().sum(), parameters),
+        torch.autograd.grad(want.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+def test_strided_inputs_and_upstream_gradients():
+    ours, theirs = twins()
+    base = torch.randn(W, 3, 6, dtype=torch.float64)
+    one = torch.randn(1, 1, W, dtype=torch.float64)
+    for x in (base.permute(2, 1, 0), base.permute(2, 1, 0)[::2], one.expand(6, 3, W)):
+        assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
+        x = x.detach().requires_grad_()
+        upstream = torch.ones(1, dtype=torch.float64).expand(len(x), 3, H)  # all strides 0
+        got, want = (torch.autograd.grad(layer(x)[0], x, upstream)[0] for layer in (ours, theirs))
+        torch.testing.assert_close(got, want, **EXACT)
+
+
+def test_backward_may_run_twice_but_not_be_differentiated():
+    layer = GRU(W, H)
+    x = torch.randn(6, 3, W, requires_grad=True)
+    loss = layer(x)[0].square().sum()
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*create_graph"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_state_dicts_are_exchanged_with_torch():
+    for bias in (True, "single"):
+        ours, theirs = GRU(W, H, bias=bias, bidirectional=True), torch.nn.GRU(W, H, bidirectional=True)
+        x = torch.randn(6, 3, W)
+        theirs.load_state_dict(ours.state_dict())
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **ROUNDED)
+        theirs.reset_parameters()
+        ours.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **ROUNDED)
+
+
+def test_single_bias_is_one_parameter_a_gate():
+    layer = GRU(W, H, bias="single", bidirectional=True)
+    assert sum(p.numel() for p in layer.parameters()) == 2 * 3 * H * (H + W + 1)
+    assert {name for name, _ in layer.named_buffers()} == {"bias_hh_l0", "bias_hh_l0_reverse"}
+    assert "bias='single'" in repr(layer)
+
+
+@pytest.mark.parametrize("bias", [True, "single"])
+def test_copies_and_conversions(bias):
+    layer = GRU(W, H, bias=bias)
+    x = torch.randn(6, 3, W)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x)[0], layer(x)[0])
+    assert layer.double()(x.double())[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_fp32(dtype):
+    layer = GRU(W, H, bidirectional=True, dtype=dtype)
+    x = torch.randn(6, 3, W, dtype=dtype)
+    got = results(layer, x, None)
+    want = results(copy.deepcopy(layer).float(), x.float(), None)
+    assert all(t.dtype == dtype for t in got.values())
+    assert_same(got, {name: t.to(dtype) for name, t in want.items()}, rtol=0, atol=0)
+
+
+def test_autocast_keeps_the_weights_dtype():
+    layer, x = GRU(W, H), torch.randn(6, 3, W)
+    want = results(layer, x, None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(results(layer, x, None), want, rtol=0, atol=0)
+        output, _ = layer(x.bfloat16())
+    assert output.dtype == torch.float32
+
+
+def test_saturated_gates_stay_finite_and_nan_stays_in_its_sentence():
+    layer = GRU(W, H)
+    x = 1e4 * torch.randn(6, 3, W)
+    x[2, 1] = float("nan")
+    output = layer(x)[0]
+    assert output[:, [0, 2]].isfinite().all()
+    assert output[:2, 1].isfinite().all()
+    assert output[2:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("form", ["packed", "padded"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_other_devices_are_handed_to_torch(monkeypatch, form, bias):
+    ours, theirs = twins(bidirectional=True, bias=bias)
+    monkeypatch.setattr(gru, "_torch_serves", lambda reset_after, device: reset_after)
+    monkeypatch.setattr(gru, "gru_sequence", None)
+    packed = pack_sequence(sentences(), enforce_sorted=False)
+    x, wrap = torch.randn(6, 3, W, dtype=torch.float64), lambda x: x
+    if form == "packed":
+        x, wrap = packed.data, lambda x: packed._replace(data=x)
+    for hx in (None, torch.randn(2, 6 if form == "packed" else 3, H, dtype=torch.float64)):
+        assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **EXACT)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's own, in tracing
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(dynamic):
+    torch._dynamo.reset()
+    layer = GRU(W, H, bidirectional=True, batch_first=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for B, L in ((3, 6), (4, 9)):
+        x, hx = torch.randn(B, L, W), torch.randn(2, B, H)
+        want = results(layer, x, hx)
+        layer_parameters = {
+            f"_orig_mod.{name}": t for name, t in want.items() if name.endswith(("l0", "reverse"))
+        }
+        want = {name: t for name, t in want.items() if f"_orig_mod.{name}" not in layer_parameters}
+        assert_same(results(compiled, x, hx), want | layer_parameters, **ROUNDED)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x)[1], layer(x)[1], **ROUNDED)
+
+
+@pytest.mark.parametrize(
+    ("x", "hx", "message"),
+    [
+        (torch.randn(W), None, rf"input: expected \(L, B, {W}\).*got \({W},\)"),
+        (torch.randn(0, 3, W), None, r"length of at least 1, got \(0, 3, 5\)"),
+        (torch.randn(6, 3, W + 1), None, r"got \(6, 3, 6\)"),
+        (
+            torch.randn(6, 3, W).double(),
+            None,
+            r"input: expected the weights' dtype, torch.float32, got torch.float64",
+        ),
+        (torch.randn(6, 3, W), torch.randn(2, 3, H), r"hx: expected shape \(1, 3, 4\), got \(2, 3, 4\)"),
+        (torch.randn(6, W), torch.randn(3, H), r"hx: expected shape \(1, 1, 4\), got \(3, 1, 4\)"),
+    ],
+)
+def test_bad_input_is_named(x, hx, message):
+    with pytest.raises(ValueError, match=message):
+        GRU(W, H)(x, hx)
+
+
+def test_bad_bias_is_named():
+    with pytest.raises(ValueError, match=r"bias: expected True, False or 'single', got 'double'"):
+        GRU(W, H, bias="double")  # type: ignore[arg-type]
