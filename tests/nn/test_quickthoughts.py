@@ -1,0 +1,69 @@
+"""The two-encoder model."""
+
+import pytest
+import torch
+
+from fastqt.nn import BagOfWords, Combine, GRUEncoder, QuickThoughts
+
+TOKENS = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 0, 0], [0, 0, 0]])
+LENGTHS = torch.tensor([3, 2, 1, 0])
+
+
+def model() -> QuickThoughts:
+    torch.manual_seed(0)
+    return QuickThoughts(GRUEncoder(10, 4, 6), GRUEncoder(10, 4, 6))
+
+
+def test_number_of_parameters_is_the_papers():
+    H, W, V = 1000, 300, 20_000
+    qt = QuickThoughts(GRUEncoder(V, W, H), GRUEncoder(V, W, H))
+    count = sum(parameter.numel() for parameter in qt.parameters())
+    assert count == 6 * H * (H + W + 1) + 2 * V * W == 19_806_000
+
+
+def test_encoders_are_two():
+    qt = model()
+    queries, candidates = qt(TOKENS, LENGTHS)
+    assert torch.equal(queries, qt.query_encoder(TOKENS, LENGTHS))
+    assert torch.equal(candidates, qt.candidate_encoder(TOKENS, LENGTHS))
+    assert not torch.allclose(queries, candidates)
+    (queries * candidates).sum().backward()
+    assert all(parameter.grad is not None for parameter in qt.parameters())
+
+
+def test_encode_puts_the_halves_side_by_side():
+    qt = model()
+    halves = qt(TOKENS, LENGTHS)
+    raw = qt.encode(TOKENS, LENGTHS, normalize=False)
+    assert torch.equal(raw, torch.cat(halves, dim=1))
+    unit = qt.encode(TOKENS, LENGTHS)
+    assert unit.shape == (4, qt.embedding_dim) == (4, 12)
+    assert not unit.requires_grad
+    for half, wanted in zip(unit.chunk(2, dim=1), halves, strict=True):
+        torch.testing.assert_close(half[:3].norm(dim=1), torch.ones(3))
+        torch.testing.assert_close(half[:3] * wanted[:3].norm(dim=1, keepdim=True), wanted[:3])
+        assert (half[3] == 0).all()  # an empty sentence
+
+
+def test_encode_takes_one_sentence_as_a_batch_of_one():
+    qt = model()
+    assert qt.encode(TOKENS[:1], LENGTHS[:1]).shape == (1, 12)
+    torch.testing.assert_close(qt.encode(TOKENS[:1], LENGTHS[:1])[0], qt.encode(TOKENS, LENGTHS)[0])
+
+
+def test_models_trained_apart_are_put_together():
+    one, other = model(), model()
+    both = QuickThoughts(
+        Combine(one.query_encoder, other.query_encoder),
+        Combine(one.candidate_encoder, other.candidate_encoder),
+    )
+    queries, _ = both(TOKENS, LENGTHS)
+    assert torch.equal(queries, torch.cat([one(TOKENS, LENGTHS)[0], other(TOKENS, LENGTHS)[0]], dim=1))
+    assert both.embedding_dim == 24
+
+
+def test_widths_must_agree():
+    with pytest.raises(
+        ValueError, match=r"candidate_encoder: expected query_encoder's embedding_dim, 3, got 4"
+    ):
+        QuickThoughts(BagOfWords(10, 3), BagOfWords(10, 4))
