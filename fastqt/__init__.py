@@ -1,9 +1,10 @@
 """Exact contrastive losses at the speed of their matrix products, without the score matrix."""
 
+from fastqt import nn
 from fastqt.backends import show_config
 from fastqt.functional import contrastive_loss
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __version__ = "0.1.0"
 
-__all__ = ["Diagonal", "Sparse", "Window", "contrastive_loss", "show_config", "smoothed"]
+__all__ = ["Diagonal", "Sparse", "Window", "contrastive_loss", "nn", "show_config", "smoothed"]

@@ -10,6 +10,7 @@ from fastqt.nn.encoders import (
     MultiChannel,
 )
 from fastqt.nn.gru import GRU
+from fastqt.nn.loss import ContrastiveLoss
 from fastqt.nn.quickthoughts import QuickThoughts
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LSTM",
     "BagOfWords",
     "Combine",
+    "ContrastiveLoss",
     "Encoder",
     "GRUEncoder",
     "LSTMEncoder",
