@@ -1,0 +1,134 @@
+"""The GRU in float32 on ragged batches, beside torch.nn.GRU and the matrix products it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from benchmarks.timing import in_turns
+from fastqt.bench import peak_memory
+from fastqt.nn import GRU
+
+W = 300
+TRAINING = [  # (H, B, bidirectional, reset_after, rounds)
+    (1000, 400, False, True, 9),  # what the project promises
+    (300, 400, False, True, 30),
+    (500, 400, True, True, 9),
+    (1000, 400, False, False, 9),
+    (1000, 64, False, True, 20),
+]
+INFERENCE = [(1000, 400, 9), (1000, 16, 30), (1000, 1, 100), (300, 400, 30)]  # (H, B, rounds)
+
+
+def ragged_batch(B: int) -> PackedSequence:
+    """B sentences of 3 to 40 words, all lengths as likely."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 41, (B,), generator=generator).sort(descending=True).values
+    return pack_padded_sequence(torch.randn(int(lengths[0]), B, W, generator=generator), lengths)
+
+
+def products(layer: GRU, batch: PackedSequence, *, backward: bool) -> Callable[[], None]:
+    """The layer's matrix products on this batch, into memory that is there.
+
+    Each direction: the projection of all words, one recurrent product a step; and for the gradients two
+    products for each of these.
+    """
+    H, N = layer.hidden_size, len(batch.data)
+    x, sizes = batch.data.detach(), batch.batch_sizes.tolist()
+    w_ih, w_hh = torch.randn(3 * H, W), torch.randn(3 * H, H)
+    gates, states, carry = torch.randn(N, 3 * H), torch.randn(N, H), torch.empty(sizes[0], H)
+    recurrent, grad_x = torch.empty(sizes[0], 3 * H), torch.empty(N, W)
+    grad_w_ih, grad_w_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
+
+    def one_direction() -> None:
+        torch.mm(x, w_ih.t(), out=gates)
+        for b in sizes:
+            torch.mm(states[:b], w_hh.t(), out=recurrent[:b])
+        if backward:
+            for b in sizes:
+                torch.mm(gates[:b], w_hh, out=carry[:b])
+            torch.mm(gates, w_ih, out=grad_x)
+            torch.mm(gates.t(), x, out=grad_w_ih)
+            torch.mm(gates.t(), states, out=grad_w_hh)
+
+    def run() -> None:
+        for _ in range(1 + layer.bidirectional):
+            one_direction()
+
+    return run
+
+
+def forward_and_backward(
+    layer: torch.nn.Module, batch: PackedSequence, upstream: Tensor
+) -> Callable[[], None]:
+    x = batch.data.clone().requires_grad_()
+
+    def run() -> None:
+        layer.zero_grad()
+        x.grad = None
+        output, _ = layer(batch._replace(data=x))
+        output.data.backward(upstream)
+
+    return run
+
+
+def forward(layer: torch.nn.Module, batch: PackedSequence) -> Callable[[], None]:
+    @torch.no_grad()
+    def run() -> None:
+        layer(batch)
+
+    return run
+
+
+def torch_layer(layer: GRU) -> torch.nn.GRU:
+    theirs = torch.nn.GRU(W, layer.hidden_size, bidirectional=layer.bidirectional)
+    if layer.reset_after:
+        theirs.load_state_dict(layer.state_dict())
+    return theirs
+
+
+def record(benchmark, layer: GRU, batch: PackedSequence, seconds: dict[str, float], **more: object) -> None:
+    ours = benchmark.stats.stats.median
+    benchmark.extra_info.update(
+        H=layer.hidden_size,
+        W=W,
+        B=int(batch.batch_sizes[0]),
+        words=len(batch.data),
+        bidirectional=layer.bidirectional,
+        reset_after=layer.reset_after,
+        threads=torch.get_num_threads(),
+        gemm_seconds=seconds["gemm"],
+        torch_seconds=seconds["torch"],
+        ratio_to_gemm=ours / seconds["gemm"],
+        torch_ratio_to_gemm=seconds["torch"] / seconds["gemm"],
+        speedup_over_torch=seconds["torch"] / ours,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(("H", "B", "bidirectional", "reset_after", "rounds"), TRAINING)
+def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, rounds):
+    """With reset_after=False torch's layer, which has not that cell, is there for its time alone."""
+    torch.manual_seed(0)
+    batch, layer = ragged_batch(B), GRU(W, H, bidirectional=bidirectional, reset_after=reset_after)
+    upstream = torch.randn(len(batch.data), (1 + bidirectional) * H)
+    subject = forward_and_backward(layer, batch, upstream)
+    theirs = forward_and_backward(torch_layer(layer), batch, upstream)
+    peaks = {}
+    for name, run in {"peak_bytes": subject, "torch_peak_bytes": theirs}.items():
+        run()  # gradients are there, as in the midst of training
+        _, peaks[name] = peak_memory(lambda run=run: [run()])
+    others = {"gemm": products(layer, batch, backward=True), "torch": theirs}
+    record(benchmark, layer, batch, in_turns(benchmark, subject, others, rounds), **peaks)
+
+
+@pytest.mark.parametrize(("H", "B", "rounds"), INFERENCE)
+def test_gru_forward(benchmark, H, B, rounds):
+    torch.manual_seed(0)
+    batch, layer = ragged_batch(B), GRU(W, H)
+    others = {"gemm": products(layer, batch, backward=False), "torch": forward(torch_layer(layer), batch)}
+    record(benchmark, layer, batch, in_turns(benchmark, forward(layer, batch), others, rounds))
