@@ -1,0 +1,204 @@
+"""Writes the README's tables and plot from stored runs, so that no figure there is typed.
+
+python -m benchmarks.render           # README.md and benchmarks/results/loss.svg
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
+MIB = 2**20
+
+Run = dict[str, Any]
+
+
+def newest_run() -> Run:
+    """The latest stored run of the benchmarks, by the date in its name."""
+    return json.loads(max(RESULTS.glob("*-????-??-??.json"), key=lambda path: path.stem[-10:]).read_text())
+
+
+def rows_of(run: Run, test: str) -> list[dict[str, Any]]:
+    """What each benchmark of a test recorded, with its median as `seconds`."""
+    found = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
+    return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in found]
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(header), *map(list, rows)]
+    lines.insert(1, ["---:"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:,.1f}"
+
+
+def mebibytes(size: float | None) -> str:
+    return "–" if size is None else f"{max(size, 0) / MIB:,.0f}"
+
+
+def times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f} ×"
+
+
+def machine(run: Run) -> str:
+    m = run["machine_info"]
+    return (
+        f"{m['cpu']}, {m['threads']} threads, {m['system']}, Python {m['python_version']}, "
+        f"torch {m['torch_version']}, {run['datetime'][:10]}"
+    )
+
+
+def loss_table(run: Run) -> str:
+    rows = sorted(rows_of(run, "test_loss"), key=lambda r: (r["memory"], r["N"], r["D"]))
+    header = ("N", "D", "memory", "fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt MiB", "eager MiB")
+    return table(
+        header,
+        (
+            (
+                f"{r['N']:,}",
+                f"{r['D']:,}",
+                r["memory"],
+                milliseconds(r["seconds"]),
+                times(r["ratio_to_gemm"]),
+                times(r["eager_ratio_to_gemm"]),
+                mebibytes(r["peak_above_gradients"]),
+                mebibytes(r["eager_peak_above_gradients"]),
+            )
+            for r in rows
+        ),
+    )
+
+
+def gru_table(run: Run) -> str:
+    header = ("GRU", "fastqt ms", "× GEMMs", "torch.nn.GRU × GEMMs", "faster")
+    return table(
+        header,
+        (
+            (
+                f"H={r['H']:,}, {'bidirectional' if r['bidirectional'] else 'one direction'}, "
+                f"reset {'after' if r['reset_after'] else 'before'}",
+                milliseconds(r["seconds"]),
+                times(r["ratio_to_gemm"]),
+                times(r["torch_ratio_to_gemm"]),
+                times(r["speedup_over_torch"]),
+            )
+            for r in rows_of(run, "test_gru_forward_and_backward")
+            if r["torch_seconds"] is not None
+        ),
+    )
+
+
+def training_step_table(run: Run) -> str:
+    header = ("encoder", "N", "fastqt sentences/s", "plain PyTorch sentences/s", "faster")
+    return table(
+        header,
+        (
+            (
+                f"GRU, H={r['hidden_size']:,}" if r["hidden_size"] else f"bag of words, {r['word_dim']}-d",
+                f"{r['N']:,}",
+                f"{r['sentences_per_second']:,.0f}",
+                f"{r['plain_sentences_per_second']:,.0f}",
+                times(r["times_faster"]),
+            )
+            for r in rows_of(run, "test_training_step")
+        ),
+    )
+
+
+def learning_table(name: str) -> str:
+    """A training's validation accuracy over time, at about six points."""
+    lines = [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
+    validated = [line for line in lines if "validation_forward_accuracy" in line]
+    kept = [validated[round(i * (len(validated) - 1) / 5)] for i in range(6)]
+    header = ("step", "minutes", "loss", "forward accuracy", "backward accuracy", "chance")
+    return table(
+        header,
+        (
+            (
+                f"{line['step']:,}",
+                f"{line['seconds'] / 60:.1f}",
+                f"{line['validation_loss']:.3f}",
+                f"{line['validation_forward_accuracy']:.2%}",
+                f"{line['validation_backward_accuracy']:.2%}",
+                f"{line['chance']:.2%}",
+            )
+            for line in {line["step"]: line for line in kept}.values()
+        ),
+    )
+
+
+def stored_text(name: str) -> str:
+    return "```\n" + (RESULTS / name).read_text().strip() + "\n```"
+
+
+def sections(run: Run) -> dict[str, Callable[[], str]]:
+    return {
+        "machine": lambda: machine(run),
+        "loss": lambda: loss_table(run),
+        "gru": lambda: gru_table(run),
+        "training step": lambda: training_step_table(run),
+        "bow": lambda: learning_table("quickthoughts-bow"),
+        "gru training": lambda: learning_table("quickthoughts-gru"),
+        "neighbours": lambda: stored_text("quickthoughts-gru/neighbours.txt"),
+    }
+
+
+def rendered(text: str) -> str:
+    """The README with what stands between its markers replaced."""
+    known = sections(newest_run())
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- results: {name} -->\n{known[name]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- results: (?P<name>[\w ]+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def plot(run: Run, path: Path) -> None:
+    """Time and peak memory over N at D=768."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "fastqt"
+    from matplotlib import pyplot
+
+    rows = sorted(
+        (r for r in rows_of(run, "test_loss") if r["D"] == 768 and r["memory"] == "fast"),
+        key=lambda r: r["N"],
+    )
+    figure, (time, memory) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    N = [r["N"] for r in rows]
+    time.loglog(N, [r["seconds"] for r in rows], "o-", label="fastqt")
+    time.loglog(N, [r["eager_seconds"] for r in rows], "s-", label="eager PyTorch")
+    time.loglog(N, [r["gemm_seconds"] for r in rows], "k:", label="its three GEMMs")
+    time.set(xlabel="N", ylabel="seconds, forward and backward", title="time")
+    for key, style, label in (
+        ("peak_above_gradients", "o-", "fastqt"),
+        ("eager_peak_above_gradients", "s-", "eager PyTorch"),
+    ):
+        memory.loglog(N, [max(r[key], 4096) / MIB for r in rows], style, label=label)
+    memory.set(xlabel="N", ylabel="MiB above inputs and gradients", title="memory")
+    for axes in (time, memory):
+        axes.set_xticks(N, [f"{n:,}" for n in N], rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    README.write_text(rendered(README.read_text()))
+    plot(newest_run(), RESULTS / "loss.svg")
+    print(f"rendered {README.name} and {RESULTS.name}/loss.svg", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
