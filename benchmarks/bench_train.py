@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.baselines import PlainQuickThoughts, PlainTrainer
+from benchmarks.timing import in_turns
 from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.text import Vocabulary, batches, read_blocks
@@ -55,19 +54,14 @@ def test_training_step(benchmark, corpus, vocabulary, tmp_path, encoder, hidden_
         config.context_size,
     )
     found = list(itertools.islice(batches([corpus], vocabulary, config.batch_size), BATCHES))
-    turn = itertools.cycle(found)
-    plain_seconds: list[float] = []
-
-    def plain_step():
-        batch = next(turn)
-        begin = time.perf_counter()
-        plain.step(batch.tokens, batch.lengths)
-        plain_seconds.append(time.perf_counter() - begin)
-        return (batch,), {}
-
-    benchmark.pedantic(trainer.step, setup=plain_step, rounds=ROUNDS[encoder], warmup_rounds=1)
-    theirs = statistics.median(plain_seconds[1:])
-    ours = benchmark.stats.stats.median
+    ours, theirs = itertools.cycle(found), itertools.cycle(found)
+    plain_seconds = in_turns(
+        benchmark,
+        lambda: trainer.step(next(ours)),
+        {"plain": lambda: plain.step(*next(theirs)[:2])},
+        ROUNDS[encoder],
+    )["plain"]
+    seconds = benchmark.stats.stats.median
     benchmark.extra_info.update(
         N=config.batch_size,
         context_size=config.context_size,
@@ -76,8 +70,8 @@ def test_training_step(benchmark, corpus, vocabulary, tmp_path, encoder, hidden_
         vocab_size=len(vocabulary),
         threads=torch.get_num_threads(),
         text=Path(corpus).name,
-        sentences_per_second=config.batch_size / ours,
-        plain_seconds=theirs,
-        plain_sentences_per_second=config.batch_size / theirs,
-        times_faster=theirs / ours,
+        sentences_per_second=config.batch_size / seconds,
+        plain_seconds=plain_seconds,
+        plain_sentences_per_second=config.batch_size / plain_seconds,
+        times_faster=plain_seconds / seconds,
     )
