@@ -1,15 +1,11 @@
 """The GRU's native operators: whether they are there, their fakes, and a product that uses them."""
 
-import contextlib
-import importlib
-
 import torch
 from torch import Tensor
 
-with contextlib.suppress(ImportError):  # built without a compiler: torch ops serve
-    importlib.import_module("fastqt._C")
+from fastqt import ops
 
-NATIVE = hasattr(torch.ops.fastqt, "gru_reset_after_")
+NATIVE = ops.native_error is None
 
 
 def _fake_in_place(*args: object) -> None:
