@@ -11,7 +11,12 @@ def planted_text(documents: int, seed: int = 0) -> str:
     generator = random.Random(seed)
     return "\n\n".join(
         "\n".join(
-            " ".join([f"place{place}", *(f"topic{topic}word{generator.randrange(3)}" for _ in range(3))])
+            " ".join(
+                [
+                    f"place{place}",
+                    *(f"topic{topic}word{generator.randrange(3)}" for _ in range(generator.randint(2, 4))),
+                ]
+            )
             for place in range(6)
         )
         for topic in (generator.randrange(30) for _ in range(documents))

@@ -33,11 +33,16 @@ def test_a_chain_is_found():
     assert context_accuracy(queries, queries.roll(-1, 1)) == (1, 0)
 
 
-def test_the_own_score_counts_as_zero():
-    queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    candidates = torch.tensor([[-1.0, 0.0], [9.0, 0.0], [-1.0, 0.0]])
-    # Row 1 would choose itself; without, the 0 of its own cell beats both neighbours.
-    assert context_accuracy(queries, candidates) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    ("scores", "accuracy"),
+    [
+        ([-1.0, 9.0, 5.0], (1.0, 0.5)),  # row 1 would choose itself
+        ([-1.0, -2.0, -3.0], (0.0, 0.0)),  # and here the 0 in its own place is above both neighbours
+    ],
+)
+def test_the_own_score_counts_as_zero(scores, accuracy):
+    queries, candidates = torch.ones(3, 1), torch.tensor(scores)[:, None]
+    assert context_accuracy(queries, candidates) == accuracy
 
 
 def test_the_log_is_cut_back_and_appended_to(tmp_path):

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fastqt.checkpoint import Progress
 from fastqt.config import ENCODERS, TrainConfig
 from fastqt.errors import InputError
 from fastqt.model import SentenceEncoder, build_model
 from fastqt.text import Vocabulary, batches, read_blocks
-from fastqt.train import train
+from fastqt.train import Trainer, train
 
 SMALL = {"word_dim": 12, "hidden_size": 8, "batch_size": 48, "context_size": 1, "report_every": 10}
 
@@ -84,6 +85,27 @@ def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options
         # Adam divides by the gradient's size: where that is rounding, so is the step's direction.
         close = (ours.double() - wanted).abs() < 2e-5
         assert close.double().mean() > 0.99, name
+
+
+@pytest.mark.parametrize("clip_by", ["global", "variable"])
+@pytest.mark.parametrize("clip", [1e-4, 0.0])
+def test_the_gradient_is_clipped(planted, tmp_path, clip_by, clip):
+    config = TrainConfig((planted[0],), **SMALL, encoder="gru", clip=clip, clip_by=clip_by)
+    with open(planted[0]) as file:
+        vocabulary = Vocabulary.build(file)
+    trainer = Trainer(config, [planted[0]], vocabulary, tmp_path, Progress())
+    norms = []
+    trainer.optimizer.step = lambda: norms.extend(
+        float(weight.grad.to_dense().norm()) for weight in trainer.parameters
+    )
+    trainer.step(next(batches([planted[0]], vocabulary, 48)))
+    if not clip:
+        assert math.hypot(*norms) > 0.01
+    elif clip_by == "global":
+        assert math.hypot(*norms) == pytest.approx(clip, rel=1e-3)
+        assert max(norms) < 0.99 * clip
+    else:
+        assert norms == pytest.approx([clip] * len(norms), rel=0.02)
 
 
 def load(run, model):
