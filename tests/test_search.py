@@ -98,10 +98,19 @@ def test_neighbours_are_those_of_the_whole_matrix(encoder, planted, k, monkeypat
         assert len({(neighbor.file, neighbor.line) for neighbor in found}) == len(found)
 
 
-def test_of_equals_the_earlier_wins(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "READ_BYTES", 40)
-    (tmp_path / "twins.txt").write_text("place1 topic3word1\nplace2\n" * 9)
-    (found,) = nearest(encoder, ["place1 topic3word1"], [str(tmp_path / "twins.txt")], 3)
+class ExactEncoder:
+    """Vectors without rounding, so that equal sentences have equal cosines in every block."""
+
+    def encode(self, sentences):
+        return np.array(
+            [[1, 0] if sentence == "twin" else [0, 1] for sentence in sentences], dtype=np.float32
+        )
+
+
+def test_of_equals_the_earlier_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "READ_BYTES", 30)
+    (tmp_path / "twins.txt").write_text("twin\nother\n" * 9)
+    (found,) = nearest(ExactEncoder(), ["twin"], [str(tmp_path / "twins.txt")], 3)
     assert [neighbor.line for neighbor in found] == [1, 3, 5]
 
 
