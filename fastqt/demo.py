@@ -16,7 +16,7 @@ from fastqt.progress import Display
 from fastqt.search import nearest
 from fastqt.train import train
 
-STEPS, REPORT_EVERY = 800, 100
+STEPS, REPORT_EVERY = 600, 100
 COMPARED = (4096, 512)  # (N, D) of the loss
 HELD_OUT = 8  # every eighth topic is for validation
 QUERIES = (
@@ -111,8 +111,10 @@ class _Table(Display):
     def report(self, line: dict[str, float]) -> None:
         if self._bar is not None:
             self._bar.clear()
-        picked = line["forward_accuracy"] + line["backward_accuracy"]
-        held_out = line["validation_forward_accuracy"] + line["validation_backward_accuracy"]
+        # Each accuracy is a share of N-1 rows; together they are one of N.
+        rows = 1 - line["chance"]
+        picked = rows * (line["forward_accuracy"] + line["backward_accuracy"])
+        held_out = rows * (line["validation_forward_accuracy"] + line["validation_backward_accuracy"])
         print(
             f"{line['step']:>6} {line['loss']:>7.3f} {picked:>8.1%} {held_out:>9.1%} "
             f"{2 * line['chance']:>7.1%} {line['sentences_per_second']:>12,.0f}",
