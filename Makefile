@@ -13,8 +13,11 @@ demo: .venv/built
 test: .venv/built
 	$(BIN)/python -m pytest
 
+# A quarter of an hour. Stores the run by machine and date, and renders the README from the newest one.
+RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-cores-$(shell date +%F).json
 bench: .venv/built
-	$(BIN)/python -m pytest --benchmark benchmarks
+	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks
+	$(BIN)/python -m benchmarks.render
 
 lint: .venv/built
 	$(BIN)/ruff check .

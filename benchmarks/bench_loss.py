@@ -15,7 +15,7 @@ CURVE = [(512, 768), (1024, 768), (2048, 768), (4096, 768)]
 BEYOND_EAGER = [(32768, 256)]  # where eager PyTorch needs over 12 GB
 CASES = [
     *((N, D, "fast") for N, D in REQUIRED + CURVE + BEYOND_EAGER),
-    *((N, D, "low") for N, D in [(2048, 1024), (8192, 768), *BEYOND_EAGER]),
+    *((N, D, "low") for N, D in [(2048, 1024), (8192, 768)]),
 ]
 
 
@@ -53,7 +53,7 @@ def test_loss(benchmark, N, D, memory):
     fused = forward_and_backward(
         lambda: fastqt.contrastive_loss(queries, candidates, memory=memory), queries, candidates
     )
-    rounds = max(3, min(60, int(4e11 / (N * N * D))))
+    rounds = max(3, min(60, int(2e11 / (N * N * D))))
     fused()
     queries.grad = candidates.grad = None
     gradients = 2 * N * D * 4

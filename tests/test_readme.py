@@ -1,0 +1,46 @@
+"""The README shows what stored runs hold, and its Python is true."""
+
+import re
+from pathlib import Path
+
+import torch
+
+import fastqt
+from benchmarks.render import README, rendered
+from fastqt.nn import GRUEncoder, QuickThoughts
+
+TEXT = README.read_text()
+
+
+def test_figures_are_those_of_stored_runs():
+    assert rendered(TEXT) == TEXT, "run `python -m benchmarks.render`"
+
+
+def test_python_examples_run():
+    generator = torch.Generator().manual_seed(0)
+    f, g, x, hard = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (12, 12, 12, 5))
+    names = {
+        **vars(fastqt),
+        **{"f": f, "g": g, "x": x, "hard": hard, "fastqt": fastqt},
+        **{"GRUEncoder": GRUEncoder, "QuickThoughts": QuickThoughts, "vocab_size": 20},
+        "ids": torch.arange(12) // 6,
+        "document_ids": torch.arange(12) // 6,
+        "csr": torch.eye(12).roll(1, 1).to_sparse_csr(),
+        "q": torch.arange(12),
+        "c": torch.arange(12),
+        "weight": torch.randn(30, 8),
+        "labels": torch.arange(12),
+        "tokens": torch.ones(12, 4, dtype=torch.long),
+        "lengths": torch.full((12,), 4),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        exec(block, names)
+    assert f.grad.isfinite().all()
+    assert names["vectors"].shape == (12, 2000)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
+        assert (Path(README).parent / target).exists(), target
