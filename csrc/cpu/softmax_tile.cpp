@@ -260,25 +260,32 @@ class Row {
   std::vector<Cell>& cells_;
 };
 
-// Calls f(row, thread's scratch) for all of a tile's rows, in parallel.
-template <class T, class F>
-void for_each_row(const Tensor& tile, const F& f) {
+// Calls f(row, its index) for all of a tile's rows, in parallel. `cells` are Problem's arguments.
+template <class T, class F, class... Cells>
+void visit_rows_of(const Tensor& tile, int64_t first_row, int64_t first_column, const Tensor& status, const F& f,
+                   const Cells&... cells) {
   constexpr int64_t kCellsPerTask = 16384;
+  const Problem<T> problem(cells...);
+  Report report(status);
   const int64_t width = tile.size(1), stride = tile.stride(0);
   T* scores = tile.mutable_data_ptr<T>();
   const int64_t grain = std::max<int64_t>(1, kCellsPerTask / std::max<int64_t>(1, width));
   torch::stable::parallel_for(0, tile.size(0), grain, [&](int64_t begin, int64_t end) {
-    std::vector<Cell> cells;
-    for (int64_t i = begin; i < end; ++i) f(i, scores + i * stride, width, cells);
+    std::vector<Cell> scratch;
+    for (int64_t i = begin; i < end; ++i) {
+      Row<T> row(problem, report, scores + i * stride, first_row + i, first_column, width, scratch);
+      f(row, first_row + i);
+    }
   });
 }
 
-template <class F>
-void for_floating_type(const Tensor& tile, const F& f) {
+template <class F, class... Cells>
+void visit_rows(const Tensor& tile, int64_t first_row, int64_t first_column, const Tensor& status, const F& f,
+                const Cells&... cells) {
   if (tile.scalar_type() == torch::headeronly::ScalarType::Float) {
-    f(float{});
+    visit_rows_of<float>(tile, first_row, first_column, status, f, cells...);
   } else {
-    f(double{});
+    visit_rows_of<double>(tile, first_row, first_column, status, f, cells...);
   }
 }
 
@@ -286,27 +293,21 @@ void softmax_rows_(const Tensor tile, int64_t first_row, int64_t candidates, int
                    const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
                    const std::optional<Tensor> weights, const std::optional<Tensor> dense,
                    const std::optional<Tensor> background, const std::optional<Tensor> query_groups,
-                   const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask,
-                   double weight, const Tensor logsumexp, const Tensor mass, const Tensor loss, const Tensor status) {
+                   const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask, double weight,
+                   const Tensor logsumexp, const Tensor mass, const Tensor loss, const Tensor status) {
   auto* const lse = logsumexp.mutable_data_ptr<double>();
   auto* const rho = mass.mutable_data_ptr<double>();
   auto* const losses = loss.mutable_data_ptr<double>();
-  Report report(status);
-  for_floating_type(tile, [&](auto zero) {
-    using T = decltype(zero);
-    const Problem<T> problem(candidates, diagonal, row_starts, columns, weights, dense, background, query_groups,
-                             candidate_groups, mask);
-    for_each_row<T>(tile, [&](int64_t i, T* scores, int64_t width, std::vector<Cell>& cells) {
-      const int64_t r = first_row + i;
-      Row<T> row(problem, report, scores, r, 0, width, cells);
-      double linear = 0;
-      rho[r] = 0;
-      row.add_targets(rho[r], linear);
-      lse[r] = row.logsumexp(true);
-      losses[r] = rho[r] > 0 ? rho[r] * lse[r] + linear : 0;
-      row.differentiate_kept(lse[r], rho[r], weight);
-    });
-  });
+  const auto visit = [&](auto& row, int64_t r) {
+    double linear = 0;
+    rho[r] = 0;
+    row.add_targets(rho[r], linear);
+    lse[r] = row.logsumexp(true);
+    losses[r] = rho[r] > 0 ? rho[r] * lse[r] + linear : 0;
+    row.differentiate_kept(lse[r], rho[r], weight);
+  };
+  visit_rows(tile, first_row, 0, status, visit, candidates, diagonal, row_starts, columns, weights, dense, background,
+             query_groups, candidate_groups, mask);
 }
 
 void softmax_tile_(const Tensor tile, int64_t first_row, int64_t first_column, int64_t candidates, int64_t diagonal,
@@ -318,18 +319,12 @@ void softmax_tile_(const Tensor tile, int64_t first_row, int64_t first_column, i
   auto* const lse = logsumexp.mutable_data_ptr<double>();
   auto* const rho = mass.mutable_data_ptr<double>();
   auto* const lin = linear.mutable_data_ptr<double>();
-  Report report(status);
-  for_floating_type(tile, [&](auto zero) {
-    using T = decltype(zero);
-    const Problem<T> problem(candidates, diagonal, row_starts, columns, weights, dense, background, query_groups,
-                             candidate_groups, mask);
-    for_each_row<T>(tile, [&](int64_t i, T* scores, int64_t width, std::vector<Cell>& cells) {
-      const int64_t r = first_row + i;
-      Row<T> row(problem, report, scores, r, first_column, width, cells);
-      row.add_targets(rho[r], lin[r]);
-      lse[r] = log_add(lse[r], row.logsumexp(false));
-    });
-  });
+  const auto visit = [&](auto& row, int64_t r) {
+    row.add_targets(rho[r], lin[r]);
+    lse[r] = log_add(lse[r], row.logsumexp(false));
+  };
+  visit_rows(tile, first_row, first_column, status, visit, candidates, diagonal, row_starts, columns, weights, dense,
+             background, query_groups, candidate_groups, mask);
 }
 
 void softmax_tile_backward_(const Tensor tile, int64_t first_row, int64_t first_column, int64_t candidates,
@@ -342,16 +337,9 @@ void softmax_tile_backward_(const Tensor tile, int64_t first_row, int64_t first_
   const auto* const lse = logsumexp.const_data_ptr<double>();
   const auto* const rho = mass.const_data_ptr<double>();
   const auto* const w = row_weights.const_data_ptr<double>();
-  Report report(status);
-  for_floating_type(tile, [&](auto zero) {
-    using T = decltype(zero);
-    const Problem<T> problem(candidates, diagonal, row_starts, columns, weights, dense, background, query_groups,
-                             candidate_groups, mask);
-    for_each_row<T>(tile, [&](int64_t i, T* scores, int64_t width, std::vector<Cell>& cells) {
-      const int64_t r = first_row + i;
-      Row<T>(problem, report, scores, r, first_column, width, cells).differentiate(lse[r], rho[r], w[r]);
-    });
-  });
+  const auto visit = [&](auto& row, int64_t r) { row.differentiate(lse[r], rho[r], w[r]); };
+  visit_rows(tile, first_row, first_column, status, visit, candidates, diagonal, row_starts, columns, weights, dense,
+             background, query_groups, candidate_groups, mask);
 }
 
 }  // namespace
