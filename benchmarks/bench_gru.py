@@ -15,13 +15,13 @@ from fastqt.nn import GRU
 
 W = 300
 TRAINING = [  # (H, B, bidirectional, reset_after, rounds)
-    (1000, 400, False, True, 9),  # what the project promises
-    (300, 400, False, True, 30),
-    (500, 400, True, True, 9),
-    (1000, 400, False, False, 9),
-    (1000, 64, False, True, 20),
+    (1000, 400, False, True, 7),  # what the project promises
+    (300, 400, False, True, 15),
+    (500, 400, True, True, 5),
+    (1000, 400, False, False, 5),
+    (1000, 64, False, True, 9),
 ]
-INFERENCE = [(1000, 400, 9), (1000, 16, 30), (1000, 1, 100), (300, 400, 30)]  # (H, B, rounds)
+INFERENCE = [(1000, 400, 7), (1000, 16, 20), (1000, 1, 50), (300, 400, 20)]  # (H, B, rounds)
 
 
 def ragged_batch(B: int) -> PackedSequence:
