@@ -147,7 +147,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "training step": lambda: training_step_table(run),
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
-        "neighbours": lambda: stored_text("quickthoughts-gru/neighbours.txt"),
+        "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
     }
 
 
