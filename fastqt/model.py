@@ -9,28 +9,16 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, QuickThoughts
-from fastqt.nn.encoders import check_batch
 from fastqt.nn.init import Init
-from fastqt.optim import bag_sum
 from fastqt.text import Encoded, Vocabulary, pad
 from fastqt.text.vocabulary import Unknown
 
 ROWS = 512  # sentences that are encoded at once
-
-
-class _BagOfWords(BagOfWords):
-    """A bag of words whose table takes its gradient as the rows of a batch's words."""
-
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        check_batch(tokens, lengths)
-        valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
-        return bag_sum(self.embedding.weight, tokens[valid], lengths.cumsum(0) - lengths)
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> QuickThoughts:
@@ -40,7 +28,7 @@ def build_model(config: TrainConfig, vocab_size: int) -> QuickThoughts:
 
     def encoder() -> Encoder:
         if config.encoder == "bow":
-            return _BagOfWords(vocab_size, config.word_dim, init=init)
+            return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
         if config.encoder.endswith("lstm"):
             return LSTMEncoder(
                 vocab_size,

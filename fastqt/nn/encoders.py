@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.nn.gru import GRU
 from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
+from fastqt.row_gradients import bag_sum
 
 LSTM = nn.LSTM
 
@@ -67,10 +68,10 @@ class BagOfWords(Encoder):
         check_batch(tokens, lengths)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         valid = tokens[positions < lengths.unsqueeze(1)]
-        table = self.embedding
-        return F.embedding_bag(
-            valid, table.weight, lengths.cumsum(0) - lengths, mode="sum", sparse=table.sparse
-        )
+        offsets = lengths.cumsum(0) - lengths
+        if self.embedding.sparse:
+            return bag_sum(self.embedding.weight, valid, offsets)
+        return F.embedding_bag(valid, self.embedding.weight, offsets, mode="sum")
 
 
 class RecurrentEncoder(Encoder):
