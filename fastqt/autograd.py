@@ -17,9 +17,9 @@ from fastqt.targets import TargetRows
 _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask"
+    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory"
 )
-_PROBLEM_SIZE = 14
+_PROBLEM_SIZE = 15
 _GRADIENTS = "Tensor dqueries, Tensor dcandidates, Tensor dnegatives, Tensor drow_negatives, Tensor dscale"
 
 torch.library.define(
@@ -33,13 +33,14 @@ torch.library.define(
 )
 
 
-def contrastive_loss(p: Problem, reduction: str, memory: str) -> Tensor:
+def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
     """The loss of a checked problem, reduced; differentiable once."""
     if p.targets.dense is not None:  # the tile kernels read a target matrix in the scores' dtype
         p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(p.queries.dtype)))
-    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale)
+    scale = p.scale if isinstance(p.scale, Tensor) else None
+    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
-    loss: Tensor = _ContrastiveLoss.apply(p, reduction, memory, needs, *inputs)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ContrastiveLoss.apply(p, reduction, backend, needs, *inputs)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -50,17 +51,17 @@ class _ContrastiveLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Problem, reduction: str, memory: str, needs: list[bool], *inputs: Tensor | None
+        ctx: Any, p: Problem, reduction: str, backend: str, needs: list[bool], *inputs: Tensor | None
     ) -> Tensor:
         loss: Tensor
-        at_once = reduction != "none" and memory == "fast"
+        at_once = reduction != "none" and (p.memory == "fast" or backend == "triton")
         now = needs if at_once else [False] * 5
         if _is_traced(p):
             loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, now)
         else:
-            loss, *rest = _forward(p, reduction, now)
+            loss, *rest = _forward(_engine(backend), p, reduction, now)
         logsumexp, mass, *gradients = rest
-        ctx.problem, ctx.reduction, ctx.needs = p, reduction, needs
+        ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs
         # Dynamo traces no tensor kept on ctx itself.
         ctx.gradients = gradients if at_once and not torch.compiler.is_compiling() else None
         ctx.saves_gradients = at_once and torch.compiler.is_compiling()
@@ -94,7 +95,16 @@ def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
     known = (logsumexp, mass, weight.expand(N).contiguous(), ctx.needs)
     if _is_traced(ctx.problem):
         return list(torch.ops.fastqt.contrastive_backward(*_flat(ctx.problem), *known))
-    return list(_backward(ctx.problem, *known))
+    return list(_backward(_engine(ctx.backend), ctx.problem, *known))
+
+
+def _engine(backend: str) -> Any:
+    """The module that walks over the score matrix: `forward`, `forward_with_gradients`, `backward`."""
+    if backend == "triton":
+        from fastqt import triton_schedule
+
+        return triton_schedule
+    return schedule
 
 
 def _is_traced(p: Problem) -> bool:
@@ -105,17 +115,18 @@ def _is_traced(p: Problem) -> bool:
 def _flat(p: Problem) -> tuple[Any, ...]:
     """A problem as the operators take it."""
     t = p.targets
+    scale = p.scale if isinstance(p.scale, Tensor) else torch.tensor(p.scale, dtype=torch.float64)
     return (
-        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.scale),
+        *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask),
+        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory),
     )
 
 
 def _problem(args: tuple[Any, ...]) -> Problem:
     """The inverse of `_flat`."""
     queries, candidates, negatives, row_negatives, scale = args[:5]
-    diagonal, query_groups, candidate_groups, mask = args[10:]
+    diagonal, query_groups, candidate_groups, mask, memory = args[10:]
     return Problem(
         *(queries, candidates, negatives, row_negatives, scale),
         targets=TargetRows(*args[5:10]),
@@ -123,31 +134,43 @@ def _problem(args: tuple[Any, ...]) -> Problem:
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         mask=mask,
+        memory=memory,
     )
 
 
-def _forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
+def _forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
     N = p.queries.shape[0]
     weight = 1 / N if reduction == "mean" else 1.0
     if any(needs):
-        rows, gradients = schedule.forward_with_gradients(p, weight, Needs(*needs))
+        rows, gradients = engine.forward_with_gradients(p, weight, Needs(*needs))
     else:
-        rows, gradients = schedule.forward(p), Gradients()
+        rows, gradients = engine.forward(p), Gradients()
     loss = rows.loss
     if reduction != "none":
         loss = loss.sum() * weight
-    return (loss.to(p.queries.dtype), rows.logsumexp, rows.mass, *_tensors(gradients, p))
+    return (loss.to(_loss_dtype(p)), rows.logsumexp, rows.mass, *_tensors(gradients, p))
 
 
 def _backward(
-    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
+    engine: Any,
+    p: Problem,
+    logsumexp: Tensor,
+    mass: Tensor,
+    row_weights: Tensor,
+    needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    return _tensors(schedule.backward(p, logsumexp, mass, row_weights, Needs(*needs)), p)
+    return _tensors(engine.backward(p, logsumexp, mass, row_weights, Needs(*needs)), p)
+
+
+def _loss_dtype(p: Problem) -> torch.dtype:
+    return torch.promote_types(p.queries.dtype, torch.float32)
 
 
 def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
     """One tensor a gradient, empty where it was not wanted."""
-    scale = None if g.scale is None else g.scale.to(p.scale.dtype)
+    scale = g.scale
+    if scale is not None and isinstance(p.scale, Tensor):
+        scale = scale.to(p.scale)
     wanted = (g.queries, g.candidates, g.negatives, g.row_negatives, scale)
     return tuple(p.queries.new_empty(0) if x is None else x for x in wanted)
 
@@ -155,7 +178,7 @@ def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
 def _fake_forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
     N = p.queries.shape[0]
     per_row = p.queries.new_empty(N, dtype=torch.float64)
-    loss = p.queries.new_empty(N if reduction == "none" else ())
+    loss = p.queries.new_empty(N if reduction == "none" else (), dtype=_loss_dtype(p))
     return (loss, per_row, torch.empty_like(per_row), *_fake_gradients(p, needs))
 
 
@@ -168,19 +191,29 @@ def _fake_backward(
 def _fake_gradients(p: Problem, needs: list[bool]) -> tuple[Tensor, ...]:
     inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale)
     return tuple(
-        p.queries.new_empty(x.shape, dtype=x.dtype) if need and x is not None else p.queries.new_empty(0)
+        torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if need and isinstance(x, Tensor)
+        else p.queries.new_empty(0)
         for x, need in zip(inputs, needs, strict=True)
     )
 
 
-def _flattened(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """The function with its problem laid out flat, as operators take it."""
-    return lambda *args: function(_problem(args[:_PROBLEM_SIZE]), *args[_PROBLEM_SIZE:])
+def _flattened(
+    function: Callable[..., tuple[Tensor, ...]], backend: str | None = None
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function with its problem laid out flat, as operators take it, and with its engine, if any."""
+
+    def flattened(*args: Any) -> tuple[Tensor, ...]:
+        engine = () if backend is None else (_engine(backend),)
+        return function(*engine, _problem(args[:_PROBLEM_SIZE]), *args[_PROBLEM_SIZE:])
+
+    return flattened
 
 
 for _name, _function, _fake in (
     ("fastqt::contrastive_forward", _forward, _fake_forward),
     ("fastqt::contrastive_backward", _backward, _fake_backward),
 ):
-    torch.library.impl(_name, "CPU", _flattened(_function))
+    for _device, _backend in (("CPU", "cpu"), ("CUDA", "triton")):
+        torch.library.impl(_name, _device, _flattened(_function, _backend))
     torch.library.register_fake(_name, _flattened(_fake))

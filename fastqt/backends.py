@@ -5,37 +5,48 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from importlib.util import find_spec
 
 import torch
 
 from fastqt import ops
 
-BACKENDS = ("cpu", "reference")
+# In the order in which they are tried, with the dtypes that each computes in.
+BACKENDS = {
+    "cpu": (torch.float32, torch.float64),
+    "triton": (torch.bfloat16, torch.float16, torch.float32),
+    "reference": (torch.float32, torch.float64),
+}
 
 
-def select(requested: str | None, device: torch.device) -> str:
+def select(requested: str | None, device: torch.device, dtype: torch.dtype) -> str:
     """The backend for tensors on `device`: the one asked for, by argument or FASTQT_BACKEND, or the best.
 
     Raises ValueError if the one asked for is unknown or unavailable, with the reason.
     """
     name = requested or os.environ.get("FASTQT_BACKEND") or None
     if name is None:
-        return "cpu" if why_not("cpu", device) is None else "reference"
+        return next(name for name in BACKENDS if why_not(name, device, dtype) is None)
     origin = "backend" if requested else "FASTQT_BACKEND"
     if name not in BACKENDS:
         raise ValueError(f"{origin}: want one of {', '.join(BACKENDS)}, got {name!r}")
-    reason = why_not(name, device)
+    reason = why_not(name, device, dtype)
     if reason is not None:
         raise ValueError(f"{origin}: {name!r} is not available: {reason}")
     return name
 
 
-def why_not(name: str, device: torch.device) -> str | None:
-    """Why a backend cannot compute on `device`; None if it can."""
+def why_not(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why a backend cannot compute on `device` what is given in `dtype`; None if it can."""
     if name == "cpu":
-        if device.type != "cpu":
-            return f"the tensors are on {device}"
-        return ops.native_error
+        return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
+    if name == "triton":
+        if find_spec("triton") is None:
+            return "triton is not installed"
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
+        if dtype is torch.float64:
+            return "it has no float64"
     return None
 
 
@@ -48,4 +59,9 @@ def show_config() -> None:
     print(f"python   {sys.version.split()[0]} on {platform.system()} {platform.machine()}")
     print(f"threads  {torch.get_num_threads()}")
     for name in BACKENDS:
-        print(f"backend  {name:<10} {why_not(name, torch.device('cpu')) or 'usable'}")
+        print(f"backend  {name:<10} {why_not(name, _device_of(name)) or 'usable'}")
+
+
+def _device_of(name: str) -> torch.device:
+    """Where a backend would compute here."""
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -43,7 +43,7 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
             raise ValueError(f"{name}: want D={queries.shape[1]} columns as {first} has, got {x.shape[1]}")
         if x.device != queries.device:
             raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
-        if input_dtype(x) != input_dtype(queries):
+        if x.dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
             raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {x.dtype}")
     rows = given.get("row_negatives")
     if rows is not None and rows.shape[0] != queries.shape[0]:
@@ -79,17 +79,16 @@ def check_mask(mask: Tensor | None, N: int, M: int, device: torch.device) -> Non
         raise ValueError(f"mask: want device {device} as queries, got {mask.device}")
 
 
-def as_scale(scale: float | Tensor) -> Tensor:
-    """A number or 0-d floating-point tensor, as a tensor, whose value is checked when it is used."""
+def check_scale(scale: float | Tensor) -> None:
+    """A finite number, or a 0-d floating-point tensor, whose value is checked when it is used."""
     if isinstance(scale, Tensor):
         if scale.dim() != 0 or not scale.dtype.is_floating_point:
             raise ValueError(
                 f"scale: want a number or a 0-d floating-point tensor, got shape {tuple(scale.shape)}, "
                 f"dtype {scale.dtype}"
             )
-        return scale
+        return
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale: want a number or a 0-d tensor, got {type(scale).__name__}")
     if not math.isfinite(scale):
         raise ValueError(f"scale: want a finite number, got {scale}")
-    return torch.tensor(float(scale), dtype=torch.float64)

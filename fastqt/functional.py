@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd, backends, reference
-from fastqt.checks import as_scale, check_embeddings, check_groups, check_mask, check_option, input_dtype
+from fastqt.checks import check_embeddings, check_groups, check_mask, check_option, check_scale, input_dtype
 from fastqt.problem import DIAGONALS, Problem
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
 
@@ -63,7 +63,7 @@ def contrastive_loss(
         reduction: "mean" over all N rows, "sum", or "none".
         memory: "fast" keeps a chunk of whole rows of scores (about 48 MiB on a CPU) and needs three
             matrix products; "low" needs four, and tiles of fixed size whatever N and M.
-        backend: "cpu" or "reference"; by default the best that works here (see `show_config`).
+        backend: "cpu", "triton" or "reference"; by default the best that works here (see `show_config`).
             The environment variable FASTQT_BACKEND sets another default.
 
     Returns:
@@ -86,26 +86,28 @@ def contrastive_loss(
     operator.check(N, M, diagonal)
     query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M)
     check_mask(mask, N, M, device)
-    scale = as_scale(scale)
-    chosen = backends.select(backend, device)
+    check_scale(scale)
+    chosen = backends.select(backend, device, input_dtype(queries))
+    native = backends.BACKENDS[chosen]
 
     problem = Problem(
-        queries=_prepare(queries, normalize),
-        candidates=_prepare(candidates, normalize),
-        negatives=None if negatives is None else _prepare(negatives, normalize),
-        row_negatives=None if row_negatives is None else _prepare(row_negatives, normalize),
+        queries=_prepare(queries, normalize, native),
+        candidates=_prepare(candidates, normalize, native),
+        negatives=None if negatives is None else _prepare(negatives, normalize, native),
+        row_negatives=None if row_negatives is None else _prepare(row_negatives, normalize, native),
         scale=scale,
         targets=operator.rows(N, M, device),
         diagonal=diagonal,
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         mask=mask,
+        memory=memory,
     )
     _check_smoothing(problem)
     if chosen == "reference":
         with torch.autocast(device.type, enabled=False):
             return reference.contrastive_loss(problem, reduction)
-    return autograd.contrastive_loss(problem, reduction, memory)
+    return autograd.contrastive_loss(problem, reduction, chosen)
 
 
 def _targets(targets: TargetsLike | None, context_size: int, document_ids: Tensor | None) -> Targets:
@@ -116,11 +118,15 @@ def _targets(targets: TargetsLike | None, context_size: int, document_ids: Tenso
     return as_targets(targets)
 
 
-def _prepare(x: Tensor, normalize: bool) -> Tensor:
-    """Embeddings as the loss is computed on them."""
-    x = x.to(input_dtype(x))
-    x = x if x.dtype is torch.float64 else x.float()
-    return F.normalize(x, dim=1) if normalize else x
+def _prepare(x: Tensor, normalize: bool, native: tuple[torch.dtype, ...]) -> Tensor:
+    """Embeddings as the loss is computed on them: in float32 where the backend takes no such dtype."""
+    dtype = input_dtype(x)
+    x = x if dtype is x.dtype else x.to(dtype)
+    if dtype not in native:
+        x = x.float()
+    if not normalize:
+        return x
+    return F.normalize(x.to(torch.promote_types(dtype, torch.float32)), dim=1).to(x.dtype)
 
 
 def _check_smoothing(p: Problem) -> None:

@@ -18,17 +18,18 @@ class Problem:
     candidates: Tensor  # (M, D)
     negatives: Tensor | None  # (K, D)
     row_negatives: Tensor | None  # (N, D)
-    scale: Tensor  # ()
+    scale: float | Tensor  # ()
     targets: TargetRows  # T (N, M)
     diagonal: str
     query_groups: Tensor | None  # (N,) int64
     candidate_groups: Tensor | None  # (M,) int64
     mask: Tensor | None  # (N, M) bool, True = excluded
+    memory: str = "fast"
 
 
 def finite_scale(p: Problem) -> float:
     """The value of a problem's scale, which a tensor does not show before it is used."""
-    scale = p.scale.item()
+    scale = p.scale.item() if isinstance(p.scale, Tensor) else p.scale
     if not math.isfinite(scale):
         raise ValueError(f"scale: want a finite number, got {scale}")
     return scale

@@ -162,7 +162,8 @@ def test_opcheck_whole_losses(dtype, needs):
             )
         rows = torch.zeros(9, dtype=torch.float64)
         torch.library.opcheck(
-            torch.ops.fastqt.contrastive_backward, (*autograd._flat(p), rows, rows + 1, rows + 1, needed)
+            torch.ops.fastqt.contrastive_backward,
+            (*autograd._flat(p), rows, rows + 1, rows + 1, needed),
         )
 
 

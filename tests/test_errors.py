@@ -33,7 +33,11 @@ REFUSED = {
     "diagonal": ({"diagonal": "none"}, ValueError, r"diagonal: want one of 'zero', .* got 'none'"),
     "reduction": ({"reduction": "max"}, ValueError, r"reduction: want one of 'mean', .* got 'max'"),
     "memory": ({"memory": "none"}, ValueError, r"memory: want one of 'fast', 'low', got 'none'"),
-    "backend": ({"backend": "cudnn"}, ValueError, r"backend: want one of cpu, reference, got 'cudnn'"),
+    "backend": (
+        {"backend": "cudnn"},
+        ValueError,
+        r"backend: want one of cpu, triton, reference, got 'cudnn'",
+    ),
     "scale nan": ({"scale": float("nan")}, ValueError, r"scale: want a finite number, got nan"),
     "scale inf tensor": ({"scale": torch.tensor(torch.inf)}, ValueError, r"scale: want a finite number"),
     "scale text": ({"scale": "20"}, TypeError, r"scale: want a number or a 0-d tensor, got str"),
@@ -162,7 +166,7 @@ def test_targets_refuse(make, kind, message):
 
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
-    with pytest.raises(ValueError, match=r"FASTQT_BACKEND: want one of cpu, reference, got 'gpu'"):
+    with pytest.raises(ValueError, match=r"FASTQT_BACKEND: want one of cpu, triton, reference, got 'gpu'"):
         fastqt.contrastive_loss(Q, C)
 
 

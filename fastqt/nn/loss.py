@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import as_scale
+from fastqt.checks import check_scale
 from fastqt.functional import contrastive_loss
 from fastqt.targets import TargetsLike
 
@@ -32,7 +32,8 @@ class ContrastiveLoss(nn.Module):
             raise TypeError(f"{', '.join(sorted(unknown))}: no option of ContrastiveLoss")
         if learn_scale and not scale > 0:
             raise ValueError(f"scale: want a positive number to learn from, got {scale}")
-        self.initial_scale = as_scale(scale).item()
+        check_scale(scale)
+        self.initial_scale = float(scale)
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale))) if learn_scale else None
         self.options = options
 

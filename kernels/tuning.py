@@ -1,0 +1,43 @@
+"""Which tiles a GPU likes: from a table a GPU, measured by `python -m benchmarks.tune`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+import torch
+from fastqt.kernels.launch import INTERPRETED, Config
+
+DEFAULT = {
+    torch.bfloat16: Config(rows=128, columns=256, width=64, group=8, warps=8, stages=3),
+    torch.float16: Config(rows=128, columns=256, width=64, group=8, warps=8, stages=3),
+    torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
+}
+SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
+WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
+
+
+def score_config(device: torch.device, dtype: torch.dtype, N: int, M: int, D: int) -> Config:
+    """The tiles for (N, D) queries against (M, D) candidates.
+
+    The table's entries for a GPU and dtype are tried in order; the first that covers the problem counts.
+    """
+    if INTERPRETED or device.type != "cuda":
+        return WHEN_INTERPRETED
+    name = torch.cuda.get_device_name(device)
+    for entry in tables().get(name, {}).get(str(dtype).removeprefix("torch."), ()):
+        if entry["most_scores"] >= N * M and entry["most_width"] >= D:
+            return Config(**entry["config"])
+    # Two operands' tiles a stage: GPUs before Ampere's largest hold less.
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return DEFAULT[dtype] if shared >= 160 * 1024 else SMALL_MEMORY
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    """The tuned table of every GPU that has one, by the name that CUDA gives it."""
+    files = resources.files("fastqt.kernels").joinpath("tuned").iterdir()
+    found = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
+    return {table["device"]: table["scores"] for table in found}
