@@ -35,8 +35,8 @@ torch.library.define(
 
 def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
     """The loss of a checked problem, reduced; differentiable once."""
-    if p.targets.dense is not None:  # the tile kernels read a target matrix in the scores' dtype
-        p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(p.queries.dtype)))
+    if p.targets.dense is not None:  # the kernels read a target matrix in the scores' dtype
+        p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(_loss_dtype(p))))
     scale = p.scale if isinstance(p.scale, Tensor) else None
     inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
@@ -87,8 +87,10 @@ def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
         # Handed over, not copied: a second backward through this graph computes them anew.
         gradients: list[Tensor] = ctx.gradients
         ctx.gradients = None
-        factor = float(upstream)
-        return gradients if factor == 1 else [g.mul_(factor) for g in gradients]
+        # Whether there is anything to scale is not worth waiting for a GPU.
+        if not upstream.is_cuda and upstream == 1:
+            return gradients
+        return [g.mul_(upstream) for g in gradients]
     *_, logsumexp, mass = ctx.saved_tensors  # which also checks that the inputs are as they were
     N = logsumexp.shape[0]
     weight = upstream.double() / N if ctx.reduction == "mean" else upstream.double()

@@ -161,15 +161,16 @@ class Window(Targets):
         return rows
 
     def _rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        offsets = torch.tensor(self.offsets, device=device)
-        columns = torch.arange(N, device=device)[:, None] + offsets
+        row = torch.arange(N, device=device)
+        # Numbers reach a GPU as arguments of its kernels; a tensor of them would have to be waited for.
+        columns = torch.stack([row + offset for offset in self.offsets], 1)
         valid = (columns >= 0) & (columns < M)
         # A column moved into range may name another target's once more: its weight is 0.
         columns = columns.clamp(0, M - 1)
         if self.document_ids is not None:
             ids = self.document_ids.to(device)
             valid = valid & (ids[columns] == ids[:, None])
-        weights = valid * torch.tensor(self.weights, dtype=torch.float64, device=device)
+        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(self.weights)], 1)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return _equal_rows(columns, weights)

@@ -24,8 +24,10 @@ from torch import Tensor
 from fastqt.kernels import rows as row_kernels
 from fastqt.kernels.rows import ExactCells, PrivateNegatives, RowState
 from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
+from fastqt.kernels.softmax_rows import softmax_rows
 from fastqt.kernels.tuning import score_config
 from fastqt.problem import Problem
+from fastqt.reference import check_targets
 from fastqt.schedule import Gradients, Needs, Rows
 
 FAST_BYTES = 512 * 2**20  # beside inputs and gradients
@@ -41,29 +43,30 @@ HALF_GAIN = 2.0**15
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    walk = _Walk(p, _uniform(p, 1.0), Needs(False, False, False, False, False))
-    for rows in _ranges(walk.N, SUM_ROWS):
-        walk.sum_exponentials(rows)
-    return walk.rows()
+    return _walk(p, 1.0, Needs(False, False, False, False, False))[0]
 
 
 def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
     """The loss of each row, and the gradients of weight * sum_i loss_i."""
-    return _gradients(p, _uniform(p, weight), needs)
+    return _walk(p, weight, needs)
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i. Sums are cheaper taken again than read."""
-    return _gradients(p, row_weights, needs)[1]
+    return _walk(p, row_weights, needs)[1]
 
 
-def _gradients(p: Problem, weights: Tensor, needs: Needs) -> tuple[Rows, Gradients]:
-    walk = _Walk(p, weights, needs)
-    if p.memory == "fast":
-        walk.whole_rows_once()
-    else:
-        walk.rows_then_columns()
-    return walk.rows(), walk.gradients()
+def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Gradients]:
+    _check_targets(p)
+    kind = _RowWalk if needs_whole_rows(p) else _FusedWalk
+    walk = kind(p, weights, needs)
+    walk.run()
+    return Rows(walk.logsumexp, walk.mass, walk.loss), walk.gradients()
+
+
+def needs_whole_rows(p: Problem) -> bool:
+    """Whether every cell of a row may be a target, which the fused product does not serve."""
+    return p.targets.dense is not None or p.targets.background is not None
 
 
 @dataclass
@@ -81,31 +84,86 @@ class _Block:
 
 
 class _Walk:
-    def __init__(self, p: Problem, weights: Tensor, needs: Needs) -> None:
+    """One walk over the score matrix, and what comes of it."""
+
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
         self.p, self.needs = p, needs
         self.N, self.D = p.queries.shape
         self.M = p.candidates.shape[0]
-        device, dtype = p.queries.device, p.queries.dtype
-        self.scale = _on_device(p.scale, device)
-        self.half = dtype is torch.float16
-        self.gain = HALF_GAIN if self.half else 1.0
+        new, dtype = p.queries.new_empty, p.queries.dtype
+        self.scale = _on_device(p.scale, p.queries.device)
+        if not isinstance(weights, Tensor):
+            weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
+        self.weights = weights
+        # Rows take their weight relative to the largest, so that no dtype's range is left.
         self.weight_norm = weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+        self.gain = HALF_GAIN if dtype is torch.float16 else 1.0
 
         def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
-            return torch.empty(x.shape, dtype=x.dtype, device=device) if wanted and x is not None else None
+            return new(x.shape) if wanted and x is not None else None
 
         self.query_gradient = gradient_of(p.queries, needs.queries)
         self.private_gradient = gradient_of(p.row_negatives, needs.row_negatives)
-        self.scale_gradient = p.queries.new_empty(self.N, dtype=torch.float32) if needs.scale else None
+        self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None
         self.blocks = [_Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
         if p.negatives is not None:
             self.blocks.append(_Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
         self.width = self.blocks[-1].columns.stop
-        self.config = score_config(device, dtype, self.N, self.width, self.D)
+        self.logsumexp, self.mass, self.loss = (new(self.N, dtype=torch.float64) for _ in range(3))
 
+    @property
+    def differentiates(self) -> bool:
+        needs = self.needs
+        return any((needs.queries, needs.candidates, needs.negatives, needs.row_negatives, needs.scale))
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def make_products(self) -> None:
+        """Room for the sums over chunks of rows, in float32."""
+        for block in self.blocks:
+            if block.gradient is not None:
+                block.product = block.matrix.new_empty(block.matrix.shape, dtype=torch.float32)
+
+    def fitting_rows(self, most: int, row_bytes: int) -> int:
+        """As many rows as fit beside those sums, a multiple of a tile's, at most N."""
+        device = self.p.queries.device
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            free, _ = torch.cuda.mem_get_info(device)
+            reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            most = min(most, int(free + reusable) // 2)
+        sums = sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
+        return min(max((most - sums) // row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE, self.N)
+
+    def gradients(self) -> Gradients:
+        by_scale = self.scale_gradient
+        return Gradients(
+            queries=self.query_gradient,
+            candidates=self.blocks[0].gradient,
+            negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
+            row_negatives=self.private_gradient,
+            scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
+        )
+
+
+class _FusedWalk(_Walk):
+    """Scores with the exponential in their product's epilogue; targets one by one."""
+
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+        super().__init__(p, weights, needs)
+        self.config = score_config(p.queries.device, p.queries.dtype, self.N, self.width, self.D)
         self.cells = self._exact_cells()
-        self.state = self._row_state(weights)
+        self.state = self._row_state()
         self._choose_references()
+
+    def run(self) -> None:
+        if not self.differentiates:
+            for rows in _ranges(self.N, SUM_ROWS):
+                self.sum_exponentials(rows)
+        elif self.p.memory == "fast":
+            self.whole_rows_once()
+        else:
+            self.rows_then_columns()
 
     def _exact_cells(self) -> ExactCells:
         p = self.p
@@ -136,11 +194,18 @@ class _Walk:
             zeroed &= ~p.mask[torch.arange(self.N, device=own.device), own]
         return zeroed
 
-    def _row_state(self, weights: Tensor) -> RowState:
-        new = self.p.queries.new_empty
-        float32 = [new(self.N, dtype=torch.float32) for _ in range(2)]
-        float64 = [new(self.N, dtype=torch.float64) for _ in range(4)]
-        return RowState(weights, *float32, new(self.N, dtype=torch.int32), *float64)
+    def _row_state(self) -> RowState:
+        new, N = self.p.queries.new_empty, self.N
+        return RowState(
+            weights=self.weights,
+            bases=new(N, dtype=torch.float32),
+            references=new(N, dtype=torch.float32),
+            redo=new(N, dtype=torch.int32),
+            sums=new(N, dtype=torch.float64),
+            logsumexp=self.logsumexp,
+            mass=self.mass,
+            loss=self.loss,
+        )
 
     def _choose_references(self) -> None:
         sampled = None
@@ -174,7 +239,7 @@ class _Walk:
 
     def sum_exponentials(self, rows: slice, E: Tensor | None = None) -> None:
         """Finds all that is known of some rows, and writes their E where it is given."""
-        if E is not None and self.half:
+        if E is not None and self.gain != 1:
             self.sum_exponentials(rows)
             self._refer_to_logsumexp(rows)
             for block in self.blocks:
@@ -228,11 +293,11 @@ class _Walk:
 
     def whole_rows_once(self) -> None:
         """All gradients from one walk over chunks of whole rows."""
-        height = self._fast_rows()
+        itemsize = self.p.queries.element_size()
+        row_bytes = itemsize * _aligned(self.width) + (4 + itemsize) * self.D
+        height = self.fitting_rows(FAST_BYTES, row_bytes)
         E = self.p.queries.new_empty(height, _aligned(self.width))
-        for block in self.blocks:
-            if block.gradient is not None:
-                block.product = block.matrix.new_empty(block.matrix.shape, dtype=torch.float32)
+        self.make_products()
         weighted = None
         if any(block.gradient is not None for block in self.blocks):
             weighted = self.p.queries.new_empty(height, self.D)
@@ -319,37 +384,91 @@ class _Walk:
         rows = torch.arange(self.N, device=columns.device)
         return starts, order, rows.repeat_interleave(self.cells.starts.diff(), output_size=columns.numel())
 
-    def _fast_rows(self) -> int:
-        """As many rows as fit beside the sums in float32, a multiple of a tile's."""
-        budget = FAST_BYTES
-        if self.p.queries.is_cuda and not torch.cuda.is_current_stream_capturing():
-            free, _ = torch.cuda.mem_get_info(self.p.queries.device)
-            reserved = torch.cuda.memory_reserved(self.p.queries.device)
-            reusable = reserved - torch.cuda.memory_allocated(self.p.queries.device)
-            budget = min(budget, int(free + reusable) // 2)
-        gradients = sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
-        itemsize = self.p.queries.element_size()
-        row_bytes = itemsize * _aligned(self.width) + (4 + itemsize) * self.D + 8
-        fitting = max((budget - gradients) // row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE
-        return min(fitting, self.N)
 
-    def rows(self) -> Rows:
-        self._check_targets()
-        return Rows(self.state.logsumexp, self.state.mass, self.state.loss)
+class _RowWalk(_Walk):
+    """Scores by a plain product in float32, then a kernel that sees whole rows of them."""
 
-    def gradients(self) -> Gradients:
-        negatives = self.blocks[1].gradient if len(self.blocks) > 1 else None
-        by_scale = self.scale_gradient
-        return Gradients(
-            queries=self.query_gradient,
-            candidates=self.blocks[0].gradient,
-            negatives=negatives,
-            row_negatives=self.private_gradient,
-            scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
-        )
+    def run(self) -> None:
+        p, private = self.p, self.p.row_negatives
+        queries, itemsize = p.queries, p.queries.element_size()
+        width = self.width + (private is not None)
+        cell_bytes = 4 if itemsize == 4 else 4 + itemsize
+        most = FAST_BYTES if p.memory == "fast" else LOW_BYTES
+        height = self.fitting_rows(most, cell_bytes * _aligned(width) + 4 * self.D)
+        S = queries.new_empty(height, _aligned(width), dtype=torch.float32)
+        dS = S if itemsize == 4 else queries.new_empty(S.shape)
+        weights = self.gain / self.weight_norm * self.weights
+        self.make_products()
+        for rows in _ranges(self.N, height):
+            f, scores = queries[rows], S[: rows.stop - rows.start, :width]
+            for block in self.blocks:
+                _multiply(scores[:, block.columns], f, block.matrix.T, add=False)
+            if private is not None:
+                scores[:, -1] = (f.float() * private[rows].float()).sum(1)
+            out = dS[: len(scores), :width] if self.differentiates else None
+            found = self.logsumexp, self.mass, self.loss
+            softmax_rows(scores, self.scale, p, rows.start, weights, found, out)
+            if out is not None:
+                self._multiply_out(rows, f, out)
+        factor = self._factor()
+        for block in self.blocks:
+            if block.gradient is not None and block.product is not None:
+                torch.mul(block.product, factor, out=block.product)
+                block.gradient.copy_(block.product)
 
-    def _check_targets(self) -> None:
-        """The reference's checks where they cost no wait; on a GPU an assertion of the device's."""
+    def _multiply_out(self, rows: slice, f: Tensor, dS: Tensor) -> None:
+        """Adds some rows of dS to the gradients."""
+        factor = self._factor()
+        for block in self.blocks:
+            if block.product is not None:
+                _multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
+        private = self.p.row_negatives
+        if self.private_gradient is not None:
+            self.private_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
+        if self.query_gradient is None and self.scale_gradient is None:
+            return
+        product = f.new_empty(f.shape, dtype=torch.float32)
+        for block in self.blocks:
+            _multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
+        if private is not None:
+            product.addcmul_(dS[:, -1:].float(), private[rows].float())
+        if self.scale_gradient is not None:
+            by_row = (product * f.float()).sum(1)
+            self.scale_gradient[rows] = by_row * (self.weight_norm / self.gain).float()
+        if self.query_gradient is not None:
+            self.query_gradient[rows] = product.mul_(factor).to(f.dtype)
+
+    def _factor(self) -> Tensor:
+        """What a product of dS lacks."""
+        return (self.scale * self.weight_norm / self.gain).float()
+
+
+def _check_targets(p: Problem) -> None:
+    """Refuses what no loss is defined for: in words on a CPU, on a GPU by an assertion on the device."""
+    if not p.queries.is_cuda:
+        check_targets(p)
+        return
+    t, M = p.targets, p.candidates.shape[0]
+    if t.dense is not None:
+        sound = (t.dense >= 0).all()
+        if p.diagonal != "keep":
+            sound &= (t.dense.diagonal() == 0).all()
+        if p.mask is not None:
+            sound &= ~((t.dense != 0) & p.mask).any()
+    else:
+        starts, columns, weights = t.compressed()
+        row = torch.arange(starts.numel() - 1, device=starts.device)
+        row = row.repeat_interleave(starts.diff(), output_size=columns.numel())
+        given = weights != 0
+        fault = (columns < 0) | (columns >= M)
+        if p.diagonal != "keep":
+            fault |= row == columns
+        if p.mask is not None:
+            fault |= p.mask[row, columns.clamp(0, M - 1)]
+        sound = (weights >= 0).all() & ~(given & fault).any()
+    torch._assert_async(
+        sound, "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
+    )
 
 
 def _on_device(scale: float | Tensor, device: torch.device) -> Tensor:
@@ -357,10 +476,6 @@ def _on_device(scale: float | Tensor, device: torch.device) -> Tensor:
     if isinstance(scale, Tensor) and scale.device == device:
         return scale.detach().float()
     return torch.full((), float(scale.item() if isinstance(scale, Tensor) else scale), device=device)
-
-
-def _uniform(p: Problem, weight: float) -> Tensor:
-    return p.queries.new_full((p.queries.shape[0],), weight, dtype=torch.float64)
 
 
 def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:

@@ -1,9 +1,13 @@
 """What several test modules share."""
 
+import os
 import random
 from pathlib import Path
 
 import pytest
+
+# Before anything imports fastqt.kernels: here Triton interprets them.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 def planted_text(documents: int, seed: int = 0) -> str:

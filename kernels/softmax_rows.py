@@ -1,0 +1,221 @@
+"""Whole rows of float32 scores to dL/dS: the way where the scores come from a plain product.
+
+Beside cuBLAS it serves what the fused product does not, target matrices and smoothed
+targets, and problems so small that a row of scores never leaves the cache. The true maximum
+of a row is known here, so float16 is as good as any dtype.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.launch import block, on_device
+from torch import Tensor
+
+from fastqt.problem import DIAGONALS, Problem
+
+ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index("keep"))
+
+
+@triton.jit
+def targets_of(
+    row,
+    j,
+    inside,
+    target_starts,
+    target_columns,
+    target_weights,
+    dense,
+    background,
+    columns,
+    dense_row_stride,
+    dense_stride,
+    COMPRESSED: tl.constexpr,
+    DENSE: tl.constexpr,
+    BACKGROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Columns j of a row of T, float32."""
+    T = tl.zeros((BLOCK,), dtype=tl.float32)
+    candidate = inside & (j < columns)
+    if DENSE:
+        at = dense + row * dense_row_stride + j.to(tl.int64) * dense_stride
+        T = tl.load(at, mask=candidate, other=0.0).to(tl.float32)
+    if COMPRESSED:
+        for k in tl.range(tl.load(target_starts + row), tl.load(target_starts + row + 1), num_stages=1):
+            weight = tl.load(target_weights + k).to(tl.float32)
+            T += tl.where(j == tl.load(target_columns + k), weight, 0.0)
+    if BACKGROUND:
+        T += tl.where(candidate, tl.load(background + row).to(tl.float32), 0.0)
+    return T
+
+
+@triton.jit
+def scores_of(
+    line,
+    scale,
+    row,
+    j,
+    inside,
+    T,
+    query_groups,
+    candidate_groups,
+    mask,
+    columns,
+    mask_row_stride,
+    mask_stride,
+    DIAGONAL: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASK: tl.constexpr,
+):
+    """Columns j of a row of S, -inf where a cell is out of the softmax."""
+    x = tl.where(inside, scale * tl.load(line + j, mask=inside, other=0.0), float("-inf"))
+    candidate = inside & (j < columns)
+    if DIAGONAL == ZERO:
+        x = tl.where(j == row, 0.0, x)
+    elif DIAGONAL != KEEP:
+        x = tl.where(j == row, float("-inf"), x)
+    if GROUPS:
+        theirs = tl.load(candidate_groups + j, mask=candidate, other=0)
+        x = tl.where(candidate & (theirs == tl.load(query_groups + row)) & (T == 0), float("-inf"), x)
+    if MASK:
+        at = mask + row * mask_row_stride + j.to(tl.int64) * mask_stride
+        x = tl.where(tl.load(at, mask=candidate, other=0) != 0, float("-inf"), x)
+    return x
+
+
+@triton.jit
+def softmax_rows_kernel(
+    scores,  # (rows, width) float32, not scaled yet
+    scale,  # () float32
+    gradients,  # (rows, width), written if STORE; may be the scores' memory where it is float32
+    target_starts,  # (N + 1,) int64
+    target_columns,  # (targets,) int64, -1 for none
+    target_weights,  # (targets,) float64
+    dense,  # (N, M)
+    background,  # (N,) float64
+    query_groups,  # (N,) int64
+    candidate_groups,  # (M,) int64
+    mask,  # (N, M) bool
+    row_weights,  # (N,) float64
+    logsumexp,  # (N,) float64, as the following
+    mass,
+    loss,
+    columns,  # M, of width
+    width,
+    first_row,
+    row_stride,
+    gradient_row_stride,
+    dense_row_stride,
+    dense_stride,
+    mask_row_stride,
+    mask_stride,
+    DIAGONAL: tl.constexpr,
+    COMPRESSED: tl.constexpr,
+    DENSE: tl.constexpr,
+    BACKGROUND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASK: tl.constexpr,
+    STORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a row: its loss, and w (rho P - T) without its cancellation where P is near T."""
+    at = tl.program_id(0).to(tl.int64)
+    row = first_row + at
+    line = scores + at * row_stride
+    s = tl.load(scale)
+
+    top = float("-inf")
+    # Against `top`: sums over cells with targets, and over all others.
+    of_targets = tl.full((), 0.0, tl.float64)
+    of_others = tl.full((), 0.0, tl.float64)
+    rho = tl.full((), 0.0, tl.float64)
+    linear = tl.full((), 0.0, tl.float64)
+    for start in range(0, width, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        inside = j < width
+        T = targets_of(
+            row, j, inside, target_starts, target_columns, target_weights, dense, background, columns,
+            dense_row_stride, dense_stride, COMPRESSED, DENSE, BACKGROUND, BLOCK,
+        )  # fmt: skip
+        x = scores_of(
+            line, s, row, j, inside, T, query_groups, candidate_groups, mask, columns,
+            mask_row_stride, mask_stride, DIAGONAL, GROUPS, MASK,
+        )  # fmt: skip
+        given = T > 0
+        rho += tl.sum(T, 0).to(tl.float64)
+        entropy = T * tl.log(tl.where(given, T, 1.0))
+        linear += tl.sum(tl.where(given, entropy - T * x, 0.0), 0).to(tl.float64)
+        higher = tl.maximum(top, tl.max(x, 0))
+        # A row may begin with cells that are all out: there is nothing to rescale yet.
+        reference = tl.where(higher == float("-inf"), 0.0, higher)
+        rescale = tl.where(top == float("-inf"), 0.0, tl.exp(top - reference)).to(tl.float64)
+        e = tl.exp(x - reference)
+        of_targets = of_targets * rescale + tl.sum(tl.where(given, e, 0.0), 0).to(tl.float64)
+        of_others = of_others * rescale + tl.sum(tl.where(given, 0.0, e), 0).to(tl.float64)
+        top = higher
+    reference = tl.where(top == float("-inf"), 0.0, top)
+    total = of_targets + of_others
+    lse = reference.to(tl.float64) + tl.log(total)
+    tl.store(logsumexp + row, lse)
+    tl.store(mass + row, rho)
+    tl.store(loss + row, tl.where(rho > 0, rho * lse + linear, 0.0))
+
+    if STORE:
+        w = tl.load(row_weights + row)
+        factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
+        rho32, of_targets32, of_others32 = (
+            rho.to(tl.float32),
+            of_targets.to(tl.float32),
+            of_others.to(tl.float32),
+        )
+        for start in range(0, width, BLOCK):
+            j = start + tl.arange(0, BLOCK)
+            inside = j < width
+            T = targets_of(
+                row, j, inside, target_starts, target_columns, target_weights, dense, background, columns,
+                dense_row_stride, dense_stride, COMPRESSED, DENSE, BACKGROUND, BLOCK,
+            )  # fmt: skip
+            x = scores_of(
+                line, s, row, j, inside, T, query_groups, candidate_groups, mask, columns,
+                mask_row_stride, mask_stride, DIAGONAL, GROUPS, MASK,
+            )  # fmt: skip
+            e = tl.exp(x - reference)
+            exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
+            dS = factor * tl.where(T > 0, exact, rho32 * e)
+            if DIAGONAL != KEEP:
+                dS = tl.where(j == row, 0.0, dS)
+            out = gradients + at * gradient_row_stride + j
+            tl.store(out, dS.to(gradients.dtype.element_ty), mask=inside)
+
+
+def softmax_rows(
+    scores: Tensor,  # (rows, width) float32, not scaled yet
+    scale: Tensor,  # () float32
+    p: Problem,
+    first_row: int,
+    row_weights: Tensor,  # (N,) float64
+    found: tuple[Tensor, Tensor, Tensor],  # log-sum-exp, mass and loss, (N,) float64
+    gradients: Tensor | None,  # (rows, width)
+) -> None:
+    """What is known of some rows, and their dL/dS where it is wanted."""
+    rows, width = scores.shape
+    t = p.targets
+    with on_device(scores):
+        softmax_rows_kernel[(rows,)](
+            *(scores, scale, gradients, t.starts, t.columns, t.weights, t.dense, t.background),
+            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *found),
+            *(p.candidates.shape[0], width, first_row, scores.stride(0)),
+            0 if gradients is None else gradients.stride(0),
+            *((0, 0) if t.dense is None else t.dense.stride()),
+            *((0, 0) if p.mask is None else p.mask.stride()),
+            DIAGONAL=DIAGONALS.index(p.diagonal),
+            COMPRESSED=t.starts is not None,
+            DENSE=t.dense is not None,
+            BACKGROUND=t.background is not None,
+            GROUPS=p.query_groups is not None,
+            MASK=p.mask is not None,
+            STORE=gradients is not None,
+            BLOCK=block(width, 2048),
+            num_warps=8,
+        )

@@ -1,0 +1,217 @@
+"""The Triton engine, interpreted: the oracle's values and gradients, in every dtype and memory mode."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, Case
+from fastqt.kernels import rows as row_kernels
+from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
+
+import fastqt
+from fastqt import triton_schedule
+
+# A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
+# interpreter cuts bfloat16 off where a GPU rounds to nearest.
+EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
+by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+LARGE = ("all at once", "smoothed window")
+by_large = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
+
+
+def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> list[torch.Tensor]:
+    loss = case.loss(inputs, backend="triton", **more)
+    return [loss.detach(), *torch.autograd.grad(loss, list(inputs.values()))]
+
+
+def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torch.Tensor]) -> None:
+    exact = case.expected(inputs)
+    loss, *gradients = found
+    assert loss.dtype is torch.float32
+    dtype = inputs["queries"].dtype
+    tolerance = FLOAT32 + EPSILON[dtype]
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for name, gradient in zip(inputs, gradients, strict=True):
+        assert gradient.dtype is inputs[name].dtype
+        assert relative(gradient, getattr(exact, name)) < tolerance, name
+
+
+@by_memory
+@by_case
+def test_is_the_oracles(case, memory):
+    inputs = case.inputs(torch.float32)
+    assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
+
+
+@by_half
+@by_memory
+@by_large
+def test_half_precision(case, memory, dtype):
+    inputs = case.inputs(dtype)
+    assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
+
+
+@by_large
+def test_chunks_do_not_change_the_result(case, monkeypatch):
+    inputs = case.inputs(torch.float32)
+    whole = value_and_gradients(case, inputs)
+    for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0, "SUM_ROWS": 4}.items():
+        monkeypatch.setattr(triton_schedule, name, value)
+    for memory in ("fast", "low"):
+        for a, b in zip(value_and_gradients(case, inputs, memory=memory), whole, strict=True):
+            assert relative(a, b) < REORDERED[torch.float32]
+    with torch.no_grad():
+        assert relative(case.loss(inputs, backend="triton"), whole[0]) < REORDERED[torch.float32]
+
+
+@by_memory
+@by_large
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_rows_weighted_from_above(case, memory, dtype):
+    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+    inputs = case.inputs(dtype)
+    upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
+    loss = case.loss(inputs, backend="triton", reduction="none", memory=memory)
+    exact = case.expected(inputs, row_weights=upstream.double().numpy())
+    assert relative(loss, exact.loss) < FLOAT32
+    gradients = torch.autograd.grad(loss, list(inputs.values()), upstream)
+    for name, gradient in zip(inputs, gradients, strict=True):
+        assert relative(gradient, getattr(exact, name)) < FLOAT32 + EPSILON[dtype], name
+
+
+@by_memory
+@pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
+def test_one_gradient_alone(wanted, memory):
+    case = next(c for c in CASES if c.name == "all at once")
+    inputs = case.inputs(torch.float32)
+    alone = {name: x if name == wanted else x.detach() for name, x in inputs.items()}
+    (gradient,) = torch.autograd.grad(case.loss(alone, backend="triton", memory=memory), alone[wanted])
+    assert relative(gradient, getattr(case.expected(inputs), wanted)) < FLOAT32
+
+
+def test_strides_do_not_change_the_result():
+    case = next(c for c in CASES if c.name == "all at once")
+    inputs = case.inputs(torch.float32)
+    expected = value_and_gradients(case, inputs)
+    laid_out = {
+        name: x.detach() if x.dim() == 0 else x.detach().T.repeat_interleave(2, 0)[::2].T
+        for name, x in inputs.items()
+    }
+    laid_out = {name: x.requires_grad_() for name, x in laid_out.items()}
+    arguments = {**case.arguments, "mask": case.arguments["mask"].T.contiguous().T}
+    loss = fastqt.contrastive_loss(**laid_out, **arguments, backend="triton")
+    found = [loss.detach(), *torch.autograd.grad(loss, list(laid_out.values()))]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_runs_repeat_bit_for_bit():
+    case = next(c for c in CASES if c.name == "all at once")
+    inputs = case.inputs(torch.bfloat16)
+    first, second = (value_and_gradients(case, inputs) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def far_apart(N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose targets score 0, far below others: no reference from the targets can do."""
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randn(N, D, generator=generator) for _ in range(2))
+    queries[:, 0], candidates[:, 0] = 0, 0
+    queries[::3, 0] = 12.0  # some rows only
+    candidates[5, 0], candidates[9, 0] = 11.0, 10.9  # scores about 130: exp overflows float32
+    return queries, candidates
+
+
+@by_memory
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypatch):
+    N, D = 20, 5
+    queries, candidates = (x.to(dtype).requires_grad_() for x in far_apart(N, D))
+    T = oracle.window(N, N, [-1, 1])
+    exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
+    raised = []
+
+    def raise_references(state, maxima, first_row):
+        raised.extend(state.redo[first_row : first_row + maxima.shape[1]].tolist())
+        genuine(state, maxima, first_row)
+
+    genuine = row_kernels.raise_references
+    monkeypatch.setattr(row_kernels, "raise_references", raise_references)
+    loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
+    found = torch.autograd.grad(loss, (queries, candidates))
+    # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
+    assert raised[:N] == [int(row % 3 == 0 and row != 6) for row in range(N)]
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
+        assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * EPSILON[dtype]
+
+
+def test_references_from_a_sample_of_candidates(monkeypatch):
+    """They spare most rows the second try, and change nothing else."""
+    monkeypatch.setattr(triton_schedule, "SAMPLE", 4)
+    queries, candidates = (x.requires_grad_() for x in far_apart(20, 5))
+    T = oracle.window(20, 20, [-1, 1])
+    exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
+    loss = fastqt.contrastive_loss(queries, candidates, backend="triton")
+    found = torch.autograd.grad(loss, (queries, candidates))
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
+        assert relative(gradient, wanted) < 10 * FLOAT32
+
+
+def converged(N: int, score: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose own candidate scores `score`, and all others about 0."""
+    generator = torch.Generator().manual_seed(seed)
+    candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
+    candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
+    return score * candidates, candidates
+
+
+def random_inputs(N: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N, N, generator=generator), torch.randn(N, N, generator=generator)
+
+
+def error(a: torch.Tensor, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(a.double().numpy() - exact) / np.linalg.norm(exact))
+
+
+@by_memory
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("score", [None, 12.0, 24.0], ids=["random", "p > 0.999", "p > 1 - 1e-9"])
+def test_error_is_at_most_eagers(score, dtype, memory):
+    """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
+    N, seeds = 24, 2
+    ours, eagers = [], []
+    for seed in range(seeds):
+        made = random_inputs(N, seed) if score is None else converged(N, score, seed)
+        inputs = [x.to(dtype).requires_grad_() for x in made]
+        exact = oracle.contrastive(*(x.detach().double().numpy() for x in inputs), np.eye(N), diagonal="keep")
+        if score is not None:
+            assert np.exp(-exact.loss).min() > {12.0: 0.999, 24.0: 1 - 1e-8}[score]
+        wanted = exact.queries, exact.candidates
+        loss = fastqt.contrastive_loss(
+            *inputs, fastqt.Diagonal(), diagonal="keep", backend="triton", memory=memory
+        )
+        ours.append([error(a, b) for a, b in zip(torch.autograd.grad(loss, inputs), wanted, strict=True)])
+        loss = F.cross_entropy(inputs[0] @ inputs[1].T, torch.arange(N))
+        eagers.append([error(a, b) for a, b in zip(torch.autograd.grad(loss, inputs), wanted, strict=True)])
+    bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_the_loss(poison):
+    queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
+    queries[4, 1] = poison
+    loss = fastqt.contrastive_loss(queries, candidates, backend="triton", reduction="none")
+    assert not loss[4].isfinite()
+    assert loss[torch.arange(9) != 4].isfinite().all()
+
+
+def test_refuses_float64():
+    queries = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="'triton' is not available: it has no float64"):
+        fastqt.contrastive_loss(queries, queries, backend="triton")
