@@ -3,8 +3,9 @@
 from fastqt import nn
 from fastqt.backends import show_config
 from fastqt.functional import contrastive_loss
+from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __version__ = "0.1.0"
 
-__all__ = ["Diagonal", "Sparse", "Window", "contrastive_loss", "nn", "show_config", "smoothed"]
+__all__ = ["Diagonal", "Mixed", "Sparse", "Window", "contrastive_loss", "nn", "show_config", "smoothed"]

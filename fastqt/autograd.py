@@ -17,9 +17,10 @@ from fastqt.targets import TargetRows
 _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory"
+    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
+    "Tensor? partners, float mix"
 )
-_PROBLEM_SIZE = 15
+_PROBLEM_SIZE = 17
 _GRADIENTS = "Tensor dqueries, Tensor dcandidates, Tensor dnegatives, Tensor drow_negatives, Tensor dscale"
 
 torch.library.define(
@@ -121,14 +122,14 @@ def _flat(p: Problem) -> tuple[Any, ...]:
     return (
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory),
+        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory, p.partners, p.mix),
     )
 
 
 def _problem(args: tuple[Any, ...]) -> Problem:
     """The inverse of `_flat`."""
     queries, candidates, negatives, row_negatives, scale = args[:5]
-    diagonal, query_groups, candidate_groups, mask, memory = args[10:]
+    diagonal, query_groups, candidate_groups, mask, memory, partners, mix = args[10:]
     return Problem(
         *(queries, candidates, negatives, row_negatives, scale),
         targets=TargetRows(*args[5:10]),
@@ -137,6 +138,8 @@ def _problem(args: tuple[Any, ...]) -> Problem:
         candidate_groups=candidate_groups,
         mask=mask,
         memory=memory,
+        partners=partners,
+        mix=mix,
     )
 
 

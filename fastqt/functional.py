@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd, backends, reference
 from fastqt.checks import check_embeddings, check_groups, check_mask, check_option, check_scale, input_dtype
+from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, Problem
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
 
@@ -26,7 +29,7 @@ def contrastive_loss(
     scale: float | Tensor = 1.0,
     normalize: bool = False,
     negatives: Tensor | None = None,
-    row_negatives: Tensor | None = None,
+    row_negatives: Tensor | Mixed | None = None,
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
@@ -56,7 +59,7 @@ def contrastive_loss(
         scale: inverse temperature, a finite number or 0-d tensor (differentiable).
         normalize: score by cosine: rows of all embeddings are L2-normalised first (differentiably).
         negatives: (K, D) further candidates for all rows, nobody's target.
-        row_negatives: (N, D) one private negative for each row.
+        row_negatives: (N, D) one private negative for each row, or `Mixed(...)` from the candidates.
         query_groups: (N,) integers, with
         candidate_groups: (M,) integers: cells of equal groups leave the softmax unless they are targets.
         mask: (N, M) bool, True leaves the softmax. O(N * M) memory of the caller's; it is not copied.
@@ -77,7 +80,8 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
-    check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=row_negatives)
+    given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
+    check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
     check_option("diagonal", diagonal, DIAGONALS)
     check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
@@ -94,7 +98,7 @@ def contrastive_loss(
         queries=_prepare(queries, normalize, native),
         candidates=_prepare(candidates, normalize, native),
         negatives=None if negatives is None else _prepare(negatives, normalize, native),
-        row_negatives=None if row_negatives is None else _prepare(row_negatives, normalize, native),
+        row_negatives=None if given_rows is None else _prepare(given_rows, normalize, native),
         scale=scale,
         targets=operator.rows(N, M, device),
         diagonal=diagonal,
@@ -103,6 +107,8 @@ def contrastive_loss(
         mask=mask,
         memory=memory,
     )
+    if isinstance(row_negatives, Mixed):
+        problem = _with_mixed(problem, row_negatives, written=chosen != "triton")
     _check_smoothing(problem)
     if chosen == "reference":
         with torch.autocast(device.type, enabled=False):
@@ -127,6 +133,13 @@ def _prepare(x: Tensor, normalize: bool, native: tuple[torch.dtype, ...]) -> Ten
     if not normalize:
         return x
     return F.normalize(x.to(torch.promote_types(dtype, torch.float32)), dim=1).to(x.dtype)
+
+
+def _with_mixed(p: Problem, mixed: Mixed, *, written: bool) -> Problem:
+    partners = mixed.partners_of(p.queries.shape[0], p.candidates.shape[0], p.queries.device)
+    if written:
+        return replace(p, row_negatives=mixed_rows(p.candidates, mixed.mix, partners))
+    return replace(p, partners=partners, mix=mixed.mix)
 
 
 def _check_smoothing(p: Problem) -> None:

@@ -25,6 +25,9 @@ class Problem:
     candidate_groups: Tensor | None  # (M,) int64
     mask: Tensor | None  # (N, M) bool, True = excluded
     memory: str = "fast"
+    # Instead of row_negatives: row i's is the mix of candidates i and partners[i], at norm 1.
+    partners: Tensor | None = None  # (N,) int64
+    mix: float = 1.0
 
 
 def finite_scale(p: Problem) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from fastqt.kernels.rows import ExactCells, PrivateNegatives, RowState
 from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
 from fastqt.kernels.softmax_rows import softmax_rows
 from fastqt.kernels.tuning import score_config
+from fastqt.negatives import mixed_rows
 from fastqt.problem import Problem
 from fastqt.reference import check_targets
 from fastqt.schedule import Gradients, Needs, Rows
@@ -169,9 +170,10 @@ class _FusedWalk(_Walk):
         p = self.p
         starts, columns, weights = p.targets.compressed()
         private = None
-        if p.row_negatives is not None:
+        if p.row_negatives is not None or p.partners is not None:
+            matrix = p.candidates if p.row_negatives is None else p.row_negatives
             found = (p.queries.new_empty(self.N, dtype=torch.float32) for _ in range(3))
-            private = PrivateNegatives(p.row_negatives, *found)
+            private = PrivateNegatives(matrix, *found, p.partners, p.mix)
         return ExactCells(
             starts,
             torch.where((weights != 0) & (columns >= 0) & (columns < self.M), columns, -1),
@@ -389,7 +391,10 @@ class _RowWalk(_Walk):
     """Scores by a plain product in float32, then a kernel that sees whole rows of them."""
 
     def run(self) -> None:
-        p, private = self.p, self.p.row_negatives
+        p = self.p
+        if p.partners is not None:  # small problems, or ones whose targets are as large as the scores
+            p = self.p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
+        private = p.row_negatives
         queries, itemsize = p.queries, p.queries.element_size()
         width = self.width + (private is not None)
         cell_bytes = 4 if itemsize == 4 else 4 + itemsize

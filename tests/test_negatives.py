@@ -1,0 +1,69 @@
+"""Mixed negatives: the oracle's with the mixtures written out, on every backend; and what they refuse."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from tolerances import FLOAT32, relative
+
+import fastqt
+
+N, D = 9, 6
+by_backend = pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+
+
+@by_backend
+@pytest.mark.parametrize("partners", [None, [3, 5, 0, 8, 1, 2, 7, 6, 4]], ids=["next", "given"])
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_mixed_is_the_oracles(backend, partners, smoothed):
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(N, D, generator=generator, requires_grad=True) for _ in range(2)]
+    unit = [F.normalize(x.detach().double(), dim=1).numpy() for x in inputs]
+    others = np.roll(np.arange(N), -1) if partners is None else np.array(partners)
+    mixed = 0.3 * unit[1] + 0.7 * unit[1][others]
+    mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+    T = oracle.smoothed(np.eye(N), 0.1) if smoothed else np.eye(N)
+    exact = oracle.contrastive(*unit, T, diagonal="keep", scale=5.0, row_negatives=mixed)
+
+    given = None if partners is None else torch.tensor(partners)
+    units = [F.normalize(x, dim=1) for x in inputs]
+    targets = fastqt.smoothed(fastqt.Diagonal()) if smoothed else fastqt.Diagonal()
+    options = {
+        "diagonal": "keep",
+        "scale": 5.0,
+        "row_negatives": fastqt.Mixed(0.3, given),
+        "backend": backend,
+    }
+    loss = fastqt.contrastive_loss(*units, targets, **options)
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for gradient, name in zip(torch.autograd.grad(loss, units), ("queries", "candidates"), strict=True):
+        assert relative(gradient, getattr(exact, name)) < FLOAT32
+    normalized = fastqt.contrastive_loss(*inputs, targets, normalize=True, **options)
+    assert relative(normalized, loss) < FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fastqt.Mixed(1.5), "mix: want a number in 0..1, got 1.5"),
+        (lambda: fastqt.Mixed(float("nan")), "mix: want a number"),
+        (lambda: fastqt.Mixed(partners=torch.zeros(2, 2).long()), "partners: want a 1-D tensor of integers"),
+        (
+            lambda: loss_with(fastqt.Mixed(partners=torch.zeros(4).long())),
+            "partners: want one for each of N=9",
+        ),
+        (
+            lambda: loss_with(fastqt.Mixed(partners=torch.arange(1, N + 1))),
+            "partners: want values in 0..8, the candidates, got 1..9",
+        ),
+        (lambda: loss_with(fastqt.Mixed(), M=5), "Mixed wants a candidate for each of N=9 queries, got M=5"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def loss_with(mixed: fastqt.Mixed, M: int = N) -> torch.Tensor:
+    return fastqt.contrastive_loss(torch.randn(N, D), torch.randn(M, D), row_negatives=mixed)
