@@ -53,9 +53,9 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
 
 
 def check_groups(
-    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int
+    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Both groups as int64, of the lengths N and M, or neither."""
+    """Both groups as int64 on `device`, of the lengths N and M, or neither."""
     if query_groups is None and candidate_groups is None:
         return None, None
     if query_groups is None or candidate_groups is None:
@@ -65,7 +65,7 @@ def check_groups(
     for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
         if ids.numel() != length:
             raise ValueError(f"{name}: want {length} ids, got {ids.numel()}")
-    return groups[0].contiguous(), groups[1].contiguous()
+    return groups[0].to(device).contiguous(), groups[1].to(device).contiguous()
 
 
 def check_mask(mask: Tensor | None, N: int, M: int, device: torch.device) -> None:

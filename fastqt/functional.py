@@ -88,7 +88,7 @@ def contrastive_loss(
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
     operator = _targets(targets, context_size, document_ids)
     operator.check(N, M, diagonal)
-    query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M)
+    query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
     check_mask(mask, N, M, device)
     check_scale(scale)
     chosen = backends.select(backend, device, input_dtype(queries))

@@ -98,7 +98,10 @@ class _Walk:
         self.weights = weights
         # Rows take their weight relative to the largest, so that no dtype's range is left.
         self.weight_norm = weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
-        self.gain = HALF_GAIN if dtype is torch.float16 else 1.0
+        self.gain = 1.0
+        if dtype is torch.float16:
+            self.gain = HALF_GAIN
+            self.weight_norm *= _largest_mass(p).clamp(min=1)
 
         def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
             return new(x.shape) if wanted and x is not None else None
@@ -127,14 +130,15 @@ class _Walk:
                 block.product = block.matrix.new_empty(block.matrix.shape, dtype=torch.float32)
 
     def fitting_rows(self, most: int, row_bytes: int) -> int:
-        """As many rows as fit beside those sums, a multiple of a tile's, at most N."""
+        """As many rows as fit beside those sums, or in half of it all, a multiple of a tile's, at most N."""
         device = self.p.queries.device
         if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             free, _ = torch.cuda.mem_get_info(device)
             reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             most = min(most, int(free + reusable) // 2)
         sums = sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
-        return min(max((most - sums) // row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE, self.N)
+        rows = max(most - sums, most // 2) // row_bytes
+        return min(max(rows // ROW_MULTIPLE, 1) * ROW_MULTIPLE, self.N)
 
     def gradients(self) -> Gradients:
         by_scale = self.scale_gradient
@@ -446,6 +450,19 @@ class _RowWalk(_Walk):
     def _factor(self) -> Tensor:
         """What a product of dS lacks."""
         return (self.scale * self.weight_norm / self.gain).float()
+
+
+def _largest_mass(p: Problem) -> Tensor:
+    """The largest sum of a row of T, () float64."""
+    t = p.targets
+    if t.dense is not None:
+        mass = t.dense.sum(1, dtype=torch.float64)
+    else:
+        starts, _, weights = t.compressed()
+        mass = torch.cat([weights.new_zeros(1), weights.cumsum(0)])[starts].diff()
+    if t.background is not None:
+        mass = mass + p.candidates.shape[0] * t.background
+    return mass.amax()
 
 
 def _check_targets(p: Problem) -> None:

@@ -293,9 +293,9 @@ def finish_queries_kernel(
         if QUERIES or SCALE:
             gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0)
             for t in range(first, last):
-                at = tl.load(target_columns + t)
-                if at >= 0:
-                    g = candidates + at * candidate_row_stride + d * candidate_stride
+                column = tl.load(target_columns + t)
+                if column >= 0:
+                    g = candidates + column * candidate_row_stride + d * candidate_stride
                     coefficient = tl.load(target_coefficients + t)
                     gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
             if PRIVATE != NO_PRIVATE:

@@ -54,6 +54,7 @@ def scores_kernel(
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
     EVEN_WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,  # of elements, in which the width and the row strides are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -64,6 +65,10 @@ def scores_kernel(
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     column_blocks = tl.cdiv(columns, BLOCK_COLUMNS)
     tiles = row_blocks * column_blocks
+    # As products with UNIT the compiler knows of what they are multiples.
+    width *= UNIT
+    query_row_stride *= UNIT
+    candidate_row_stride *= UNIT
     if ONLY_REDO:
         tiles *= tl.load(any_redo)
     s = tl.load(scale)
@@ -75,8 +80,8 @@ def scores_kernel(
         row_block = group * GROUP_ROWS + in_group % group_rows
         column_block = in_group // group_rows
 
-        i = row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        j = column_block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        in_rows, in_columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
+        i, j = row_block * BLOCK_ROWS + in_rows, column_block * BLOCK_COLUMNS + in_columns
         row_inside, column_inside = i < rows, j < columns
         row, column = first_row + i, first_column + j
         if ONLY_REDO:
@@ -111,43 +116,47 @@ def scores_kernel(
                 g += BLOCK_WIDTH * candidate_stride
             scores *= s
 
-            out = (row_inside[:, None] & column_inside[None, :]) == 0
+            # Cells are left out one condition after another: to keep them all would take a register a cell.
+            scores = tl.where(column_inside[None, :], scores, float("-inf"))
             if LEAVE_OUT_DIAGONAL:
-                out |= row[:, None] == column[None, :]
+                scores = tl.where(row[:, None] == column[None, :], float("-inf"), scores)
             if GROUPS:
-                own = tl.load(query_groups + row, mask=row_inside)
-                theirs = tl.load(candidate_groups + column, mask=column_inside)
-                out |= own[:, None] == theirs[None, :]
+                own = tl.load(query_groups + row, mask=row_inside, other=0)
+                theirs = tl.load(candidate_groups + column, mask=column_inside, other=0)
+                scores = tl.where(own[:, None] == theirs[None, :], float("-inf"), scores)
             if MASK:
-                cell = (
-                    row.to(tl.int64)[:, None] * mask_row_stride + column.to(tl.int64)[None, :] * mask_stride
-                )
+                begin = mask + tl.cast(first_row + row_block * BLOCK_ROWS, tl.int64) * mask_row_stride
+                begin += tl.cast(first_column + column_block * BLOCK_COLUMNS, tl.int64) * mask_stride
+                cell = in_rows[:, None] * mask_row_stride + in_columns[None, :] * mask_stride
                 inside = row_inside[:, None] & column_inside[None, :]
-                out |= tl.load(mask + cell, mask=inside, other=0) != 0
+                masked = tl.load(begin + cell, mask=inside, other=0) != 0
+                scores = tl.where(masked, float("-inf"), scores)
             if TARGETS:
                 first = tl.load(target_starts + row, mask=row_inside, other=0)
                 count = tl.load(target_starts + row + 1, mask=row_inside, other=0) - first
-                begin = first_column + column_block * BLOCK_COLUMNS
+                left = first_column + column_block * BLOCK_COLUMNS
                 for target in tl.range(0, tl.max(count, 0), num_stages=1):
                     at = tl.load(target_columns + first + target, mask=target < count, other=-1)
-                    if tl.max(((at >= begin) & (at < begin + BLOCK_COLUMNS)).to(tl.int32), 0) > 0:
-                        out |= at[:, None] == column[None, :]
+                    if tl.max(((at >= left) & (at < left + BLOCK_COLUMNS)).to(tl.int32), 0) > 0:
+                        scores = tl.where(at[:, None] == column[None, :], float("-inf"), scores)
 
             if REDUCE:
                 partial_at = partial + tl.cast(column_block, tl.int64) * rows + i
             if MAXIMUM:
-                tl.store(partial_at, tl.max(tl.where(out, float("-inf"), scores), 1), mask=written)
+                tl.store(partial_at, tl.max(scores, 1), mask=written)
             else:
                 reference = tl.load(references + row, mask=row_inside, other=0.0)
-                e = tl.where(out, 0.0, tl.exp(scores - reference[:, None]))
+                e = tl.exp(scores - reference[:, None])
                 if REDUCE:
                     tl.store(partial_at, tl.sum(e, 1), mask=written)
                 if FACTORS:
                     e *= tl.load(factors + row, mask=row_inside, other=0.0)[:, None]
                 if STORE:
-                    cell = i.to(tl.int64)[:, None] * exponential_row_stride + j[None, :]
+                    # Offsets within a tile fit 32 bits, which halves the registers that addresses take.
+                    begin = exponentials + tl.cast(row_block * BLOCK_ROWS, tl.int64) * exponential_row_stride
+                    cell = in_rows[:, None] * exponential_row_stride + in_columns[None, :]
                     tl.store(
-                        exponentials + cell,
+                        begin + column_block * BLOCK_COLUMNS + cell,
                         e.to(exponentials.dtype.element_ty),
                         mask=written[:, None] & column_inside[None, :],
                     )
@@ -216,14 +225,20 @@ def _launch(
     columns, width = tile.candidates.shape
     tiles = triton.cdiv(tile.rows, config.rows) * column_blocks(columns, config)
     flags, any_flag = redo or (None, None)
+    # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
+    # with an address each, of which a program can hold only so many.
+    unit = 16 // queries.element_size()
+    if any(n % unit for n in (width, queries.stride(0), tile.candidates.stride(0))):
+        unit = 1
+    step = config.width if unit > 1 else 16
     with on_device(queries):
         scores_kernel[(tiles if redo is None else programs(queries, tiles),)](
             *(queries, tile.candidates, scale, references, factors, exponentials, partial, flags, any_flag),
             *(tile.target_starts, tile.target_columns),
             *(tile.query_groups, tile.candidate_groups, tile.mask),
-            *(tile.rows, columns, width, tile.first_row, tile.first_column),
-            *queries.stride(),
-            *tile.candidates.stride(),
+            *(tile.rows, columns, width // unit, tile.first_row, tile.first_column),
+            *(queries.stride(0) // unit, queries.stride(1)),
+            *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
             0 if exponentials is None else exponentials.stride(0),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
             MAXIMUM=references is None,
@@ -235,12 +250,13 @@ def _launch(
             TARGETS=tile.target_starts is not None,
             GROUPS=tile.query_groups is not None,
             MASK=tile.mask is not None,
-            EVEN_WIDTH=width % config.width == 0,
+            EVEN_WIDTH=width % step == 0,
+            UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(),
             BLOCK_ROWS=config.rows,
             BLOCK_COLUMNS=config.columns,
-            BLOCK_WIDTH=config.width,
+            BLOCK_WIDTH=step,
             GROUP_ROWS=config.group,
             num_warps=config.warps,
             num_stages=config.stages,

@@ -71,10 +71,8 @@ def scores_of(
     """Columns j of a row of S, -inf where a cell is out of the softmax."""
     x = tl.where(inside, scale * tl.load(line + j, mask=inside, other=0.0), float("-inf"))
     candidate = inside & (j < columns)
-    if DIAGONAL == ZERO:
-        x = tl.where(j == row, 0.0, x)
-    elif DIAGONAL != KEEP:
-        x = tl.where(j == row, float("-inf"), x)
+    if DIAGONAL != KEEP:
+        x = tl.where(candidate & (j == row), 0.0 if DIAGONAL == ZERO else float("-inf"), x)
     if GROUPS:
         theirs = tl.load(candidate_groups + j, mask=candidate, other=0)
         x = tl.where(candidate & (theirs == tl.load(query_groups + row)) & (T == 0), float("-inf"), x)
@@ -184,7 +182,7 @@ def softmax_rows_kernel(
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
             dS = factor * tl.where(T > 0, exact, rho32 * e)
             if DIAGONAL != KEEP:
-                dS = tl.where(j == row, 0.0, dS)
+                dS = tl.where((j == row) & (j < columns), 0.0, dS)
             out = gradients + at * gradient_row_stride + j
             tl.store(out, dS.to(gradients.dtype.element_ty), mask=inside)
 

@@ -11,8 +11,8 @@ import torch
 from fastqt.kernels.launch import INTERPRETED, Config
 
 DEFAULT = {
-    torch.bfloat16: Config(rows=128, columns=256, width=64, group=8, warps=8, stages=3),
-    torch.float16: Config(rows=128, columns=256, width=64, group=8, warps=8, stages=3),
+    torch.bfloat16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
+    torch.float16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
@@ -38,6 +38,7 @@ def score_config(device: torch.device, dtype: torch.dtype, N: int, M: int, D: in
 @functools.cache
 def tables() -> dict[str, Any]:
     """The tuned table of every GPU that has one, by the name that CUDA gives it."""
-    files = resources.files("fastqt.kernels").joinpath("tuned").iterdir()
+    folder = resources.files("fastqt.kernels").joinpath("tuned")
+    files = folder.iterdir() if folder.is_dir() else ()
     found = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
     return {table["device"]: table["scores"] for table in found}

@@ -3,22 +3,24 @@
 import numpy as np
 import oracle
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tolerances import FOR_DTYPE, relative
 
 import fastqt
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Of E, of the rows that it multiplies, and of the result; the interpreter cuts bfloat16 off.
+ROUNDINGS = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
 
 
 @st.composite
-def problems(draw):
-    """Arguments of any make, sensible or not, as (arguments, seed)."""
+def problems(draw, dtypes=(*DTYPES, torch.float64)):
+    """Arguments of any make, sensible or not."""
     N, D = draw(st.integers(1, 12)), draw(st.integers(1, 9))
     M = N if draw(st.booleans()) else draw(st.integers(1, 14))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(dtypes))
     layout = st.sampled_from(["plain", "transposed", "spread", "expanded"])
 
     def matrix(rows: int) -> torch.Tensor:
@@ -116,6 +118,16 @@ def outcome(arguments: dict) -> tuple[torch.Tensor | None, str]:
 @settings(max_examples=400, deadline=None)
 @given(problems())
 def test_the_oracles_value_or_a_clean_error(arguments):
+    check(arguments)
+
+
+@settings(max_examples=80, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(problems(DTYPES))
+def test_the_triton_engine_too(arguments):
+    check({**arguments, "backend": "triton"})
+
+
+def check(arguments: dict) -> None:
     names = [name for name in ("queries", "candidates", "negatives", "row_negatives") if name in arguments]
     inputs = {name: arguments[name].detach().requires_grad_() for name in names}
     loss, refusal = outcome({**arguments, **inputs})
@@ -131,10 +143,22 @@ def test_the_oracles_value_or_a_clean_error(arguments):
     assert np.abs(loss.detach().double().numpy() - value).max() <= tolerance * (1 + np.abs(value).max())
     gradients = torch.autograd.grad(loss.sum(), list(inputs.values()))
     half = torch.finfo(dtype).eps if dtype in (torch.float16, torch.bfloat16) else 0.0
+    roundings = ROUNDINGS[dtype] * sum_of_parts(arguments) if arguments.get("backend") == "triton" else 0.0
     for name, gradient in zip(inputs, gradients, strict=True):
         assert gradient.dtype == dtype
         exact_gradient = getattr(exact, name)
-        if np.abs(exact_gradient).max() > 1e-6:  # below, float16 has only subnormals, and float32 few digits
-            assert relative(gradient, exact_gradient) <= tolerance + half, name
+        largest = np.abs(exact_gradient).max()
+        if largest > 1e-6:  # below, float16 has only subnormals, and float32 few digits
+            assert relative(gradient, exact_gradient) <= tolerance + half + roundings / largest, name
         else:
-            assert np.abs(gradient.double().numpy()).max() <= 1e-5, name
+            assert np.abs(gradient.double().numpy()).max() <= 1e-5 + roundings, name
+
+
+def sum_of_parts(arguments: dict) -> float:
+    """No gradient's terms add up to more than this in absolute value: they may cancel, their errors not."""
+    N = len(arguments["queries"])
+    mass = dense_targets(arguments).sum(1)
+    weight = 1 / N if arguments["reduction"] == "mean" else 1.0
+    embeddings = ("queries", "candidates", "negatives", "row_negatives")
+    largest = max(arguments[name].abs().max().item() for name in embeddings if name in arguments)
+    return 2 * abs(arguments.get("scale", 1.0)) * weight * float(mass.sum()) * largest

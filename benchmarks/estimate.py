@@ -1,0 +1,420 @@
+"""Predicts what an H100 will take, from the compiled kernels and the launches that the schedule would make.
+
+python -m benchmarks.estimate            # prints docs/gpu_estimates.md as it would be now
+python -m benchmarks.estimate --write    # and stores it, with the inputs of its tables beside it in JSON
+
+A roofline a launch: what its tensor cores, instructions, L2 cache and memory need at assumed rates. No GPU
+takes part, so nothing here is a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.offline import GPUS, Case, Launch, Operation, Product, attempt, compiler, noted
+from benchmarks.render import table
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu_estimates.md"
+STORED = DOCUMENT.with_suffix(".json")
+SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
+GOALS = {"fast": 1.12, "low": 1.45}  # times GEMM time
+GOAL_SMALL = 20e-6  # seconds, of the paper's batch
+SMALL = 400
+
+Stored = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What an H100 SXM is taken to do, a second and in bytes unless said otherwise."""
+
+    multiprocessors: int = 132
+    tensor: float = 745e12  # bfloat16 operations, the middle of what cuBLAS sustains
+    memory: float = 0.9 * 3.35e12
+    l2: float = 7e12
+    l2_size: int = 50 * 2**20
+    clock: float = 1.7e9
+    issue: int = 4  # warps' instructions a clock of a multiprocessor
+    registers: int = 2**16  # of a multiprocessor, as the following
+    threads: int = 2048
+    shared: int = 228 * 1024
+    reserved_shared: int = 1024  # a block
+    fill: float = 1e-6  # seconds until a tile's first operands are there
+    launch: float = 1.5e-6  # seconds that any launch takes in a CUDA graph
+
+
+KEPT = ("threads", "registers", "shared", "spills", "sass")  # of what is known of a compiled kernel
+SLOWEST, FASTEST = 700e12, 790e12  # of what cuBLAS sustains in bfloat16
+VENDOR_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.88), (64, 256, 0.8))  # and their share of it
+VENDOR_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of the inner dimension
+
+
+@dataclass(frozen=True)
+class Time:
+    seconds: float
+    limit: str
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+def blocks_per_multiprocessor(resources: Stored, rates: Rates) -> int:
+    """How many programs of a kernel are resident at a time."""
+    warps = resources["threads"] // 32
+    # Registers are dealt out to warps by 256.
+    registers = -(-resources["registers"] * 32 // 256) * 256 * warps
+    shared = resources["shared"] + rates.reserved_shared
+    return min(
+        rates.registers // registers, rates.threads // resources["threads"], rates.shared // shared, 32
+    )
+
+
+def product_time(n: int, m: int, k: int, itemsize: int, out_bytes: float, rates: Rates) -> Time:
+    """Of the vendor's, with the best of some tiles and splits; a tile keeps a multiprocessor busy."""
+    flops, operands = 2.0 * n * m * k, float(itemsize * k * (n + m))
+    found = []
+    for rows, columns, share in VENDOR_TILES:
+        tiles = math.ceil(n / rows) * math.ceil(m / columns)
+        for split in VENDOR_SPLITS:
+            waves = math.ceil(tiles * split / rates.multiprocessors)
+            per_tile = 2.0 * rows * columns * math.ceil(k / split) * rates.multiprocessors
+            tensor = waves * per_tile / (share * rates.tensor) + rates.fill
+            parts = 0.0 if split == 1 else 2.0 * split * 4 * n * m
+            moved = operands + out_bytes + parts
+            memory = moved / rates.memory
+            limit = "tensor cores" if tensor >= memory else "memory"
+            found.append(Time(rates.launch + max(tensor, memory), limit, flops, moved))
+    return min(found, key=lambda time: time.seconds)
+
+
+def gemm_time(N: int, D: int, rates: Rates) -> float:
+    """Three products of the loss's shapes with results in bfloat16."""
+    shapes = ((N, N, D), (N, D, N), (N, D, N))
+    return sum(product_time(n, m, k, 2, 2.0 * n * m, rates).seconds for n, m, k in shapes)
+
+
+def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
+    """A tile's products and its other instructions overlap only where two programs share a multiprocessor."""
+    rows, columns, D = event["rows"], event["columns"], event["width"]
+    row_blocks, column_blocks = math.ceil(rows / event["tile"][0]), math.ceil(columns / event["tile"][1])
+    tiles = row_blocks * column_blocks
+    resident = max(blocks_per_multiprocessor(resources, rates), 1)
+    tile_flops = 2.0 * event["tile"][0] * event["tile"][1] * D
+    tensor = tile_flops * rates.multiprocessors / rates.tensor
+    other = resources["sass"] * resources["threads"] / 32 / rates.issue / rates.clock
+    if not resources["loads_ahead"]:
+        other += math.ceil(D / event["step"]) * rates.fill
+    waves = tiles / rates.multiprocessors if tiles > 8 * rates.multiprocessors else None
+    waves = waves or math.ceil(tiles / rates.multiprocessors)
+    per_tile = tensor + other + rates.fill if resident == 1 else max(tensor, other)
+    groups = math.ceil(row_blocks / event["group"])
+    streamed = event["itemsize"] * columns * D
+    moved = event["itemsize"] * rows * D + streamed * (groups if streamed > rates.l2_size / 2 else 1)
+    moved += event["itemsize"] * rows * columns if event["store"] else 4 * rows * column_blocks
+    needs = {
+        "tensor cores" if tensor >= other + rates.fill else "other instructions": waves * per_tile,
+        "L2": tiles * event["itemsize"] * D * sum(event["tile"]) / rates.l2,
+        "memory": moved / rates.memory,
+    }
+    limit = max(needs, key=lambda name: needs[name])
+    return Time(rates.launch + needs[limit], limit, 2.0 * rows * columns * D, moved)
+
+
+def event_time(event: Stored, kernels: Stored, rates: Rates) -> Time:
+    kind = event["kind"]
+    if kind == "product":
+        out = event["n"] * event["m"] * event["out_itemsize"] * (2 if event["add"] else 1)
+        return product_time(event["n"], event["m"], event["k"], event["itemsize"], out, rates)
+    if event.get("redo"):
+        return Time(rates.launch, "launch")
+    if kind == "scores" and kernels[event["kernel"]]:
+        return scores_time(event, kernels[event["kernel"]], rates)
+    moved = event.get("bytes", 0)
+    memory = moved / rates.memory
+    return Time(rates.launch + memory, "memory" if memory > rates.launch else "launch", bytes=moved)
+
+
+def row_bytes(launch: Launch) -> int:
+    """What a row kernel reads and writes, targets' rows from the cache not counted."""
+    arguments, programs = launch.arguments, launch.programs
+    name = launch.kernel.__name__
+    if name == "statistics_kernel":
+        partial = arguments["partial"]
+        return 4 * partial.numel() + 64 * partial.shape[1]
+    if name == "raise_references_kernel":
+        return 0
+    if name == "softmax_rows_kernel":
+        out = arguments["gradients"]
+        return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
+    itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
+    if name == "references_kernel":
+        return 2 * programs * D * itemsize
+    if name == "finish_queries_kernel":
+        flags = launch.flags
+        return programs * D * (4 + itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]))
+    if name == "finish_candidates_kernel":
+        return programs * D * (4 + 2 * itemsize)
+    raise ValueError(f"no traffic is known of {name}")
+
+
+def kernel_key(launch: Launch) -> str:
+    flags = [name for name, value in launch.flags.items() if value]
+    tile = [launch.constants[name] for name in ("BLOCK_ROWS", "BLOCK_COLUMNS") if name in launch.constants]
+    size = " × ".join(map(str, tile)) if len(tile) == 2 else ""
+    if size and launch.arguments["queries"].stride(0) % 16:
+        size += " unaligned"
+    return " ".join(filter(None, [launch.kernel.__name__.removesuffix("_kernel"), size, *sorted(flags)]))
+
+
+def stored_event(event: Launch | Product | Operation) -> Stored:
+    """What of an event the model reads."""
+    if isinstance(event, Product):
+        return {"kind": "product", **asdict(event)}
+    if isinstance(event, Operation):
+        return {"kind": "operation", "bytes": event.bytes}
+    redo = bool(event.flags.get("ONLY_REDO")) or event.kernel.__name__ == "raise_references_kernel"
+    if event.kernel.__name__ != "scores_kernel":
+        found = {"kind": "rows", "kernel": kernel_key(event), "redo": redo}
+        return found if redo else {**found, "bytes": row_bytes(event)}
+    queries, constants = event.arguments["queries"], event.constants
+    return {
+        "kind": "scores",
+        "kernel": kernel_key(event),
+        "redo": redo,
+        "rows": event.arguments["rows"],
+        "columns": event.arguments["candidates"].shape[0],
+        "width": queries.shape[1],
+        "itemsize": queries.element_size(),
+        "store": event.arguments["exponentials"] is not None,
+        "tile": [constants["BLOCK_ROWS"], constants["BLOCK_COLUMNS"]],
+        "step": constants["BLOCK_WIDTH"],
+        "group": constants["GROUP_ROWS"],
+    }
+
+
+def collect() -> Stored:
+    """The launches of every shape, and what the compiled kernels use."""
+    import torch
+    import triton
+
+    gpu = next(gpu for gpu in GPUS if gpu.arch == 90)
+    schedules, kernels = [], {}
+    for N, D in SHAPES:
+        for memory in GOALS:
+            events = noted(Case(f"{N}", N=N, D=D, memory=memory), gpu)
+            for event in events:
+                if isinstance(event, Launch):
+                    key = kernel_key(event)
+                    if key not in kernels:
+                        found = attempt([event], event.kernel.__name__, gpu, disassembled=True)
+                        kernels[key] = {name: found[name] for name in KEPT if name in found}
+                        if found.get("instructions"):
+                            kernels[key]["loads_ahead"] = found["instructions"]["cp.async"] > 0
+            counted = Counter(json.dumps(stored_event(event)) for event in events)
+            listed = [{**json.loads(event), "count": count} for event, count in counted.items()]
+            schedules.append({"N": N, "D": D, "memory": memory, "events": listed})
+    versions = {"triton": triton.__version__, "torch": torch.__version__.split("+")[0]}
+    return {"versions": versions, "rates": asdict(Rates()), "kernels": kernels, "schedules": schedules}
+
+
+PARTS = {
+    "scores": "scores with their exponentials",
+    "product": "products by the vendor's library",
+    "rows": "row kernels",
+    "repair": "repair launches with nothing to do",
+    "operation": "torch's small operations",
+}
+
+
+def part(event: Stored) -> str:
+    return "repair" if event.get("redo") else event["kind"]
+
+
+def seconds(schedule: Stored, stored: Stored, rates: Rates) -> float:
+    return sum(e["count"] * event_time(e, stored["kernels"], rates).seconds for e in schedule["events"])
+
+
+def chunks_of(schedule: Stored) -> tuple[str, int]:
+    """The largest parts of the score matrix that are stored at a time, and how many there are."""
+    stored = [e for e in schedule["events"] if e["kind"] == "scores" and e["store"] and not e["redo"]]
+    sizes: dict[tuple[bool, bool], tuple[int, int]] = {}
+    for event in stored:
+        cut = event["rows"] < schedule["N"], event["columns"] < schedule["N"]
+        size = event["rows"], event["columns"]
+        sizes[cut] = max(size, sizes.get(cut, size))
+    text = ", ".join(f"{rows:,} × {columns:,}" for rows, columns in sizes.values())
+    return text, sum(e["count"] for e in stored)
+
+
+def sums_bytes(schedule: Stored) -> int:
+    """Of products' results in float32, written, and read where they are added to."""
+    products = [e for e in schedule["events"] if e["kind"] == "product"]
+    return sum(e["count"] * e["n"] * e["m"] * e["out_itemsize"] * (1 + e["add"]) for e in products)
+
+
+def milliseconds(value: float) -> str:
+    return f"{value * 1e3:,.3f}" if value < 1e-3 else f"{value * 1e3:,.2f}"
+
+
+def summary_table(stored: Stored) -> str:
+    header = (
+        *("N = M", "D", "memory", "chunks of E", "chunks", "launches", "GEMM ms", "predicted ms"),
+        *("× GEMM time", "at 700 to 790 TFLOP/s", "goal", "met"),
+    )
+    rates = Rates(**stored["rates"])
+    lines = []
+    for schedule in stored["schedules"]:
+        N, D, memory = schedule["N"], schedule["D"], schedule["memory"]
+        sizes, chunks = chunks_of(schedule)
+        total, gemm = seconds(schedule, stored, rates), gemm_time(N, D, rates)
+        ratios = [
+            seconds(schedule, stored, at) / gemm_time(N, D, at)
+            for at in (replace(rates, tensor=SLOWEST), replace(rates, tensor=FASTEST))
+        ]
+        small = N <= SMALL
+        goal = f"{GOAL_SMALL * 1e6:.0f} µs" if small else f"{GOALS[memory]:.2f} ×"
+        met = total <= GOAL_SMALL if small else total / gemm <= GOALS[memory]
+        lines.append(
+            (
+                *(f"{N:,}", f"{D:,}", memory, sizes, f"{chunks:,}"),
+                f"{sum(e['count'] for e in schedule['events']):,}",
+                *(milliseconds(gemm), milliseconds(total), f"{total / gemm:.2f}"),
+                *(f"{min(ratios):.2f} to {max(ratios):.2f}", goal, "yes" if met else "no"),
+            )
+        )
+    return table(header, lines)
+
+
+def parts_table(schedule: Stored, stored: Stored) -> str:
+    rates = Rates(**stored["rates"])
+    header = ("part", "launches", "TFLOP", "GB", "ms", "share", "limited by")
+    total = seconds(schedule, stored, rates)
+    lines = []
+    for name, title in PARTS.items():
+        events = [e for e in schedule["events"] if part(e) == name]
+        times = [(e["count"], event_time(e, stored["kernels"], rates)) for e in events]
+        spent = sum(count * time.seconds for count, time in times)
+        by_limit: dict[str, float] = {}
+        for count, time in times:
+            by_limit[time.limit] = by_limit.get(time.limit, 0.0) + count * time.seconds
+        lines.append(
+            (
+                title,
+                f"{sum(count for count, _ in times):,}",
+                f"{sum(count * time.flops for count, time in times) / 1e12:,.2f}",
+                f"{sum(count * time.bytes for count, time in times) / 1e9:,.2f}",
+                *(milliseconds(spent), f"{spent / total:.0%}"),
+                max(by_limit, key=lambda limit: by_limit[limit]) if by_limit else "–",
+            )
+        )
+    return table(header, lines)
+
+
+def kernels_table(stored: Stored) -> str:
+    header = (
+        *("kernel", "threads", "registers", "shared KiB", "spilled bytes", "SASS instructions"),
+        "programs a multiprocessor",
+    )
+    rates = Rates(**stored["rates"])
+    lines = []
+    for name, found in sorted(stored["kernels"].items()):
+        if not found:
+            lines.append((f"`{name}`", "does not compile", *("–",) * 5))
+            continue
+        lines.append(
+            (
+                *(f"`{name}`", f"{found['threads']}", f"{found['registers']}"),
+                *(f"{found['shared'] / 1024:.0f}", f"{found['spills']:,}", f"{found['sass']:,}"),
+                f"{blocks_per_multiprocessor(found, rates)}",
+            )
+        )
+    return table(header, lines)
+
+
+def sums_table(stored: Stored) -> str:
+    rates = Rates(**stored["rates"])
+    header = ("N = M", "D", "memory", "float32 results GB", "ms of memory traffic", "× GEMM time")
+    return table(
+        header,
+        (
+            (
+                *(f"{s['N']:,}", f"{s['D']:,}", s["memory"], f"{sums_bytes(s) / 1e9:.2f}"),
+                milliseconds(sums_bytes(s) / rates.memory),
+                f"{sums_bytes(s) / rates.memory / gemm_time(s['N'], s['D'], rates):.2f}",
+            )
+            for s in stored["schedules"]
+        ),
+    )
+
+
+def rendered(stored: Stored) -> str:
+    rates, versions = stored["rates"], stored["versions"]
+    sections = "\n\n".join(
+        f'### N = M = {s["N"]:,}, D = {s["D"]:,}, memory="{s["memory"]}"\n\n{parts_table(s, stored)}'
+        for s in stored["schedules"]
+    )
+    return f"""# What an H100 should take: predictions
+
+**These are predictions that no device has tested.** They are rendered by
+`python -m benchmarks.estimate --write` from `gpu_estimates.json`: what the schedule would launch, noted on
+tensors without data, and what the kernels use once compiled for sm_90 (Triton {versions["triton"]},
+torch {versions["torch"]}). The first run on an H100 is to replace them by measurements.
+
+The model is a roofline a launch. It assumes
+
+- {rates["multiprocessors"]} multiprocessors at {rates["clock"] / 1e9:.1f} GHz;
+- {rates["tensor"] / 1e12:.0f} TFLOP/s of dense bfloat16 products, between the {SLOWEST / 1e12:.0f} and
+  {FASTEST / 1e12:.0f} that cuBLAS sustains, for the scores' kernel too;
+- {rates["memory"] / 1e12:.2f} TB/s of memory (0.9 of its peak), {rates["l2"] / 1e12:.0f} TB/s and
+  {rates["l2_size"] / 2**20:.0f} MiB of L2 cache;
+- {rates["fill"] * 1e6:.0f} µs until a tile's first operands arrive, and
+  {rates["launch"] * 1e6:.1f} µs a launch in a CUDA graph.
+
+Every SASS instruction of the scores' kernel counts once a tile, those of branches not taken included. Where
+only one program fits a multiprocessor they come after the tile's products, else beside those of another.
+Where no load runs ahead of the products, each step along D waits for its operands. The vendor's products take
+the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16 with the targets of
+`Window(1)`, whose lowering is not counted; GEMM time is three products of the same shapes.
+
+## Against the goals
+
+{summary_table(stored)}
+
+## Results of products in float32
+
+The sums of dG are read and written by every chunk of rows; a product hides this traffic only as far as it
+leaves memory idle.
+
+{sums_table(stored)}
+
+## The kernels as compiled
+
+{kernels_table(stored)}
+
+## Where the time goes
+
+{sections}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predicts what an H100 will take.")
+    parser.add_argument("--write", action="store_true", help=f"store {DOCUMENT.name} and {STORED.name}")
+    arguments = parser.parse_args()
+    with compiler():
+        stored = collect()
+    if arguments.write:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        STORED.write_text(json.dumps(stored, indent=1) + "\n")
+        DOCUMENT.write_text(rendered(stored))
+    else:
+        print(rendered(stored))
+
+
+if __name__ == "__main__":
+    main()
