@@ -29,7 +29,11 @@ def build_and_use(folder: Path, environment: dict[str, str]) -> tuple[Path, str]
     source, unpacked = folder / "source", folder / "unpacked"
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
-        if name.startswith(("fastqt/", "csrc/", "setup.py", "pyproject.toml", "README.md", "LICENSE")):
+        folders, files = (
+            ("fastqt/", "csrc/", "kernels/"),
+            ("setup.py", "pyproject.toml", "README.md", "LICENSE"),
+        )
+        if name.startswith(folders + files):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
