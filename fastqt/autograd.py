@@ -89,7 +89,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
         gradients: list[Tensor] = ctx.gradients
         ctx.gradients = None
         # Whether there is anything to scale is not worth waiting for a GPU.
-        if not upstream.is_cuda and upstream == 1:
+        if not upstream.is_cuda and upstream.item() == 1:
             return gradients
         return [g.mul_(upstream) for g in gradients]
     *_, logsumexp, mass = ctx.saved_tensors  # which also checks that the inputs are as they were
@@ -152,7 +152,7 @@ def _forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tupl
         rows, gradients = engine.forward(p), Gradients()
     loss = rows.loss
     if reduction != "none":
-        loss = loss.sum() * weight
+        loss = loss.mean() if reduction == "mean" else loss.sum()
     return (loss.to(_loss_dtype(p)), rows.logsumexp, rows.mass, *_tensors(gradients, p))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastqt.targets import TargetRows
 
-DIAGONALS = ("zero", "exclude", "keep")  # in the order of csrc/cpu/softmax_tile.cpp
+DIAGONALS = ("zero", "exclude", "keep")  # in the order of csrc/cpu/softmax_tile.h
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def finite_scale(p: Problem) -> float:
     return scale
 
 
-# What a target can have against it, by the status numbers of csrc/cpu/softmax_tile.cpp.
+# What a target can have against it, by the status numbers of csrc/cpu/softmax_tile.h.
 TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED = 1, 2, 3, 4
 
 

@@ -1,7 +1,5 @@
 """The loss as a citizen of torch: upstream gradients, retained graphs, compilation, opcheck."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from cases import CASES, N
@@ -168,13 +166,19 @@ def test_opcheck_whole_losses(dtype, needs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_opcheck_tiles(dtype):
-    t = problem(dtype).targets
-    cells = (9, 0, t.starts, t.columns, t.weights, None, None, None, None, None)
-    found = [torch.zeros(9, dtype=torch.float64) for _ in range(3)]
-    status = torch.zeros(3, dtype=torch.int64)
-    tile = torch.randn(9, 9, dtype=dtype)
-    ops = torch.ops.fastqt
-    torch.library.opcheck(ops.softmax_rows_, deepcopy((tile, 0, *cells, 0.5, *found, status)))
-    torch.library.opcheck(ops.softmax_tile_, deepcopy((tile, 0, 0, *cells, *found, status)))
-    torch.library.opcheck(ops.softmax_tile_backward_, deepcopy((tile, 0, 0, *cells, *found, status)))
+@pytest.mark.parametrize(("tile_columns", "known"), [(None, False), (4, False), (4, True)])
+def test_opcheck_walk(dtype, tile_columns, known):
+    p = problem(dtype)
+    t = p.targets
+    cells = (0, t.starts, t.columns, t.weights, t.dense, t.background)
+    rows = torch.ones(9, dtype=torch.float64)
+    gradients = [torch.empty_like(x) for x in (p.queries, p.candidates, p.negatives, p.row_negatives)]
+    torch.library.opcheck(
+        torch.ops.fastqt.contrastive_walk_,
+        (
+            *(p.queries.detach(), p.candidates.detach(), p.negatives.detach(), p.row_negatives.detach(), 2.0),
+            *(*cells, None, None, None, 5, tile_columns, 1.0, rows if known else None),
+            *(rows.clone(), rows.clone(), rows.clone(), *gradients, torch.zeros((), dtype=torch.float64)),
+            torch.zeros(3, dtype=torch.int64),
+        ),
+    )

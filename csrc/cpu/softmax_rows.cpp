@@ -75,6 +75,25 @@ FASTQT_INLINE void exclude_group_body(T* x, const int64_t* groups, int64_t n, in
   for (int64_t j = 0; j < n; ++j) x[j] = groups[j] == group ? -std::numeric_limits<T>::infinity() : x[j];
 }
 
+template <class T>
+FASTQT_INLINE double dot_body(const T* x, const T* y, int64_t n) {
+  double total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t j = 0; j < n; ++j) total += static_cast<double>(x[j]) * y[j];
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE void multiple_body(T* y, const T* x, int64_t n, T factor, bool add) {
+  if (add) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) y[j] += factor * x[j];
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) y[j] = factor * x[j];
+  }
+}
+
 }  // namespace
 
 FASTQT_CLONES float row_max(const float* x, int64_t n) { return max_body(x, n); }
@@ -97,6 +116,16 @@ FASTQT_CLONES void row_exclude_group(float* x, const int64_t* groups, int64_t n,
 }
 FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group) {
   exclude_group_body(x, groups, n, group);
+}
+
+FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) { return dot_body(x, y, n); }
+FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) { return dot_body(x, y, n); }
+
+FASTQT_CLONES void row_multiple(float* y, const float* x, int64_t n, float factor, bool add) {
+  multiple_body(y, x, n, factor, add);
+}
+FASTQT_CLONES void row_multiple(double* y, const double* x, int64_t n, double factor, bool add) {
+  multiple_body(y, x, n, factor, add);
 }
 
 }  // namespace fastqt

@@ -1,5 +1,5 @@
-// The three passes over one row of scores that a masked softmax needs, vectorised.
-// Cells that the passes must not see (targets, replaced or excluded ones) hold -inf.
+// Vectorised passes over one row. In those of a masked softmax, the cells that they must not
+// see (targets, replaced or excluded ones) hold -inf.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,13 @@ void row_affine(double* x, int64_t n, double factor, double shift);
 // x_j = -inf where groups[j] == group
 void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group);
 void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group);
+
+// sum_j x_j y_j
+double row_dot(const float* x, const float* y, int64_t n);
+double row_dot(const double* x, const double* y, int64_t n);
+
+// y_j = factor * x_j, or added to what is there
+void row_multiple(float* y, const float* x, int64_t n, float factor, bool add);
+void row_multiple(double* y, const double* x, int64_t n, double factor, bool add);
 
 }  // namespace fastqt

@@ -1,0 +1,356 @@
+// The contrastive loss on a CPU: a walk over the score matrix, tile by tile.
+//
+// Three matrix products make a gradient: the scores S = s F G^T, dF = s dS G and
+// dG = s dS^T F. Where whole rows of S are at hand all three are made on them at once, 6 N M D
+// operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
+// and a second one computes the scores once more from there: 8 N M D.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "cpu/softmax_rows.h"
+#include "cpu/softmax_tile.h"
+
+namespace fastqt {
+namespace {
+
+using torch::stable::Tensor;
+
+struct Embeddings {
+  const Tensor& queries;
+  const Tensor& candidates;
+  const std::optional<Tensor>& negatives;
+  const std::optional<Tensor>& row_negatives;
+};
+
+// Where the gradients go that are wanted.
+struct Gradients {
+  const std::optional<Tensor>& queries;
+  const std::optional<Tensor>& candidates;
+  const std::optional<Tensor>& negatives;
+  const std::optional<Tensor>& row_negatives;
+  const std::optional<Tensor>& scale;
+};
+
+// Rows or columns [begin, end).
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+template <class F>
+void for_ranges(int64_t size, int64_t step, const F& visit) {
+  for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
+}
+
+Tensor part(const Tensor& matrix, int64_t dim, Range range) {
+  if (range.size() == matrix.size(dim)) return matrix;
+  Tensor whole = matrix;
+  return torch::stable::narrow(whole, dim, range.begin, range.size());
+}
+
+// out = beta * out + alpha * a b
+void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
+}
+
+Tensor with_adjacent_rows(const Tensor& matrix) {
+  return matrix.stride(1) == 1 ? matrix : torch::stable::contiguous(matrix);
+}
+
+// The matrix in a layout that BLAS reads in place, so that no product copies it.
+Tensor for_blas(const Tensor& matrix) {
+  const auto adjacent = [&](int64_t line, int64_t across) {
+    return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
+  };
+  return adjacent(0, 1) || adjacent(1, 0) ? matrix : torch::stable::contiguous(matrix);
+}
+
+Tensor transposed(const Tensor& matrix) {
+  Tensor given = matrix;
+  return torch::stable::transpose(given, 0, 1);
+}
+
+// A matrix whose rows are read or written by the functions of softmax_rows.h.
+template <class T>
+struct RowsOf {
+  explicit RowsOf(const Tensor& matrix)
+      : data(static_cast<T*>(matrix.data_ptr())), stride(matrix.stride(0)), width(matrix.size(1)) {}
+
+  T* operator[](int64_t row) const { return data + row * stride; }
+
+  T* data;
+  int64_t stride, width;
+};
+
+// Columns of the score matrix. Candidates and negatives are everybody's; of row negatives,
+// which are one column, each row has its own.
+struct Block {
+  Tensor embeddings;
+  std::optional<Tensor> gradient;
+  Range columns;
+  bool is_private;
+};
+
+template <class T>
+class Walk {
+ public:
+  Walk(const Embeddings& given, double scale, const Gradients& gradients, const Cells<T>& cells)
+      : scale_(scale), gradients_(gradients), cells_(cells), queries_(for_blas(given.queries)) {
+    const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
+      blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false});
+      width_ += columns;
+    };
+    add(for_blas(given.candidates), gradients.candidates, given.candidates.size(0));
+    if (given.negatives) add(for_blas(*given.negatives), gradients.negatives, given.negatives->size(0));
+    if (given.row_negatives) {
+      add(with_adjacent_rows(*given.row_negatives), gradients.row_negatives, 1);
+      blocks_.back().is_private = true;
+    }
+    if (given.row_negatives || gradients.scale) queries_ = with_adjacent_rows(queries_);
+  }
+
+  // Each row's log-sum-exp, mass and loss.
+  void loss(int64_t rows, int64_t columns, const RowSums& sums) {
+    const int64_t n = queries_.size(0);
+    std::fill_n(sums.logsumexp, n, -std::numeric_limits<double>::infinity());
+    std::fill_n(sums.mass, n, 0.0);
+    std::fill_n(sums.linear, n, 0.0);
+    for_tiles(rows, columns, [&] { softmax_tile(cells_, tile(), sums, report); });
+    finish(sums);
+  }
+
+  // The same, and the gradients of weight * (the sum of losses).
+  void loss_and_gradients(int64_t rows, double weight, const RowSums& sums) {
+    scores_of(rows, width_);
+    for_ranges(queries_.size(0), rows, [&](Range range) {
+      enter(range);
+      columns_ = {0, width_};
+      scores_ = part(workspace_, 0, {0, range.size()});
+      parts_.clear();
+      for (const Block& block : blocks_)
+        parts_.push_back({&block, {0, block.columns.size()}, part(scores_, 1, block.columns)});
+      score();
+      softmax_rows(cells_, tile(), weight, sums, report);
+      differentiate();
+    });
+    finish(sums);
+  }
+
+  // The gradients of sum_i row_weights_i loss_i, from log-sum-exp and mass.
+  void gradients(int64_t rows, int64_t columns, const double* row_weights, const RowSums& sums) {
+    for_tiles(rows, columns, [&] {
+      softmax_tile_backward(cells_, tile(), row_weights, sums.logsumexp, sums.mass, report);
+      differentiate();
+    });
+  }
+
+  Report report;
+
+ private:
+  // A block's columns that the tile has, counted from the block's first, and their scores.
+  struct Part {
+    const Block* block;
+    Range columns;
+    Tensor scores;
+  };
+
+  template <class F>
+  void for_tiles(int64_t rows, int64_t columns, const F& visit) {
+    scores_of(rows, columns);
+    for_ranges(queries_.size(0), rows, [&](Range row_range) {
+      enter(row_range);
+      for (const Block& block : blocks_)
+        for_ranges(block.columns.size(), columns, [&](Range range) {
+          columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
+          scores_ = part(part(workspace_, 0, {0, row_range.size()}), 1, {0, range.size()});
+          parts_.assign(1, {&block, range, scores_});
+          score();
+          visit();
+        });
+    });
+  }
+
+  void scores_of(int64_t rows, int64_t columns) {
+    workspace_ = torch::stable::new_empty(queries_, {std::min(rows, queries_.size(0)), std::min(columns, width_)});
+    if (gradients_.scale)
+      product_ = torch::stable::new_empty(queries_, {workspace_.size(0), queries_.size(1)});
+  }
+
+  void enter(Range rows) {
+    rows_ = rows;
+    tile_queries_ = part(queries_, 0, rows);
+  }
+
+  Tile<T> tile() const {
+    return {scores_.template mutable_data_ptr<T>(), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
+            columns_.size()};
+  }
+
+  template <class F>
+  void for_rows(const F& visit) const {
+    constexpr int64_t kElementsPerTask = 16384;
+    const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, queries_.size(1)));
+    torch::stable::parallel_for(0, rows_.size(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) visit(i);
+    });
+  }
+
+  void score() const {
+    for (const Part& p : parts_) {
+      if (!p.block->is_private) {
+        multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0, scale_);
+        continue;
+      }
+      const RowsOf<T> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
+      for_rows([&](int64_t i) { *scores[i] = static_cast<T>(scale_ * row_dot(f[i], g[rows_.begin + i], f.width)); });
+    }
+  }
+
+  // Adds what the tile, which now holds dS, gives to the gradients.
+  void differentiate() {
+    for (const Part& p : parts_)
+      if (p.block->gradient) add_to_own(p);
+    if (gradients_.scale) {
+      add_to_scale();
+    } else if (gradients_.queries) {
+      add_to_queries(part(*gradients_.queries, 0, rows_), columns_.begin > 0, scale_);
+    }
+  }
+
+  void add_to_own(const Part& p) const {
+    if (!p.block->is_private) {
+      const Tensor gradient = part(*p.block->gradient, 0, p.columns);
+      return multiply(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
+    }
+    const RowsOf<T> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
+    for_rows([&](int64_t i) {
+      row_multiple(gradient[rows_.begin + i], f[i], f.width, static_cast<T>(scale_ * *dS[i]), false);
+    });
+  }
+
+  // Adds factor * dS G to `out`, or sets it to that.
+  void add_to_queries(const Tensor& out, bool add, double factor) const {
+    for (const Part& p : parts_) {
+      if (!p.block->is_private) {
+        multiply(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
+      } else {
+        const RowsOf<T> dS(p.scores), g(p.block->embeddings), to(out);
+        for_rows([&](int64_t i) {
+          row_multiple(to[i], g[rows_.begin + i], to.width, static_cast<T>(factor * *dS[i]), add);
+        });
+      }
+      add = true;
+    }
+  }
+
+  // dL/ds = <F, dS G>, so dS G is needed before it is scaled.
+  void add_to_scale() {
+    const Tensor unscaled = part(product_, 0, {0, rows_.size()});
+    add_to_queries(unscaled, false, 1);
+    const RowsOf<T> f(tile_queries_), from(unscaled);
+    std::vector<double> dots(rows_.size());
+    for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
+    double& total = *gradients_.scale->template mutable_data_ptr<double>();
+    total = std::accumulate(dots.begin(), dots.end(), rows_.begin > 0 || columns_.begin > 0 ? total : 0.0);
+    if (!gradients_.queries) return;
+    const RowsOf<T> to(*gradients_.queries);
+    for_rows([&](int64_t i) {
+      row_multiple(to[rows_.begin + i], from[i], f.width, static_cast<T>(scale_), columns_.begin > 0);
+    });
+  }
+
+  void finish(const RowSums& sums) const {
+    for (int64_t i = 0; i < queries_.size(0); ++i)
+      sums.linear[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.linear[i] : 0;
+  }
+
+  const double scale_;
+  const Gradients& gradients_;
+  const Cells<T>& cells_;
+  Tensor queries_;
+  std::vector<Block> blocks_;
+  int64_t width_ = 0;
+
+  Tensor workspace_, product_;
+  Range rows_{}, columns_{};  // of the tile at hand
+  Tensor tile_queries_, scores_;
+  std::vector<Part> parts_;
+};
+
+template <class T>
+const T* pointer(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->const_data_ptr<T>() : nullptr;
+}
+
+int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
+
+// With row_weights: gradients, from each row's log-sum-exp and mass. Without: these and the loss,
+// and in whole rows also gradients. `report` tells of the first offending target: its status, row
+// and column.
+void contrastive_walk_(
+    const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
+    const std::optional<Tensor> row_negatives, double scale, int64_t diagonal, const std::optional<Tensor> row_starts,
+    const std::optional<Tensor> columns, const std::optional<Tensor> weights, const std::optional<Tensor> dense,
+    const std::optional<Tensor> background, const std::optional<Tensor> query_groups,
+    const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask, int64_t tile_rows,
+    const std::optional<int64_t> tile_columns, double weight, const std::optional<Tensor> row_weights,
+    const Tensor logsumexp, const Tensor mass, const std::optional<Tensor> loss, const std::optional<Tensor> dqueries,
+    const std::optional<Tensor> dcandidates, const std::optional<Tensor> dnegatives,
+    const std::optional<Tensor> drow_negatives, const std::optional<Tensor> dscale, const Tensor report) {
+  const Embeddings embeddings{queries, candidates, negatives, row_negatives};
+  const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dscale};
+  const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
+                     loss ? loss->mutable_data_ptr<double>() : nullptr};
+  const auto run = [&]<class T>(T) {
+    const Cells<T> cells{candidates.size(0),
+                         diagonal,
+                         pointer<int64_t>(row_starts),
+                         pointer<int64_t>(columns),
+                         pointer<double>(weights),
+                         pointer<T>(dense),
+                         stride(dense, 0),
+                         stride(dense, 1),
+                         pointer<double>(background),
+                         pointer<int64_t>(query_groups),
+                         pointer<int64_t>(candidate_groups),
+                         pointer<bool>(mask),
+                         stride(mask, 0),
+                         stride(mask, 1)};
+    Walk<T> walk(embeddings, scale, gradients, cells);
+    if (row_weights) {
+      walk.gradients(tile_rows, tile_columns.value(), row_weights->const_data_ptr<double>(), sums);
+    } else if (tile_columns) {
+      walk.loss(tile_rows, *tile_columns, sums);
+    } else {
+      walk.loss_and_gradients(tile_rows, weight, sums);
+    }
+    auto* const found = report.mutable_data_ptr<int64_t>();
+    found[0] = walk.report.status, found[1] = walk.report.row, found[2] = walk.report.column;
+  };
+  queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
+  m.def(
+      "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, float scale, "
+      "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
+      "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, int? tile_columns, "
+      "float weight, Tensor? row_weights, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!)? loss, "
+      "Tensor(d!)? dqueries, Tensor(e!)? dcandidates, Tensor(f!)? dnegatives, Tensor(g!)? drow_negatives, "
+      "Tensor(h!)? dscale, Tensor(i!) report) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk_", TORCH_BOX(&contrastive_walk_)); }
+
+}  // namespace fastqt

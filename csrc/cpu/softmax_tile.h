@@ -1,0 +1,89 @@
+// Softmax cross-entropy on a tile of the score matrix, in place.
+//
+// A tile holds scores s * <f_i, g_j> of some rows against some columns: first the M
+// candidates, then negatives, which are nobody's target. `softmax_rows` takes a tile of
+// whole rows, finds their loss and turns their scores into its gradient. For other tiles,
+// `softmax_tile` adds each to its rows' log-sum-exp and loss, and `softmax_tile_backward`
+// makes the gradient once those are known.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+namespace fastqt {
+
+// The values of `diagonal` and of a report's status, shared with fastqt/problem.py.
+enum Diagonal : int64_t { kZero = 0, kExclude = 1, kKeep = 2 };
+enum Status : int64_t {
+  kOk = 0,
+  kTargetOnDiagonal = 1,
+  kTargetOutside = 2,
+  kTargetNotPositive = 3,
+  kTargetMasked = 4,
+};
+
+// The first offending target, by row, so that what is reported does not depend on threads.
+class Report {
+ public:
+  void operator()(Status status, int64_t row, int64_t column) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (this->status == kOk || row < this->row) this->status = status, this->row = row, this->column = column;
+  }
+
+  int64_t status = kOk, row = 0, column = 0;
+
+ private:
+  std::mutex mutex_;
+};
+
+// What there is to know of the cells of the score matrix.
+template <class T>
+struct Cells {
+  int64_t candidates;
+  int64_t diagonal;
+  const int64_t* row_starts;  // targets as compressed rows ...
+  const int64_t* columns;
+  const double* weights;
+  const T* dense;  // ... or as a matrix ...
+  int64_t dense_row_stride, dense_column_stride;
+  const double* background;  // ... plus one value for all of a row's candidates
+  const int64_t* query_groups;
+  const int64_t* candidate_groups;
+  const bool* mask;
+  int64_t mask_row_stride, mask_column_stride;
+
+  bool masked(int64_t row, int64_t column) const {
+    return mask != nullptr && mask[row * mask_row_stride + column * mask_column_stride];
+  }
+
+  bool same_group(int64_t row, int64_t column) const {
+    return query_groups != nullptr && query_groups[row] == candidate_groups[column];
+  }
+};
+
+template <class T>
+struct Tile {
+  T* scores;
+  int64_t row_stride;
+  int64_t first_row, rows;
+  int64_t first_column, columns;
+};
+
+// Of all rows of the score matrix: log-sum-exp, target mass, and the loss less mass * log-sum-exp.
+struct RowSums {
+  double* logsumexp;
+  double* mass;
+  double* linear;
+};
+
+template <class T>
+void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, double weight, const RowSums& sums, Report& report);
+
+template <class T>
+void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sums, Report& report);
+
+template <class T>
+void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights,
+                           const double* logsumexp, const double* mass, Report& report);
+
+}  // namespace fastqt
