@@ -2,10 +2,20 @@
 
 from fastqt import nn
 from fastqt.backends import show_config
-from fastqt.functional import contrastive_loss
+from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __version__ = "0.1.0"
 
-__all__ = ["Diagonal", "Mixed", "Sparse", "Window", "contrastive_loss", "nn", "show_config", "smoothed"]
+__all__ = [
+    "Diagonal",
+    "Mixed",
+    "Sparse",
+    "Window",
+    "contrastive_loss",
+    "nn",
+    "show_config",
+    "sigmoid_loss",
+    "smoothed",
+]

@@ -18,19 +18,21 @@ _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
     "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
-    "Tensor? partners, float mix"
+    "Tensor? partners, float mix, Tensor? bias, str link"
 )
-_PROBLEM_SIZE = 17
-_GRADIENTS = "Tensor dqueries, Tensor dcandidates, Tensor dnegatives, Tensor drow_negatives, Tensor dscale"
+_PROBLEM_SIZE = 19
+_GRADIENTS = ", ".join(
+    f"Tensor d{name}" for name in ("queries", "candidates", "negatives", "row_negatives", "scale", "bias")
+)
 
 torch.library.define(
     "fastqt::contrastive_forward",
-    f"({_PROBLEM}, str reduction, bool[5] needs) "
+    f"({_PROBLEM}, str reduction, bool[6] needs) "
     f"-> (Tensor loss, Tensor logsumexp, Tensor mass, {_GRADIENTS})",
 )
 torch.library.define(
     "fastqt::contrastive_backward",
-    f"({_PROBLEM}, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[5] needs) -> ({_GRADIENTS})",
+    f"({_PROBLEM}, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[6] needs) -> ({_GRADIENTS})",
 )
 
 
@@ -39,7 +41,7 @@ def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
     if p.targets.dense is not None:  # the kernels read a target matrix in the scores' dtype
         p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(_loss_dtype(p))))
     scale = p.scale if isinstance(p.scale, Tensor) else None
-    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale)
+    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
     loss: Tensor = _ContrastiveLoss.apply(p, reduction, backend, needs, *inputs)  # type: ignore[no-untyped-call]
     return loss
@@ -55,8 +57,9 @@ class _ContrastiveLoss(torch.autograd.Function):
         ctx: Any, p: Problem, reduction: str, backend: str, needs: list[bool], *inputs: Tensor | None
     ) -> Tensor:
         loss: Tensor
-        at_once = reduction != "none" and (p.memory == "fast" or backend == "triton")
-        now = needs if at_once else [False] * 5
+        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend == "triton"
+        at_once = reduction != "none" and in_one_walk
+        now = needs if at_once else [False] * 6
         if _is_traced(p):
             loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, now)
         else:
@@ -83,7 +86,7 @@ class _ContrastiveLoss(torch.autograd.Function):
 
 def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
     if ctx.saves_gradients:
-        return [g * upstream.to(g.dtype) for g in ctx.saved_tensors[-5:]]
+        return [g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]]
     if ctx.gradients is not None:
         # Handed over, not copied: a second backward through this graph computes them anew.
         gradients: list[Tensor] = ctx.gradients
@@ -123,13 +126,14 @@ def _flat(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory, p.partners, p.mix),
+        *(p.bias, p.link),
     )
 
 
 def _problem(args: tuple[Any, ...]) -> Problem:
     """The inverse of `_flat`."""
     queries, candidates, negatives, row_negatives, scale = args[:5]
-    diagonal, query_groups, candidate_groups, mask, memory, partners, mix = args[10:]
+    diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link = args[10:]
     return Problem(
         *(queries, candidates, negatives, row_negatives, scale),
         targets=TargetRows(*args[5:10]),
@@ -140,6 +144,8 @@ def _problem(args: tuple[Any, ...]) -> Problem:
         memory=memory,
         partners=partners,
         mix=mix,
+        bias=bias,
+        link=link,
     )
 
 
@@ -176,7 +182,7 @@ def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
     scale = g.scale
     if scale is not None and isinstance(p.scale, Tensor):
         scale = scale.to(p.scale)
-    wanted = (g.queries, g.candidates, g.negatives, g.row_negatives, scale)
+    wanted = (g.queries, g.candidates, g.negatives, g.row_negatives, scale, g.bias)
     return tuple(p.queries.new_empty(0) if x is None else x for x in wanted)
 
 
@@ -194,7 +200,7 @@ def _fake_backward(
 
 
 def _fake_gradients(p: Problem, needs: list[bool]) -> tuple[Tensor, ...]:
-    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale)
+    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
     return tuple(
         torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if need and isinstance(x, Tensor)

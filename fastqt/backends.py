@@ -19,24 +19,26 @@ BACKENDS = {
 }
 
 
-def select(requested: str | None, device: torch.device, dtype: torch.dtype) -> str:
+def select(requested: str | None, device: torch.device, dtype: torch.dtype, link: str = "softmax") -> str:
     """The backend for tensors on `device`: the one asked for, by argument or FASTQT_BACKEND, or the best.
 
     Raises ValueError if the one asked for is unknown or unavailable, with the reason.
     """
     name = requested or os.environ.get("FASTQT_BACKEND") or None
     if name is None:
-        return next(name for name in BACKENDS if why_not(name, device, dtype) is None)
+        return next(name for name in BACKENDS if why_not(name, device, dtype, link) is None)
     origin = "backend" if requested else "FASTQT_BACKEND"
     if name not in BACKENDS:
         raise ValueError(f"{origin}: want one of {', '.join(BACKENDS)}, got {name!r}")
-    reason = why_not(name, device, dtype)
+    reason = why_not(name, device, dtype, link)
     if reason is not None:
         raise ValueError(f"{origin}: {name!r} is not available: {reason}")
     return name
 
 
-def why_not(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+def why_not(
+    name: str, device: torch.device, dtype: torch.dtype = torch.float32, link: str = "softmax"
+) -> str | None:
     """Why a backend cannot compute on `device` what is given in `dtype`; None if it can."""
     if name == "cpu":
         return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
@@ -47,6 +49,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype = torch.float32)
             return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
         if dtype is torch.float64:
             return "it has no float64"
+        if link == "sigmoid":
+            return "it has no sigmoid"
     return None
 
 

@@ -81,14 +81,27 @@ def check_mask(mask: Tensor | None, N: int, M: int, device: torch.device) -> Non
 
 def check_scale(scale: float | Tensor) -> None:
     """A finite number, or a 0-d floating-point tensor, whose value is checked when it is used."""
-    if isinstance(scale, Tensor):
-        if scale.dim() != 0 or not scale.dtype.is_floating_point:
-            raise ValueError(
-                f"scale: want a number or a 0-d floating-point tensor, got shape {tuple(scale.shape)}, "
-                f"dtype {scale.dtype}"
-            )
+    if isinstance(scale, Tensor) and scale.dim() == 0 and scale.dtype.is_floating_point:
         return
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"scale: want a number or a 0-d tensor, got {type(scale).__name__}")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale: want a finite number, got {scale}")
+    check_number("scale", scale, "a 0-d tensor")
+
+
+def check_bias(bias: float | Tensor, M: int, device: torch.device) -> None:
+    """A finite number, or a floating-point tensor () or (M,) on `device`."""
+    if isinstance(bias, Tensor) and tuple(bias.shape) in ((), (M,)) and bias.dtype.is_floating_point:
+        if bias.device != device:
+            raise ValueError(f"bias: want device {device} as queries, got {bias.device}")
+        return
+    check_number("bias", bias, f"a tensor of shape () or ({M},)")
+
+
+def check_number(name: str, value: object, alternative: str) -> None:
+    if isinstance(value, Tensor):
+        raise ValueError(
+            f"{name}: want a number or {alternative}, floating point, got shape {tuple(value.shape)}, "
+            f"dtype {value.dtype}"
+        )
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: want a number or {alternative}, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: want a finite number, got {value}")

@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd, backends, reference
-from fastqt.checks import check_embeddings, check_groups, check_mask, check_option, check_scale, input_dtype
+from fastqt.checks import (
+    check_bias,
+    check_embeddings,
+    check_groups,
+    check_mask,
+    check_option,
+    check_scale,
+    input_dtype,
+)
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, Problem
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
@@ -80,40 +88,166 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
+    problem, chosen = _problem(
+        queries,
+        candidates,
+        _targets(targets, context_size, document_ids),
+        link="softmax",
+        diagonal=diagonal,
+        scale=scale,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )
+    return _loss(problem, reduction, chosen)
+
+
+def sigmoid_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: TargetsLike | None = None,
+    *,
+    context_size: int = 1,
+    document_ids: Tensor | None = None,
+    diagonal: str = "keep",
+    scale: float | Tensor = 1.0,
+    bias: float | Tensor = 0.0,
+    normalize: bool = False,
+    negatives: Tensor | None = None,
+    row_negatives: Tensor | Mixed | None = None,
+    query_groups: Tensor | None = None,
+    candidate_groups: Tensor | None = None,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """Binary cross-entropy of every query with every candidate: is this one of its targets?
+
+    With scores S = scale * queries @ candidates.T + bias, the loss of row i is
+    sum_j log(1 + exp(S_ij)) - T_ij S_ij, summed over candidates. Gradients flow to `queries`,
+    `candidates`, `negatives`, `row_negatives`, `scale` and `bias`, once (a double backward needs
+    backend="reference").
+
+    Args:
+        queries, candidates: as of `contrastive_loss`.
+        targets: as of `contrastive_loss`; probabilities, if the loss is to be a cross-entropy. By default
+            `Window(context_size, document_ids=document_ids, normalize=False)`: each sentence's neighbours.
+        diagonal: "keep"; "zero": the scores of cells (i, i) are replaced by 0, which adds log 2;
+            "exclude": these cells leave the loss.
+        bias: added to the candidates' scores: a number, or a tensor () or (M,) (differentiable).
+        memory: both modes need three matrix products; "low" works in tiles of fixed size.
+        context_size, document_ids, scale, normalize, negatives, row_negatives, query_groups,
+            candidate_groups, mask, reduction, backend: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
+    al., "Sigmoid loss for language image pre-training" (2023).
+    """
+    if targets is None:
+        targets = Window(context_size, document_ids=document_ids, normalize=False)
+        document_ids = None
+    problem, chosen = _problem(
+        queries,
+        candidates,
+        _targets(targets, context_size, document_ids),
+        link="sigmoid",
+        bias=bias,
+        diagonal=diagonal,
+        scale=scale,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )
+    return _loss(problem, reduction, chosen)
+
+
+def _problem(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Targets,
+    *,
+    link: str,
+    bias: float | Tensor = 0.0,
+    diagonal: str,
+    scale: float | Tensor,
+    normalize: bool,
+    negatives: Tensor | None,
+    row_negatives: Tensor | Mixed | None,
+    query_groups: Tensor | None,
+    candidate_groups: Tensor | None,
+    mask: Tensor | None,
+    reduction: str,
+    memory: str,
+    backend: str | None,
+) -> tuple[Problem, str]:
+    """What the losses were given, checked and as the chosen backend takes it, and that backend."""
     given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
     check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
     check_option("diagonal", diagonal, DIAGONALS)
     check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
-    operator = _targets(targets, context_size, document_ids)
-    operator.check(N, M, diagonal)
+    targets.check(N, M, diagonal)
     query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
     check_mask(mask, N, M, device)
     check_scale(scale)
-    chosen = backends.select(backend, device, input_dtype(queries))
+    check_bias(bias, M, device)
+    chosen = backends.select(backend, device, input_dtype(queries), link)
     native = backends.BACKENDS[chosen]
+    queries = _prepare(queries, normalize, native)
 
     problem = Problem(
-        queries=_prepare(queries, normalize, native),
+        queries=queries,
         candidates=_prepare(candidates, normalize, native),
         negatives=None if negatives is None else _prepare(negatives, normalize, native),
         row_negatives=None if given_rows is None else _prepare(given_rows, normalize, native),
         scale=scale,
-        targets=operator.rows(N, M, device),
+        targets=targets.rows(N, M, device),
         diagonal=diagonal,
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         mask=mask,
         memory=memory,
+        bias=_biases(bias, M, queries),
+        link=link,
     )
     if isinstance(row_negatives, Mixed):
         problem = _with_mixed(problem, row_negatives, written=chosen != "triton")
     _check_smoothing(problem)
-    if chosen == "reference":
-        with torch.autocast(device.type, enabled=False):
-            return reference.contrastive_loss(problem, reduction)
-    return autograd.contrastive_loss(problem, reduction, chosen)
+    return problem, chosen
+
+
+def _loss(p: Problem, reduction: str, backend: str) -> Tensor:
+    if backend != "reference":
+        return autograd.contrastive_loss(p, reduction, backend)
+    with torch.autocast(p.queries.device.type, enabled=False):
+        return reference.contrastive_loss(p, reduction)
+
+
+def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
+    """A bias for each candidate, in the scores' dtype."""
+    if not isinstance(bias, Tensor) and bias == 0:
+        return None
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    return torch.as_tensor(bias, dtype=dtype, device=queries.device).expand(M).contiguous()
 
 
 def _targets(targets: TargetsLike | None, context_size: int, document_ids: Tensor | None) -> Targets:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fastqt.targets import TargetRows
 
-DIAGONALS = ("zero", "exclude", "keep")  # in the order of csrc/cpu/softmax_tile.h
+# In the order of csrc/cpu/score_tile.h.
+DIAGONALS = ("zero", "exclude", "keep")
+LINKS = ("softmax", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Problem:
     # Instead of row_negatives: row i's is the mix of candidates i and partners[i], at norm 1.
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
+    bias: Tensor | None = None  # (M,), added to the candidates' scores
+    # What makes probabilities of scores: a softmax over a row, or a sigmoid of each cell.
+    link: str = "softmax"
 
 
 def finite_scale(p: Problem) -> float:
@@ -38,7 +43,7 @@ def finite_scale(p: Problem) -> float:
     return scale
 
 
-# What a target can have against it, by the status numbers of csrc/cpu/softmax_tile.h.
+# What a target can have against it, by the status numbers of csrc/cpu/score_tile.h.
 TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED = 1, 2, 3, 4
 
 

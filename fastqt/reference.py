@@ -7,6 +7,7 @@ number of times and runs on any device, in O(N * M) memory.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.problem import (
@@ -21,7 +22,7 @@ from fastqt.problem import (
 
 
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
-    """The rows' losses sum_j T_ij (log T_ij - log P_ij), reduced."""
+    """The rows' losses, reduced."""
     finite_scale(p)
     check_targets(p)
     loss = row_losses(p)
@@ -32,10 +33,10 @@ def contrastive_loss(p: Problem, reduction: str) -> Tensor:
 
 def row_losses(p: Problem) -> Tensor:
     """The loss of each row, (N,)."""
-    N, M = p.queries.shape[0], p.candidates.shape[0]
-    T = p.targets.to_dense(N, M).to(p.queries.dtype)
-
+    T = p.targets.to_dense(p.queries.shape[0], p.candidates.shape[0]).to(p.queries.dtype)
     scores = p.scale * (p.queries @ p.candidates.T)
+    if p.bias is not None:
+        scores = scores + p.bias
     scores = replace_diagonal(scores, p.diagonal)
     scores = scores.masked_fill(excluded_cells(p, T), float("-inf"))
     blocks = [scores]
@@ -43,14 +44,24 @@ def row_losses(p: Problem) -> Tensor:
         blocks.append(p.scale * (p.queries @ p.negatives.T))
     if p.row_negatives is not None:
         blocks.append(p.scale * (p.queries * p.row_negatives).sum(1, keepdim=True))
+    return cross_entropy(blocks, T) if p.link == "sigmoid" else divergence(blocks, T)
 
+
+def divergence(blocks: list[Tensor], T: Tensor) -> Tensor:
+    """sum_j T_ij (log T_ij - log P_ij) for P the softmax of all blocks' scores, T (N, M) of the first's."""
     # A row without targets adds nothing, even if all its candidates are excluded.
     empty = (T == 0).all(1, keepdim=True)
     logsumexp = torch.cat([block.masked_fill(empty, 0) for block in blocks], 1).logsumexp(1, keepdim=True)
     is_target = T > 0
     entropy = torch.where(is_target, T.log(), 0)
-    divergence = T * (entropy + logsumexp - scores.masked_fill(~is_target, 0))
-    return divergence.masked_fill(~is_target, 0).sum(1)
+    cells = T * (entropy + logsumexp - blocks[0].masked_fill(~is_target, 0))
+    return cells.masked_fill(~is_target, 0).sum(1)
+
+
+def cross_entropy(blocks: list[Tensor], T: Tensor) -> Tensor:
+    """sum_j -T_ij log P_ij - (1 - T_ij) log (1 - P_ij) for P the sigmoid of each score."""
+    softplus = -F.logsigmoid(-torch.cat(blocks, 1))
+    return softplus.sum(1) - (T * blocks[0].masked_fill(T == 0, 0)).sum(1)
 
 
 def replace_diagonal(scores: Tensor, diagonal: str) -> Tensor:
@@ -62,7 +73,7 @@ def replace_diagonal(scores: Tensor, diagonal: str) -> Tensor:
 
 
 def excluded_cells(p: Problem, T: Tensor) -> Tensor:
-    """Which cells (N, M) leave the softmax by `mask` or by equal groups."""
+    """Which cells (N, M) leave the loss by `mask` or by equal groups."""
     excluded = torch.zeros_like(T, dtype=torch.bool)
     if p.mask is not None:
         excluded = excluded | p.mask

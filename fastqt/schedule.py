@@ -3,7 +3,7 @@
 The walk itself is C++, in csrc/cpu/contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
 `forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
-there: 8 N M D, in tiles of a fixed size.
+there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three products in any tiles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastqt.problem import DIAGONALS, Problem, finite_scale, target_error
+from fastqt.problem import DIAGONALS, LINKS, Problem, finite_scale, target_error
 
 CHUNK_BYTES = 48 * 2**20  # whole rows: the longer a chunk, the nearer its products come to full speed
 MIN_CHUNK_ROWS = 64
@@ -33,11 +33,12 @@ class Needs:
     negatives: bool
     row_negatives: bool
     scale: bool
+    bias: bool = False
 
 
 @dataclass
 class Rows:
-    """What is known of each row, (N,) float64: log-sum-exp, target mass, and the loss."""
+    """What is known of each row, (N,) float64: log-sum-exp and target mass (of a softmax), and the loss."""
 
     logsumexp: Tensor
     mass: Tensor
@@ -51,57 +52,64 @@ class Gradients:
     negatives: Tensor | None = None
     row_negatives: Tensor | None = None
     scale: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    found = _empty_rows(p)
-    _walk(p, TILE_ROWS, TILE_COLUMNS, 1.0, None, (found.logsumexp, found.mass, found.loss), Gradients())
+    found = _new_rows(p)
+    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, None, Gradients())
     return found
 
 
 def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
     """The loss of each row, and the gradients of weight * sum_i loss_i."""
-    found, gradients = _empty_rows(p), _empty_gradients(p, needs)
-    columns = sum(0 if x is None else len(x) for x in (p.candidates, p.negatives))
-    row_bytes = (columns + (p.row_negatives is not None)) * p.queries.element_size()
-    rows = max(CHUNK_BYTES // row_bytes, MIN_CHUNK_ROWS)
-    _walk(p, rows, None, weight, None, (found.logsumexp, found.mass, found.loss), gradients)
+    found, gradients = _new_rows(p), _empty_gradients(p, needs)
+    whole_rows = p.link == "softmax" or p.memory == "fast"
+    tile = (_chunk_rows(p), None) if whole_rows else (TILE_ROWS, TILE_COLUMNS)
+    _walk(p, tile, found, torch.full_like(found.loss, weight), gradients)
     return found, gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     gradients = _empty_gradients(p, needs)
-    _walk(p, TILE_ROWS, TILE_COLUMNS, 1.0, row_weights, (logsumexp, mass, None), gradients)
+    found = Rows(logsumexp, mass, torch.empty_like(mass))
+    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, row_weights, gradients)
     return gradients
+
+
+def _chunk_rows(p: Problem) -> int:
+    """How many whole rows of scores make a chunk."""
+    columns = len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
+    columns += p.row_negatives is not None
+    return max(CHUNK_BYTES // (columns * p.queries.element_size()), MIN_CHUNK_ROWS)
 
 
 def _walk(
     p: Problem,
-    rows: int,
-    columns: int | None,  # of a tile; None: whole rows
-    weight: float,
+    tile: tuple[int, int | None],  # rows, columns; None: whole rows
+    found: Rows,
     row_weights: Tensor | None,
-    found: tuple[Tensor, Tensor, Tensor | None],  # of each row, what Rows holds
     g: Gradients,
 ) -> None:
     t = p.targets
     report = torch.empty(3, dtype=torch.int64)
     torch.ops.fastqt.contrastive_walk_(
-        *(p.queries, p.candidates, p.negatives, p.row_negatives, finite_scale(p)),
-        *(DIAGONALS.index(p.diagonal), t.starts, t.columns, t.weights, t.dense, t.background),
+        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p)),
+        *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
+        *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.query_groups, p.candidate_groups, p.mask),
-        *(rows, columns, weight, row_weights, *found),
-        *(g.queries, g.candidates, g.negatives, g.row_negatives, g.scale, report),
+        *(*tile, row_weights, found.logsumexp, found.mass, found.loss),
+        *(g.queries, g.candidates, g.negatives, g.row_negatives, g.bias, g.scale, report),
     )
     status, row, column = report.tolist()
     if status:
         raise target_error(status, row, column, p)
 
 
-def _empty_rows(p: Problem) -> Rows:
-    logsumexp, mass, loss = (torch.empty(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
+def _new_rows(p: Problem) -> Rows:
+    logsumexp, mass, loss = (torch.zeros(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
     return Rows(logsumexp, mass, loss)
 
 
@@ -115,4 +123,5 @@ def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
         like(p.negatives, needs.negatives),
         like(p.row_negatives, needs.row_negatives),
         torch.empty((), dtype=torch.float64) if needs.scale else None,
+        like(p.bias, needs.bias),
     )

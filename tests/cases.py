@@ -18,11 +18,12 @@ N, M, D, K = 13, 17, 6, 5
 @dataclass
 class Case:
     name: str
-    arguments: dict[str, Any]  # of fastqt.contrastive_loss
+    arguments: dict[str, Any]  # of fastqt.contrastive_loss, or of fastqt.sigmoid_loss
     targets: oracle.Array  # what they mean
     options: dict[str, Any] = field(default_factory=dict)  # of oracle.contrastive
     tensors: tuple[str, ...] = ()  # further inputs that want a gradient
     square: bool = True
+    link: str = "softmax"
 
     def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
         """Leaves of the right shapes, which all want a gradient."""
@@ -33,6 +34,7 @@ class Case:
             "negatives": (K, D),
             "row_negatives": (N, D),
             "scale": (),
+            "bias": (N if self.square else M,),
         }
         names = ("queries", "candidates", *self.tensors)
         return {
@@ -45,11 +47,12 @@ class Case:
         }
 
     def loss(self, inputs: dict[str, Tensor], **more: Any) -> Tensor:
-        return fastqt.contrastive_loss(**inputs, **self.arguments, **more)
+        function = fastqt.sigmoid_loss if self.link == "sigmoid" else fastqt.contrastive_loss
+        return function(**inputs, **self.arguments, **more)
 
     def expected(self, inputs: dict[str, Tensor], row_weights: oracle.Array | None = None) -> oracle.Result:
         given = {name: x.detach().double().numpy() for name, x in inputs.items()}
-        options = {**self.options, **{name: given[name] for name in self.tensors}}
+        options = {"link": self.link, **self.options, **{name: given[name] for name in self.tensors}}
         return oracle.contrastive(
             given["queries"], given["candidates"], self.targets, row_weights=row_weights, **options
         )
@@ -72,6 +75,8 @@ def make_cases() -> list[Case]:
     mask = (rng.random((N, M)) < 0.3) & (sparse == 0)
     mask[4] = True  # with all of its candidates excluded
     banded = oracle.window(N, N, [-1, 1])
+    neighbours = oracle.window(N, N, [-1, 1], normalize=False)
+    sigmoid = {"link": "sigmoid"}
     keep = {"diagonal": "keep"}
     return [
         Case("default", {}, banded),
@@ -140,6 +145,48 @@ def make_cases() -> list[Case]:
             {"query_groups": torch.from_numpy(groups), "candidate_groups": torch.from_numpy(groups), **keep},
             banded,
             {"query_groups": groups, "candidate_groups": groups, **keep},
+        ),
+        Case("sigmoid", {}, neighbours, keep, ("scale", "bias"), **sigmoid),
+        Case("sigmoid, zero", {"diagonal": "zero"}, neighbours, **sigmoid),
+        Case(
+            "sigmoid of documents, exclude",
+            {"context_size": 2, "document_ids": torch.tensor(document_ids), "diagonal": "exclude"},
+            oracle.window(N, N, [-2, -1, 1, 2], document_ids=document_ids, normalize=False),
+            {"diagonal": "exclude"},
+            **sigmoid,
+        ),
+        Case(
+            "sigmoid, class indices",
+            {"targets": torch.tensor(indices)},
+            one_hot,
+            keep,
+            ("bias",),
+            square=False,
+            **sigmoid,
+        ),
+        Case(
+            "sigmoid, smoothed",
+            {"targets": fastqt.smoothed(torch.from_numpy(sparse), 0.2)},
+            oracle.smoothed(sparse, 0.2),
+            keep,
+            ("negatives", "bias"),
+            square=False,
+            **sigmoid,
+        ),
+        Case(
+            "sigmoid, all at once",
+            {
+                "targets": fastqt.Sparse(torch.from_numpy(sparse).to_sparse_csr()),
+                "query_groups": torch.from_numpy(groups),
+                "candidate_groups": torch.from_numpy(candidate_groups),
+                "mask": torch.from_numpy(mask),
+                "diagonal": "zero",
+            },
+            sparse,
+            {"query_groups": groups, "candidate_groups": candidate_groups, "mask": mask},
+            ("negatives", "row_negatives", "scale", "bias"),
+            square=False,
+            **sigmoid,
         ),
     ]
 

@@ -46,6 +46,7 @@ class Result:
     negatives: Array | None
     row_negatives: Array | None
     scale: float
+    bias: Array  # (M,)
 
 
 def contrastive(
@@ -60,6 +61,8 @@ def contrastive(
     query_groups: Sequence[int] | None = None,
     candidate_groups: Sequence[int] | None = None,
     mask: NDArray[np.bool_] | None = None,
+    bias: Array | float = 0.0,
+    link: str = "softmax",
     row_weights: Array | None = None,
 ) -> Result:
     """The rows' losses, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
@@ -67,11 +70,11 @@ def contrastive(
     w = np.full(N, 1 / N) if row_weights is None else row_weights
     K = 0 if negatives is None else len(negatives)
     loss = np.zeros(N)
-    dF, dG, ds = np.zeros_like(F), np.zeros_like(G), 0.0
+    dF, dG, ds, db = np.zeros_like(F), np.zeros_like(G), 0.0, np.zeros(M)
     dN = None if negatives is None else np.zeros_like(negatives)
     dR = None if row_negatives is None else np.zeros_like(row_negatives)
     for i in range(N):
-        if not (T[i] > 0).any():
+        if link == "softmax" and not (T[i] > 0).any():
             continue
         columns = [G]
         if negatives is not None:
@@ -83,6 +86,7 @@ def contrastive(
         t[:M] = T[i]
         dots = C @ F[i]
         s = scale * dots
+        s[:M] += bias
         alive = np.ones(len(C), dtype=bool)  # in the softmax
         differentiable = np.ones(len(C), dtype=bool)
         if i < M and diagonal == "zero":
@@ -94,16 +98,23 @@ def contrastive(
                 alive[j] = False
             if query_groups is not None and query_groups[i] == candidate_groups[j] and T[i, j] == 0:
                 alive[j] = False
-        top = s[alive].max()
-        e = np.where(alive, np.exp(np.where(alive, s, top) - top), 0.0)
-        total = e.sum()
-        on = t > 0
-        loss[i] = (t[on] * (np.log(t[on]) + top + np.log(total) - s[on])).sum()
-        c = w[i] * (t.sum() * e / total - t) * differentiable * alive
-        for j in np.flatnonzero(t):  # rho p - t = ((rho - t) e - t (total - e)) / total, which cancels less
-            if differentiable[j]:
-                others = np.delete(e, j).sum()
-                c[j] = w[i] * ((t.sum() - t[j]) * e[j] - t[j] * others) / total
+        if link == "sigmoid":
+            loss[i] = (np.logaddexp(0, s) - t * s)[alive].sum()
+            p, q = np.exp(-np.logaddexp(0, -s)), np.exp(-np.logaddexp(0, s))
+            c = w[i] * ((1 - t) * p - t * q) * differentiable * alive
+        else:
+            top = s[alive].max()
+            e = np.where(alive, np.exp(np.where(alive, s, top) - top), 0.0)
+            total = e.sum()
+            on = t > 0
+            loss[i] = (t[on] * (np.log(t[on]) + top + np.log(total) - s[on])).sum()
+            c = w[i] * (t.sum() * e / total - t) * differentiable * alive
+            for j in np.flatnonzero(
+                t
+            ):  # rho p - t = ((rho - t) e - t (total - e)) / total, which cancels less
+                if differentiable[j]:
+                    others = np.delete(e, j).sum()
+                    c[j] = w[i] * ((t.sum() - t[j]) * e[j] - t[j] * others) / total
         dF[i] = scale * c @ C
         dG += scale * np.outer(c[:M], F[i])
         if dN is not None:
@@ -111,4 +122,5 @@ def contrastive(
         if dR is not None:
             dR[i] = scale * c[-1] * F[i]
         ds += c @ dots
-    return Result(loss, dF, dG, dN, dR, ds)
+        db += c[:M]
+    return Result(loss, dF, dG, dN, dR, ds, db)

@@ -7,7 +7,7 @@ from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt import autograd
-from fastqt.problem import Problem
+from fastqt.problem import LINKS, Problem
 from fastqt.targets import Window
 
 ALL = next(case for case in CASES if case.name == "all at once")
@@ -149,11 +149,16 @@ def problem(dtype: torch.dtype, **changes: object) -> Problem:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("needs", [[True] * 5, [True, False, False, False, False], [False] * 5], ids=str)
+@pytest.mark.parametrize("needs", [[True] * 6, [True] + [False] * 5, [False] * 6], ids=str)
 def test_opcheck_whole_losses(dtype, needs):
-    for changes in ({}, {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()}):
+    for changes in (
+        {},
+        {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()},
+        {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype)},
+    ):
         p = problem(dtype, **changes)
-        needed = [need and x is not None for need, x in zip(needs, autograd._flat(p)[:5], strict=True)]
+        inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
+        needed = [need and x is not None for need, x in zip(needs, inputs, strict=True)]
         for reduction in ("mean", "none") if not any(needs) else ("mean",):
             torch.library.opcheck(
                 torch.ops.fastqt.contrastive_forward, (*autograd._flat(p), reduction, needed)
@@ -166,18 +171,21 @@ def test_opcheck_whole_losses(dtype, needs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("tile_columns", "known"), [(None, False), (4, False), (4, True)])
-def test_opcheck_walk(dtype, tile_columns, known):
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize(("tile_columns", "weighted"), [(None, True), (4, False), (4, True)])
+def test_opcheck_walk(dtype, link, tile_columns, weighted):
     p = problem(dtype)
     t = p.targets
-    cells = (0, t.starts, t.columns, t.weights, t.dense, t.background)
+    embeddings = (p.queries, p.candidates, p.negatives, p.row_negatives)
+    bias = torch.zeros(9, dtype=dtype)
+    cells = (LINKS.index(link), 0, t.starts, t.columns, t.weights, t.dense, t.background)
     rows = torch.ones(9, dtype=torch.float64)
-    gradients = [torch.empty_like(x) for x in (p.queries, p.candidates, p.negatives, p.row_negatives)]
+    gradients = [torch.empty_like(x) for x in (*embeddings, bias)]
     torch.library.opcheck(
         torch.ops.fastqt.contrastive_walk_,
         (
-            *(p.queries.detach(), p.candidates.detach(), p.negatives.detach(), p.row_negatives.detach(), 2.0),
-            *(*cells, None, None, None, 5, tile_columns, 1.0, rows if known else None),
+            *(*embeddings, bias, 2.0, *cells, None, None, None),
+            *(5, tile_columns, rows if weighted else None),
             *(rows.clone(), rows.clone(), rows.clone(), *gradients, torch.zeros((), dtype=torch.float64)),
             torch.zeros(3, dtype=torch.int64),
         ),

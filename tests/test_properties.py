@@ -15,8 +15,8 @@ ROUNDINGS = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.flo
 
 
 @st.composite
-def problems(draw, dtypes=(*DTYPES, torch.float64)):
-    """Arguments of any make, sensible or not."""
+def problems(draw, dtypes=(*DTYPES, torch.float64), links=("softmax", "sigmoid")):
+    """A link, and arguments of any make for its loss, sensible or not."""
     N, D = draw(st.integers(1, 12)), draw(st.integers(1, 9))
     M = N if draw(st.booleans()) else draw(st.integers(1, 14))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -71,19 +71,27 @@ def problems(draw, dtypes=(*DTYPES, torch.float64)):
         arguments["mask"] = torch.from_numpy(rng.random((N, M)) < 0.2)
     arguments["reduction"] = draw(st.sampled_from(["mean", "sum", "none"]))
     arguments["memory"] = draw(st.sampled_from(["fast", "low"]))
-    return arguments
+    link = draw(st.sampled_from(links))
+    if link == "sigmoid" and draw(st.booleans()):
+        biases = torch.from_numpy(rng.normal(size=M) * 5)
+        arguments["bias"] = biases if draw(st.booleans()) else biases[0]
+    return link, arguments
 
 
-def dense_targets(arguments: dict) -> np.ndarray:
+def dense_targets(link: str, arguments: dict) -> np.ndarray:
     """What fastqt says the targets are; test_targets proves that it is right."""
     targets = arguments.get("targets")
     if targets is None:
-        targets = fastqt.Window(arguments["context_size"], document_ids=arguments.get("document_ids"))
+        targets = fastqt.Window(
+            arguments["context_size"],
+            document_ids=arguments.get("document_ids"),
+            normalize=link == "softmax",
+        )
     N, M = len(arguments["queries"]), len(arguments["candidates"])
     return fastqt.targets.as_targets(targets).to_dense(N, M).numpy()
 
 
-def expected(arguments: dict) -> oracle.Result:
+def expected(link: str, arguments: dict) -> oracle.Result:
     embeddings = {
         name: arguments[name].double().numpy()
         for name in ("queries", "candidates", "negatives", "row_negatives")
@@ -98,44 +106,48 @@ def expected(arguments: dict) -> oracle.Result:
     return oracle.contrastive(
         embeddings.pop("queries"),
         embeddings.pop("candidates"),
-        dense_targets(arguments),
+        dense_targets(link, arguments),
         diagonal=arguments["diagonal"],
         scale=arguments.get("scale", 1.0),
         row_weights=np.full(N, 1 / N if arguments["reduction"] == "mean" else 1.0),
+        bias=arguments["bias"].numpy() if "bias" in arguments else 0.0,
+        link=link,
         **embeddings,
         **groups,
     )
 
 
-def outcome(arguments: dict) -> tuple[torch.Tensor | None, str]:
+def outcome(link: str, arguments: dict) -> tuple[torch.Tensor | None, str]:
     """The loss, or None and the words of a ValueError."""
+    loss = fastqt.sigmoid_loss if link == "sigmoid" else fastqt.contrastive_loss
     try:
-        return fastqt.contrastive_loss(**arguments), ""
+        return loss(**arguments), ""
     except ValueError as error:
         return None, str(error)
 
 
 @settings(max_examples=400, deadline=None)
 @given(problems())
-def test_the_oracles_value_or_a_clean_error(arguments):
-    check(arguments)
+def test_the_oracles_value_or_a_clean_error(problem):
+    check(*problem)
 
 
 @settings(max_examples=80, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(problems(DTYPES))
-def test_the_triton_engine_too(arguments):
-    check({**arguments, "backend": "triton"})
+@given(problems(DTYPES, ["softmax"]))
+def test_the_triton_engine_too(problem):
+    link, arguments = problem
+    check(link, {**arguments, "backend": "triton"})
 
 
-def check(arguments: dict) -> None:
+def check(link: str, arguments: dict) -> None:
     names = [name for name in ("queries", "candidates", "negatives", "row_negatives") if name in arguments]
     inputs = {name: arguments[name].detach().requires_grad_() for name in names}
-    loss, refusal = outcome({**arguments, **inputs})
+    loss, refusal = outcome(link, {**arguments, **inputs})
     if loss is None:
-        _, reference_refusal = outcome({**arguments, **inputs, "backend": "reference"})
+        _, reference_refusal = outcome(link, {**arguments, **inputs, "backend": "reference"})
         assert refusal.partition(":")[0] == reference_refusal.partition(":")[0] != refusal
         return
-    exact = expected(arguments)
+    exact = expected(link, arguments)
     dtype = arguments["queries"].dtype
     value = {"mean": exact.loss.mean(), "sum": exact.loss.sum(), "none": exact.loss}[arguments["reduction"]]
     # scores of a few hundred in float32 leave fewer digits to their exponentials
@@ -143,7 +155,9 @@ def check(arguments: dict) -> None:
     assert np.abs(loss.detach().double().numpy() - value).max() <= tolerance * (1 + np.abs(value).max())
     gradients = torch.autograd.grad(loss.sum(), list(inputs.values()))
     half = torch.finfo(dtype).eps if dtype in (torch.float16, torch.bfloat16) else 0.0
-    roundings = ROUNDINGS[dtype] * sum_of_parts(arguments) if arguments.get("backend") == "triton" else 0.0
+    roundings = (
+        ROUNDINGS[dtype] * sum_of_parts(link, arguments) if arguments.get("backend") == "triton" else 0.0
+    )
     for name, gradient in zip(inputs, gradients, strict=True):
         assert gradient.dtype == dtype
         exact_gradient = getattr(exact, name)
@@ -154,10 +168,10 @@ def check(arguments: dict) -> None:
             assert np.abs(gradient.double().numpy()).max() <= 1e-5 + roundings, name
 
 
-def sum_of_parts(arguments: dict) -> float:
+def sum_of_parts(link: str, arguments: dict) -> float:
     """No gradient's terms add up to more than this in absolute value: they may cancel, their errors not."""
     N = len(arguments["queries"])
-    mass = dense_targets(arguments).sum(1)
+    mass = dense_targets(link, arguments).sum(1)
     weight = 1 / N if arguments["reduction"] == "mean" else 1.0
     embeddings = ("queries", "candidates", "negatives", "row_negatives")
     largest = max(arguments[name].abs().max().item() for name in embeddings if name in arguments)

@@ -8,7 +8,10 @@ from tolerances import REORDERED, relative
 import fastqt
 from fastqt import schedule
 
-LARGE = ("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives")
+LARGE = (
+    *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
+    *("sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
+)
 by_name = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
 
 
@@ -92,8 +95,7 @@ def test_strides_do_not_change_the_result(case, layout):
     inputs = case.inputs(torch.float64)
     expected = value_and_gradients(case, inputs)
     laid_out = {
-        name: x if x.dim() == 0 else layouts(x.detach())[layout].requires_grad_()
-        for name, x in inputs.items()
+        name: x if x.dim() < 2 else layouts(x.detach())[layout].requires_grad_() for name, x in inputs.items()
     }
     for memory in ("fast", "low"):
         assert_same(value_and_gradients(case, laid_out, memory=memory), expected, REORDERED[torch.float64])

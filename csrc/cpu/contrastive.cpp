@@ -3,7 +3,8 @@
 // Three matrix products make a gradient: the scores S = s F G^T, dF = s dS G and
 // dG = s dS^T F. Where whole rows of S are at hand all three are made on them at once, 6 N M D
 // operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
-// and a second one computes the scores once more from there: 8 N M D.
+// and a second one computes the scores once more from there: 8 N M D. A sigmoid's cells know of
+// no others, so that its gradient takes three products in tiles of any size.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -16,8 +17,8 @@
 #include <optional>
 #include <vector>
 
-#include "cpu/softmax_rows.h"
-#include "cpu/softmax_tile.h"
+#include "cpu/row_passes.h"
+#include "cpu/score_tile.h"
 
 namespace fastqt {
 namespace {
@@ -37,6 +38,7 @@ struct Gradients {
   const std::optional<Tensor>& candidates;
   const std::optional<Tensor>& negatives;
   const std::optional<Tensor>& row_negatives;
+  const std::optional<Tensor>& bias;
   const std::optional<Tensor>& scale;
 };
 
@@ -79,7 +81,7 @@ Tensor transposed(const Tensor& matrix) {
   return torch::stable::transpose(given, 0, 1);
 }
 
-// A matrix whose rows are read or written by the functions of softmax_rows.h.
+// A matrix whose rows are read or written by the functions of row_passes.h.
 template <class T>
 struct RowsOf {
   explicit RowsOf(const Tensor& matrix)
@@ -119,17 +121,17 @@ class Walk {
   }
 
   // Each row's log-sum-exp, mass and loss.
-  void loss(int64_t rows, int64_t columns, const RowSums& sums) {
+  void softmax(int64_t rows, int64_t columns, const RowSums& sums) {
     const int64_t n = queries_.size(0);
     std::fill_n(sums.logsumexp, n, -std::numeric_limits<double>::infinity());
     std::fill_n(sums.mass, n, 0.0);
-    std::fill_n(sums.linear, n, 0.0);
+    std::fill_n(sums.loss, n, 0.0);
     for_tiles(rows, columns, [&] { softmax_tile(cells_, tile(), sums, report); });
     finish(sums);
   }
 
-  // The same, and the gradients of weight * (the sum of losses).
-  void loss_and_gradients(int64_t rows, double weight, const RowSums& sums) {
+  // The same, and the gradients of sum_i row_weights_i loss_i.
+  void softmax_with_gradients(int64_t rows, const double* row_weights, const RowSums& sums) {
     scores_of(rows, width_);
     for_ranges(queries_.size(0), rows, [&](Range range) {
       enter(range);
@@ -139,16 +141,31 @@ class Walk {
       for (const Block& block : blocks_)
         parts_.push_back({&block, {0, block.columns.size()}, part(scores_, 1, block.columns)});
       score();
-      softmax_rows(cells_, tile(), weight, sums, report);
+      softmax_rows(cells_, tile(), row_weights, sums, report);
       differentiate();
     });
     finish(sums);
   }
 
   // The gradients of sum_i row_weights_i loss_i, from log-sum-exp and mass.
-  void gradients(int64_t rows, int64_t columns, const double* row_weights, const RowSums& sums) {
+  void softmax_gradients(int64_t rows, int64_t columns, const double* row_weights, const RowSums& sums) {
     for_tiles(rows, columns, [&] {
       softmax_tile_backward(cells_, tile(), row_weights, sums.logsumexp, sums.mass, report);
+      differentiate();
+    });
+  }
+
+  // Each row's loss.
+  void sigmoid(int64_t rows, int64_t columns, double* loss) {
+    std::fill_n(loss, queries_.size(0), 0.0);
+    for_tiles(rows, columns, [&] { sigmoid_tile(cells_, tile(), loss, report); });
+  }
+
+  // The same, and the gradients of sum_i row_weights_i loss_i.
+  void sigmoid_with_gradients(int64_t rows, int64_t columns, const double* row_weights, double* loss) {
+    std::fill_n(loss, queries_.size(0), 0.0);
+    for_tiles(rows, columns, [&] {
+      sigmoid_tile_backward(cells_, tile(), row_weights, loss, report);
       differentiate();
     });
   }
@@ -181,6 +198,10 @@ class Walk {
 
   void scores_of(int64_t rows, int64_t columns) {
     workspace_ = torch::stable::new_empty(queries_, {std::min(rows, queries_.size(0)), std::min(columns, width_)});
+    if (gradients_.bias) {
+      ones_ = torch::stable::new_empty(queries_, {1, workspace_.size(0)});
+      torch::stable::fill_(ones_, 1);
+    }
     if (gradients_.scale)
       product_ = torch::stable::new_empty(queries_, {workspace_.size(0), queries_.size(1)});
   }
@@ -219,6 +240,7 @@ class Walk {
   void differentiate() {
     for (const Part& p : parts_)
       if (p.block->gradient) add_to_own(p);
+    if (gradients_.bias && columns_.begin < cells_.candidates) add_to_bias(parts_.front());
     if (gradients_.scale) {
       add_to_scale();
     } else if (gradients_.queries) {
@@ -235,6 +257,12 @@ class Walk {
     for_rows([&](int64_t i) {
       row_multiple(gradient[rows_.begin + i], f[i], f.width, static_cast<T>(scale_ * *dS[i]), false);
     });
+  }
+
+  void add_to_bias(const Part& candidates) const {
+    Tensor whole = *gradients_.bias;
+    const Tensor gradient = part(torch::stable::unsqueeze(whole, 0), 1, candidates.columns);
+    multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
   }
 
   // Adds factor * dS G to `out`, or sets it to that.
@@ -270,7 +298,7 @@ class Walk {
 
   void finish(const RowSums& sums) const {
     for (int64_t i = 0; i < queries_.size(0); ++i)
-      sums.linear[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.linear[i] : 0;
+      sums.loss[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.loss[i] : 0;
   }
 
   const double scale_;
@@ -280,7 +308,7 @@ class Walk {
   std::vector<Block> blocks_;
   int64_t width_ = 0;
 
-  Tensor workspace_, product_;
+  Tensor workspace_, product_, ones_;
   Range rows_{}, columns_{};  // of the tile at hand
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;
@@ -293,26 +321,29 @@ const T* pointer(const std::optional<Tensor>& tensor) {
 
 int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
 
-// With row_weights: gradients, from each row's log-sum-exp and mass. Without: these and the loss,
-// and in whole rows also gradients. `report` tells of the first offending target: its status, row
-// and column.
+// Each row's loss, and with row_weights the gradients of sum_i row_weights_i loss_i that are given
+// a place. Of a softmax this takes whole rows (no tile_columns), log-sum-exp and mass are found
+// besides, and in tiles row_weights asks for the gradients alone, from log-sum-exp and mass.
+// `report` tells of the first offending target: its status, row and column.
 void contrastive_walk_(
     const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
-    const std::optional<Tensor> row_negatives, double scale, int64_t diagonal, const std::optional<Tensor> row_starts,
-    const std::optional<Tensor> columns, const std::optional<Tensor> weights, const std::optional<Tensor> dense,
-    const std::optional<Tensor> background, const std::optional<Tensor> query_groups,
-    const std::optional<Tensor> candidate_groups, const std::optional<Tensor> mask, int64_t tile_rows,
-    const std::optional<int64_t> tile_columns, double weight, const std::optional<Tensor> row_weights,
-    const Tensor logsumexp, const Tensor mass, const std::optional<Tensor> loss, const std::optional<Tensor> dqueries,
-    const std::optional<Tensor> dcandidates, const std::optional<Tensor> dnegatives,
-    const std::optional<Tensor> drow_negatives, const std::optional<Tensor> dscale, const Tensor report) {
+    const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale, int64_t link,
+    int64_t diagonal, const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
+    const std::optional<Tensor> weights, const std::optional<Tensor> dense, const std::optional<Tensor> background,
+    const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
+    const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns,
+    const std::optional<Tensor> row_weights, const Tensor logsumexp, const Tensor mass,
+    const Tensor loss, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+    const std::optional<Tensor> dnegatives, const std::optional<Tensor> drow_negatives,
+    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale, const Tensor report) {
   const Embeddings embeddings{queries, candidates, negatives, row_negatives};
-  const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dscale};
+  const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dbias, dscale};
   const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
-                     loss ? loss->mutable_data_ptr<double>() : nullptr};
+                     loss.mutable_data_ptr<double>()};
   const auto run = [&]<class T>(T) {
     const Cells<T> cells{candidates.size(0),
                          diagonal,
+                         pointer<T>(bias),
                          pointer<int64_t>(row_starts),
                          pointer<int64_t>(columns),
                          pointer<double>(weights),
@@ -326,12 +357,16 @@ void contrastive_walk_(
                          stride(mask, 0),
                          stride(mask, 1)};
     Walk<T> walk(embeddings, scale, gradients, cells);
-    if (row_weights) {
-      walk.gradients(tile_rows, tile_columns.value(), row_weights->const_data_ptr<double>(), sums);
+    const double* const w = pointer<double>(row_weights);
+    const int64_t width = tile_columns.value_or(std::numeric_limits<int64_t>::max());
+    if (link == kSigmoid) {
+      w ? walk.sigmoid_with_gradients(tile_rows, width, w, sums.loss) : walk.sigmoid(tile_rows, width, sums.loss);
+    } else if (!w) {
+      walk.softmax(tile_rows, width, sums);
     } else if (tile_columns) {
-      walk.loss(tile_rows, *tile_columns, sums);
+      walk.softmax_gradients(tile_rows, width, w, sums);
     } else {
-      walk.loss_and_gradients(tile_rows, weight, sums);
+      walk.softmax_with_gradients(tile_rows, w, sums);
     }
     auto* const found = report.mutable_data_ptr<int64_t>();
     found[0] = walk.report.status, found[1] = walk.report.row, found[2] = walk.report.column;
@@ -343,12 +378,12 @@ void contrastive_walk_(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, float scale, "
-      "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-      "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, int? tile_columns, "
-      "float weight, Tensor? row_weights, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!)? loss, "
+      "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
+      "float scale, int link, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, "
+      "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, "
+      "int? tile_columns, Tensor? row_weights, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!) loss, "
       "Tensor(d!)? dqueries, Tensor(e!)? dcandidates, Tensor(f!)? dnegatives, Tensor(g!)? drow_negatives, "
-      "Tensor(h!)? dscale, Tensor(i!) report) -> ()");
+      "Tensor(h!)? dbias, Tensor(i!)? dscale, Tensor(j!) report) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk_", TORCH_BOX(&contrastive_walk_)); }

@@ -2,8 +2,8 @@
 // and FASTQT_CLONES, which compiles a function once for each x86 level and lets the
 // loader choose. NaN goes in, NaN comes out; infinities reach their limits.
 //
-// fp32: exp_ within 1.5 ulp (subnormal results included), tanh_ and sigmoid_ within
-// 3 ulp. The polynomials are Chebyshev interpolants of the named functions.
+// fp32: exp_ within 1.5 ulp (subnormal results included), tanh_, sigmoid_ and log1p_unit_
+// within 3 ulp. The polynomials are Chebyshev interpolants of the named functions.
 // fp64: the C library's own functions.
 #pragma once
 
@@ -80,6 +80,15 @@ FASTQT_INLINE float tanh_(float x) {
   return magnitude < 0.625f ? near_zero : far;
 }
 
+// log(1 + x) for 0 <= x <= 1, as 2 atanh(x / (2 + x))
+FASTQT_INLINE float log1p_unit_(float x) {
+  const float z = x / (2.0f + x);
+  const float u = z * z;
+  // atanh(z) / z in u = z^2 on z <= 1/3
+  const float p = (((1.4078889e-1f * u + 1.3982579e-1f) * u + 2.0012298e-1f) * u + 3.3333161e-1f) * u;
+  return 2.0f * (z + z * p);
+}
+
 FASTQT_INLINE double exp_(double x) {
   return std::exp(x);
 }
@@ -90,6 +99,10 @@ FASTQT_INLINE double exp_normal_(double x) {
 
 FASTQT_INLINE double sigmoid_(double x) {
   return 1.0 / (1.0 + std::exp(-x));
+}
+
+FASTQT_INLINE double log1p_unit_(double x) {
+  return std::log1p(x);
 }
 
 FASTQT_INLINE double tanh_(double x) {

@@ -1,10 +1,16 @@
-// Softmax cross-entropy on a tile of the score matrix, in place.
+// The loss of a tile of the score matrix and its gradient, in place.
 //
 // A tile holds scores s * <f_i, g_j> of some rows against some columns: first the M
-// candidates, then negatives, which are nobody's target. `softmax_rows` takes a tile of
+// candidates, then negatives, which are nobody's target.
+//
+// Softmax: the loss of row i is sum_j T_ij (log T_ij - log P_ij). `softmax_rows` takes a tile of
 // whole rows, finds their loss and turns their scores into its gradient. For other tiles,
 // `softmax_tile` adds each to its rows' log-sum-exp and loss, and `softmax_tile_backward`
 // makes the gradient once those are known.
+//
+// Sigmoid: the loss of row i is sum_j log(1 + exp(s_ij)) - T_ij s_ij, to which each cell adds
+// by itself: `sigmoid_tile` adds a tile to its rows' loss, `sigmoid_tile_backward` also makes its
+// gradient.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +18,9 @@
 
 namespace fastqt {
 
-// The values of `diagonal` and of a report's status, shared with fastqt/problem.py.
+// The values of `diagonal`, `link` and a report's status, shared with fastqt/problem.py.
 enum Diagonal : int64_t { kZero = 0, kExclude = 1, kKeep = 2 };
+enum Link : int64_t { kSoftmax = 0, kSigmoid = 1 };
 enum Status : int64_t {
   kOk = 0,
   kTargetOnDiagonal = 1,
@@ -41,6 +48,7 @@ template <class T>
 struct Cells {
   int64_t candidates;
   int64_t diagonal;
+  const T* bias;  // (M,), added to the candidates' scores
   const int64_t* row_starts;  // targets as compressed rows ...
   const int64_t* columns;
   const double* weights;
@@ -69,15 +77,17 @@ struct Tile {
   int64_t first_column, columns;
 };
 
-// Of all rows of the score matrix: log-sum-exp, target mass, and the loss less mass * log-sum-exp.
+// Of all rows of the score matrix: log-sum-exp, target mass, and the loss, which a softmax's
+// functions leave without its part mass * log-sum-exp.
 struct RowSums {
   double* logsumexp;
   double* mass;
-  double* linear;
+  double* loss;
 };
 
 template <class T>
-void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, double weight, const RowSums& sums, Report& report);
+void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
+                  Report& report);
 
 template <class T>
 void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sums, Report& report);
@@ -85,5 +95,13 @@ void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sum
 template <class T>
 void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights,
                            const double* logsumexp, const double* mass, Report& report);
+
+template <class T>
+void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Report& report);
+
+// The gradient of sum_i row_weights_i loss_i.
+template <class T>
+void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
+                           Report& report);
 
 }  // namespace fastqt

@@ -1,4 +1,4 @@
-#include "cpu/softmax_rows.h"
+#include "cpu/row_passes.h"
 
 #include <algorithm>
 #include <limits>
@@ -57,6 +57,48 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
   return total;
 }
 
+// log(1 + exp(x)), with e = exp(-|x|), which neither overflows nor loses small results.
+template <class T>
+FASTQT_INLINE T softplus(T x, T e) {
+  return (x > 0 ? x : T(0)) + log1p_unit_(e);
+}
+
+template <class T>
+FASTQT_INLINE double softplus_sum_body(const T* x, int64_t n) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = begin; j < end; ++j) part += softplus(x[j], exp_normal_(-std::abs(x[j])));
+    total += part;
+  }
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE double sigmoid_body(T* x, int64_t n) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = begin; j < end; ++j) {
+      const T e = exp_normal_(-std::abs(x[j]));
+      part += softplus(x[j], e);
+      x[j] = (x[j] > 0 ? T(1) : e) / (1 + e);
+    }
+    total += part;
+  }
+  return total;
+}
+
+template <class T>
+FASTQT_INLINE void add_body(T* x, const T* y, int64_t n) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) x[j] += y[j];
+}
+
 template <class T>
 FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T shift) {
   // As in exp_normal_: arithmetic on subnormals, here and in the matrix products that
@@ -107,6 +149,15 @@ FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double reference) {
 
 FASTQT_CLONES double row_exp(float* x, int64_t n, float reference) { return exp_body(x, n, reference); }
 FASTQT_CLONES double row_exp(double* x, int64_t n, double reference) { return exp_body(x, n, reference); }
+
+FASTQT_CLONES double row_softplus_sum(const float* x, int64_t n) { return softplus_sum_body(x, n); }
+FASTQT_CLONES double row_softplus_sum(const double* x, int64_t n) { return softplus_sum_body(x, n); }
+
+FASTQT_CLONES double row_sigmoid(float* x, int64_t n) { return sigmoid_body(x, n); }
+FASTQT_CLONES double row_sigmoid(double* x, int64_t n) { return sigmoid_body(x, n); }
+
+FASTQT_CLONES void row_add(float* x, const float* y, int64_t n) { add_body(x, y, n); }
+FASTQT_CLONES void row_add(double* x, const double* y, int64_t n) { add_body(x, y, n); }
 
 FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float shift) { affine_body(x, n, factor, shift); }
 FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double shift) { affine_body(x, n, factor, shift); }

@@ -1,4 +1,4 @@
-#include "cpu/softmax_tile.h"
+#include "cpu/score_tile.h"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/softmax_rows.h"
+#include "cpu/row_passes.h"
 
 // The few cells that are not plain, a row's targets and its replaced diagonal, are taken
 // out of the vector passes and computed in double: w * (rho * p - t) has no correct digit
@@ -25,6 +25,14 @@ struct Cell {
   double score;
   bool replaced;  // no gradient reaches the embeddings
 };
+
+double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
+
+// 1 / (1 + exp(-x)) - t, with all its digits also where the sigmoid is close to t = 1.
+double sigmoid_minus(double x, double t) {
+  const double e = std::exp(-std::abs(x));
+  return (x > 0 ? (1 - t) - t * e : (1 - t) * e - t) / (1 + e);
+}
 
 // log(exp(a) + exp(b)); a NaN in either is kept.
 double log_add(double a, double b) {
@@ -49,6 +57,7 @@ class Row {
         background_(cells.background == nullptr ? 0 : cells.background[row]),
         apart_(apart) {
     apart_.clear();
+    if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
     for (Cell& cell : apart_) take_out(cell);
@@ -98,6 +107,21 @@ class Row {
     row_exp(scores_, width_, reference);
     write_plain(weight * mass * std::exp(static_cast<double>(reference) - logsumexp), weight);
     write_cells(logsumexp, mass, weight);
+  }
+
+  // sum_j log(1 + exp(s_ij)) - T_ij s_ij. With `keep`, the plain cells become 1 / (1 + exp(-s_ij)).
+  double sigmoid_loss(bool keep) {
+    double total = keep ? row_sigmoid(scores_, width_) : row_softplus_sum(scores_, width_);
+    for (const Cell& cell : apart_) total += softplus(cell.score) - cell.target * cell.score;
+    if (background_ > 0) total -= background_ * background_scores_;
+    return total;
+  }
+
+  // Turns kept sigmoids into w * (sigmoid - t).
+  void differentiate_sigmoid(double weight) {
+    write_plain(weight, weight);
+    for (const Cell& cell : apart_)
+      scores_[cell.offset] = cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
   }
 
  private:
@@ -188,19 +212,20 @@ void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, cons
 }  // namespace
 
 template <class T>
-void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, double weight, const RowSums& sums, Report& report) {
+void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
+                  Report& report) {
   visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
-    sums.mass[r] = sums.linear[r] = 0;
-    row.add_targets(sums.mass[r], sums.linear[r]);
+    sums.mass[r] = sums.loss[r] = 0;
+    row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = row.logsumexp(true);
-    row.differentiate_kept(sums.logsumexp[r], sums.mass[r], weight);
+    row.differentiate_kept(sums.logsumexp[r], sums.mass[r], row_weights[r]);
   });
 }
 
 template <class T>
 void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sums, Report& report) {
   visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
-    row.add_targets(sums.mass[r], sums.linear[r]);
+    row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = log_add(sums.logsumexp[r], row.logsumexp(false));
   });
 }
@@ -212,11 +237,27 @@ void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const dou
              [&](Row<T>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
 }
 
+template <class T>
+void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Report& report) {
+  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) { loss[r] += row.sigmoid_loss(false); });
+}
+
+template <class T>
+void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
+                           Report& report) {
+  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+    loss[r] += row.sigmoid_loss(true);
+    row.differentiate_sigmoid(row_weights[r]);
+  });
+}
+
 #define FASTQT_INSTANTIATE(T)                                                                                    \
-  template void softmax_rows(const Cells<T>&, const Tile<T>&, double, const RowSums&, Report&);                  \
+  template void softmax_rows(const Cells<T>&, const Tile<T>&, const double*, const RowSums&, Report&);           \
   template void softmax_tile(const Cells<T>&, const Tile<T>&, const RowSums&, Report&);                          \
   template void softmax_tile_backward(const Cells<T>&, const Tile<T>&, const double*, const double*, const double*, \
-                                      Report&);
+                                      Report&);                                                                  \
+  template void sigmoid_tile(const Cells<T>&, const Tile<T>&, double*, Report&);                                 \
+  template void sigmoid_tile_backward(const Cells<T>&, const Tile<T>&, const double*, double*, Report&);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 

@@ -1,5 +1,5 @@
-// Vectorised passes over one row. In those of a masked softmax, the cells that they must not
-// see (targets, replaced or excluded ones) hold -inf.
+// Vectorised passes over one row. In a row of scores, cells that they must not see (targets,
+// replaced or excluded ones) hold -inf.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,18 @@ double row_exp_sum(const double* x, int64_t n, double reference);
 // x_j = exp(x_j - reference), and their sum
 double row_exp(float* x, int64_t n, float reference);
 double row_exp(double* x, int64_t n, double reference);
+
+// sum_j log(1 + exp(x_j))
+double row_softplus_sum(const float* x, int64_t n);
+double row_softplus_sum(const double* x, int64_t n);
+
+// x_j = 1 / (1 + exp(-x_j)), and sum_j log(1 + exp(x_j))
+double row_sigmoid(float* x, int64_t n);
+double row_sigmoid(double* x, int64_t n);
+
+// x_j = x_j + y_j
+void row_add(float* x, const float* y, int64_t n);
+void row_add(double* x, const double* y, int64_t n);
 
 // x_j = factor * x_j - shift
 void row_affine(float* x, int64_t n, float factor, float shift);
