@@ -3,6 +3,16 @@
 from fastqt import nn
 from fastqt.backends import show_config
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.losses import (
+    clip_loss,
+    curl_block_loss,
+    curl_loss,
+    gloss_bow_loss,
+    info_nce_loss,
+    mixcse_loss,
+    siglip_loss,
+    simcse_loss,
+)
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
@@ -13,9 +23,17 @@ __all__ = [
     "Mixed",
     "Sparse",
     "Window",
+    "clip_loss",
     "contrastive_loss",
+    "curl_block_loss",
+    "curl_loss",
+    "gloss_bow_loss",
+    "info_nce_loss",
+    "mixcse_loss",
     "nn",
     "show_config",
+    "siglip_loss",
     "sigmoid_loss",
+    "simcse_loss",
     "smoothed",
 ]

@@ -242,6 +242,40 @@ class ClassIndices(Targets):
         return _equal_rows(torch.where(given, indices, 0)[:, None], given.double()[:, None])
 
 
+class Bags(Targets):
+    """Weight 1 on each of a row's ids, which come as `torch.nn.EmbeddingBag` takes them.
+
+    Args:
+        name: of the ids, in errors.
+        ids: (T,) integers in [0, M), all rows' one after the other; one that a row names twice counts once.
+        offsets: (N,) integers, where each row's ids begin.
+    """
+
+    def __init__(self, name: str, ids: Tensor, offsets: Tensor) -> None:
+        self.name = name
+        self.ids = as_ids(name, ids)
+        self.offsets = as_ids("offsets", offsets)
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        if self.offsets.numel() != N:
+            raise ValueError(f"offsets: want one for each of N={N} rows, got {self.offsets.numel()}")
+        if self.offsets[0] != 0 or (self._lengths() < 0).any():
+            raise ValueError(f"offsets: want rising ones from 0 to the {self.ids.numel()} {self.name}")
+        if self.ids.numel() and not 0 <= self.ids.min() <= self.ids.max() < M:
+            ends = f"{int(self.ids.min())}..{int(self.ids.max())}"
+            raise ValueError(f"{self.name}: want integers in 0..{M - 1}, got {ends}")
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        row = torch.repeat_interleave(torch.arange(N, device=self.ids.device), self._lengths())
+        cells = (row * M + self.ids).unique().to(device)
+        counts = torch.bincount(cells // M, minlength=N)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        return TargetRows(starts, cells % M, torch.ones_like(cells, dtype=torch.float64))
+
+    def _lengths(self) -> Tensor:
+        return torch.diff(self.offsets, append=self.offsets.new_tensor([self.ids.numel()]))
+
+
 class Dense(Targets):
     """An explicit target matrix.
 
