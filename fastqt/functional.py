@@ -35,6 +35,7 @@ def contrastive_loss(
     document_ids: Tensor | None = None,
     diagonal: str = "zero",
     scale: float | Tensor = 1.0,
+    bias: float | Tensor = 0.0,
     normalize: bool = False,
     negatives: Tensor | None = None,
     row_negatives: Tensor | Mixed | None = None,
@@ -47,10 +48,10 @@ def contrastive_loss(
 ) -> Tensor:
     """Kullback-Leibler divergence from the targets to the softmax of each query's scores.
 
-    With scores S = scale * queries @ candidates.T and P the softmax of a row of S, the loss of
+    With scores S = scale * queries @ candidates.T + bias and P the softmax of a row of S, the loss of
     row i is sum_j T_ij (log T_ij - log P_ij): cross-entropy less the targets' entropy. A row
     without targets has loss 0. Gradients flow to `queries`, `candidates`, `negatives`,
-    `row_negatives` and `scale`, once (a double backward needs backend="reference").
+    `row_negatives`, `scale` and `bias`, once (a double backward needs backend="reference").
 
     Args:
         queries: (N, D) floating point. float16 and bfloat16 are computed in float32; so is what
@@ -65,6 +66,7 @@ def contrastive_loss(
             stays in the denominator and no gradient passes; "exclude": they leave the softmax;
             "keep": they are candidates like all others.
         scale: inverse temperature, a finite number or 0-d tensor (differentiable).
+        bias: added to the candidates' scores: a finite number, or a tensor () or (M,) (differentiable).
         normalize: score by cosine: rows of all embeddings are L2-normalised first (differentiably).
         negatives: (K, D) further candidates for all rows, nobody's target.
         row_negatives: (N, D) one private negative for each row, or `Mixed(...)` from the candidates.
@@ -93,6 +95,7 @@ def contrastive_loss(
         candidates,
         _targets(targets, context_size, document_ids),
         link="softmax",
+        bias=bias,
         diagonal=diagonal,
         scale=scale,
         normalize=normalize,
@@ -141,9 +144,8 @@ def sigmoid_loss(
             `Window(context_size, document_ids=document_ids, normalize=False)`: each sentence's neighbours.
         diagonal: "keep"; "zero": the scores of cells (i, i) are replaced by 0, which adds log 2;
             "exclude": these cells leave the loss.
-        bias: added to the candidates' scores: a number, or a tensor () or (M,) (differentiable).
         memory: both modes need three matrix products; "low" works in tiles of fixed size.
-        context_size, document_ids, scale, normalize, negatives, row_negatives, query_groups,
+        context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
             candidate_groups, mask, reduction, backend: as of `contrastive_loss`.
 
     Returns:
@@ -185,9 +187,9 @@ def _problem(
     targets: Targets,
     *,
     link: str,
-    bias: float | Tensor = 0.0,
     diagonal: str,
     scale: float | Tensor,
+    bias: float | Tensor,
     normalize: bool,
     negatives: Tensor | None,
     row_negatives: Tensor | Mixed | None,
@@ -210,12 +212,13 @@ def _problem(
     check_mask(mask, N, M, device)
     check_scale(scale)
     check_bias(bias, M, device)
-    chosen = backends.select(backend, device, input_dtype(queries), link)
+    biases = _biases(bias, M, queries)
+    plain = link == "softmax" and biases is None
+    chosen = backends.select(backend, device, input_dtype(queries), plain=plain)
     native = backends.BACKENDS[chosen]
-    queries = _prepare(queries, normalize, native)
 
     problem = Problem(
-        queries=queries,
+        queries=_prepare(queries, normalize, native),
         candidates=_prepare(candidates, normalize, native),
         negatives=None if negatives is None else _prepare(negatives, normalize, native),
         row_negatives=None if given_rows is None else _prepare(given_rows, normalize, native),
@@ -226,7 +229,7 @@ def _problem(
         candidate_groups=candidate_groups,
         mask=mask,
         memory=memory,
-        bias=_biases(bias, M, queries),
+        bias=biases,
         link=link,
     )
     if isinstance(row_negatives, Mixed):

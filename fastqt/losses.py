@@ -16,7 +16,7 @@ from torch import Tensor
 from fastqt.checks import check_embeddings, check_number, check_option
 from fastqt.functional import REDUCTIONS, contrastive_loss, sigmoid_loss
 from fastqt.negatives import Mixed
-from fastqt.targets import Bags, Diagonal, Window
+from fastqt.targets import Bags, Diagonal, Window, as_ids
 
 
 def info_nce_loss(
@@ -334,6 +334,55 @@ def gloss_bow_loss(
     return sigmoid_loss(
         latents, weight, targets, bias=bias, reduction=reduction, memory=memory, backend=backend
     )
+
+
+def gloss_pos_loss(
+    latents: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    token_ids: Tensor,
+    lengths: Tensor,
+    *,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """Cross-entropy, summed over a sentence's places, of the word at each place given its latent vector.
+
+    Args:
+        latents: (B, D) floating point.
+        positions: (L, D), a vector for each place, added to the latent one.
+        weight: (V, D), bias: (V,): the decoder, of logits (latent + position) @ weight.T + bias.
+        token_ids: (B, L) integers in [0, V), padded on the right with anything.
+        lengths: (B,) integers in [0, L].
+
+    Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
+    """
+    check_embeddings(latents=latents, positions=positions, weight=weight)
+    check_option("reduction", reduction, REDUCTIONS)
+    B, L, device = len(latents), len(positions), latents.device
+    if tuple(token_ids.shape) != (B, L):
+        raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
+    lengths = as_ids("lengths", lengths).to(device)
+    if lengths.numel() != B or (lengths < 0).any() or (lengths > L).any():
+        raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")
+    sentence, place = (_rows(L, device) < lengths[:, None]).nonzero(as_tuple=True)
+    if not len(sentence):  # no word at all
+        return _reduced(latents.sum(1) * 0, reduction)
+    loss = contrastive_loss(
+        latents[sentence] + positions[place],
+        weight,
+        token_ids.to(device)[sentence, place],
+        diagonal="keep",
+        bias=bias,
+        reduction="none" if reduction == "none" else "sum",
+        memory=memory,
+        backend=backend,
+    )
+    if reduction == "none":
+        return loss.new_zeros(B).index_add(0, sentence, loss)
+    return loss / B if reduction == "mean" else loss
 
 
 def _log_sum_exp(

@@ -25,6 +25,11 @@ class Case:
     square: bool = True
     link: str = "softmax"
 
+    @property
+    def plain(self) -> bool:
+        """A softmax of scores without biases."""
+        return self.link == "softmax" and "bias" not in self.tensors
+
     def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
         """Leaves of the right shapes, which all want a gradient."""
         generator = torch.Generator().manual_seed(seed)
@@ -145,6 +150,15 @@ def make_cases() -> list[Case]:
             {"query_groups": torch.from_numpy(groups), "candidate_groups": torch.from_numpy(groups), **keep},
             banded,
             {"query_groups": groups, "candidate_groups": groups, **keep},
+        ),
+        Case("biases", {}, banded, {}, ("scale", "bias")),
+        Case(
+            "biases of classes",
+            {"targets": torch.tensor(indices), **keep},
+            one_hot,
+            keep,
+            ("negatives", "bias"),
+            square=False,
         ),
         Case("sigmoid", {}, neighbours, keep, ("scale", "bias"), **sigmoid),
         Case("sigmoid, zero", {"diagonal": "zero"}, neighbours, **sigmoid),

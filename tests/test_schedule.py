@@ -10,7 +10,7 @@ from fastqt import schedule
 
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
-    *("sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
+    *("biases", "biases of classes", "sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
 )
 by_name = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
 
