@@ -1,6 +1,8 @@
-"""What fastqt is measured against: the plain PyTorch that one would write without it."""
+"""What fastqt is measured against: the plain PyTorch one would write without it, and the loss's products."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastqt.bench import eager_contrastive_loss, window_matrix
 
-__all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "window_matrix"]
+__all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "loss_products", "window_matrix"]
 
 
 class PlainEncoder(nn.Module):
@@ -55,3 +57,19 @@ class PlainTrainer:
         eager_contrastive_loss(*self.model(tokens, lengths), self.targets).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
         self.optimizer.step()
+
+
+def loss_products(queries: Tensor, candidates: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """The three matrix products of a score matrix and its two gradients, into memory that is there.
+
+    What is returned takes queries and candidates as large as these, detached.
+    """
+    dF, dG = torch.empty_like(queries, requires_grad=False), torch.empty_like(candidates, requires_grad=False)
+    S = dF.new_empty(len(queries), len(candidates))
+
+    def run(F: Tensor, G: Tensor) -> None:
+        torch.mm(F, G.T, out=S)
+        torch.mm(S, G, out=dF)
+        torch.mm(S.T, F, out=dG)
+
+    return run

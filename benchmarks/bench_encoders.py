@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns_with
 from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, MultiChannel
 
 V, W, H = 50_000, 300, 1000
@@ -98,7 +98,7 @@ def test_encoder(benchmark, name, train):
 
         return step
 
-    seconds = in_turns(benchmark, run(make()), {"plain": run(PLAIN[name]())}, rounds)
+    seconds = in_turns_with(benchmark, run(make()), {"plain": run(PLAIN[name]())}, rounds)
     ours = benchmark.stats.stats.median
     benchmark.extra_info.update(
         encoder=name,

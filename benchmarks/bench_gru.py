@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns_with
 from fastqt.bench import peak_memory
 from fastqt.nn import GRU
 
@@ -123,7 +123,7 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
         run()  # gradients are there, as in the midst of training
         _, peaks[name] = peak_memory(lambda run=run: [run()])
     others = {"gemm": products(layer, batch, backward=True), "torch": theirs}
-    record(benchmark, layer, batch, in_turns(benchmark, subject, others, rounds), **peaks)
+    record(benchmark, layer, batch, in_turns_with(benchmark, subject, others, rounds), **peaks)
 
 
 @pytest.mark.parametrize(("H", "B", "rounds"), INFERENCE)
@@ -131,4 +131,4 @@ def test_gru_forward(benchmark, H, B, rounds):
     torch.manual_seed(0)
     batch, layer = ragged_batch(B), GRU(W, H)
     others = {"gemm": products(layer, batch, backward=False), "torch": forward(torch_layer(layer), batch)}
-    record(benchmark, layer, batch, in_turns(benchmark, forward(layer, batch), others, rounds))
+    record(benchmark, layer, batch, in_turns_with(benchmark, forward(layer, batch), others, rounds))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, window_matrix
-from benchmarks.timing import in_turns
+from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.timing import in_turns_with
 from fastqt.bench import peak_memory
 
 REQUIRED = [(400, 1000), (400, 2400), (1500, 300), (2048, 1024), (8192, 768), (16384, 768)]  # (N, D)
@@ -23,19 +25,6 @@ def inputs(N: int, D: int) -> list[torch.Tensor]:
     """Queries and candidates whose scores vary about as much as a trained model's."""
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(N, D, generator=generator) / D**0.25).requires_grad_() for _ in range(2)]
-
-
-def products(queries: torch.Tensor, candidates: torch.Tensor):
-    """The three matrix products of a score matrix and its two gradients, into memory that is there."""
-    F, G = queries.detach(), candidates.detach()
-    S, dF, dG = F.new_empty(len(F), len(G)), torch.empty_like(F), torch.empty_like(G)
-
-    def run() -> None:
-        torch.mm(F, G.T, out=S)
-        torch.mm(S, G, out=dF)
-        torch.mm(S.T, F, out=dG)
-
-    return run
 
 
 def forward_and_backward(loss, *leaves: torch.Tensor):
@@ -58,7 +47,8 @@ def test_loss(benchmark, N, D, memory):
     queries.grad = candidates.grad = None
     gradients = 2 * N * D * 4
     _, fused_bytes = peak_memory(lambda: [fused()])
-    others = {"gemm": products(queries, candidates)}
+    products = loss_products(queries, candidates)
+    others = {"gemm": partial(products, queries.detach(), candidates.detach())}
     eager_bytes = None
     if (N, D) not in BEYOND_EAGER and memory == "fast":
         targets = window_matrix(N, 1)
@@ -67,7 +57,7 @@ def test_loss(benchmark, N, D, memory):
         )
         queries.grad = candidates.grad = None
         _, eager_bytes = peak_memory(lambda: [others["eager"]()])
-    seconds = in_turns(benchmark, fused, others, rounds)
+    seconds = in_turns_with(benchmark, fused, others, rounds)
     ours = benchmark.stats.stats.median
     benchmark.extra_info.update(
         N=N,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.baselines import PlainQuickThoughts, PlainTrainer
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns_with
 from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.text import Vocabulary, batches, read_blocks
@@ -55,7 +55,7 @@ def test_training_step(benchmark, corpus, vocabulary, tmp_path, encoder, hidden_
     )
     found = list(itertools.islice(batches([corpus], vocabulary, config.batch_size), BATCHES))
     ours, theirs = itertools.cycle(found), itertools.cycle(found)
-    plain_seconds = in_turns(
+    plain_seconds = in_turns_with(
         benchmark,
         lambda: trainer.step(next(ours)),
         {"plain": lambda: plain.step(*next(theirs)[:2])},

@@ -1,39 +1,25 @@
-"""Who is measured on a GPU: the loss, the products it is made of, and all who compute it too; in turns.
+"""Who is measured on a GPU: the loss, the products it is made of, and all who compute it too.
 
 Every contestant takes forward and backward of a softmax cross-entropy with one target a row, in the dtype
-of its inputs. A peer that is not installed or fails gets a reason in place of a time.
+of its inputs. A peer that is not installed raises as it is made.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, window_matrix
-from fastqt.bench import MIB, peak_memory
+from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.cuda_graphs import captured
+from benchmarks.timing import Step
 
 CACHE_BYTES = 128 * 2**20  # no GPU's L2 holds more
 MOST_SETS = 32
-MOST_ROUNDS = 50
-
-
-@dataclass(frozen=True)
-class Effort:
-    warm_ups: int = 3
-    least_rounds: int = 3
-    seconds: float = 3.0  # of turns, for a shape
-
-
-EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)
 
 
 @dataclass(frozen=True)
@@ -48,28 +34,6 @@ class Shape:
         return f"{sides}, D={self.D:,}"
 
 
-SHAPES = (
-    Shape(65536, 65536, 768),
-    Shape(8192, 128256, 4096),  # a linear cross-entropy over a large vocabulary
-    Shape(16384, 16384, 1024),
-    Shape(8192, 8192, 2400),
-    Shape(400, 400, 1000),  # the QuickThoughts paper's batch
-    Shape(1024, 1024, 768),
-    Shape(32768, 32768, 768),
-)
-QUICK_SHAPES = (SHAPES[2], SHAPES[5])
-DRY_SHAPES = (Shape(6, 6, 8), Shape(5, 9, 8))
-LARGEST_GRAPHED = 1024  # rows: beyond, launches are no part of the time
-LARGEST_WINDOW = 4096  # rows: eager PyTorch takes a dense target matrix
-LOW_MEMORY = (SHAPES[0], DRY_SHAPES[0])
-
-# Times over those of the three products, as the design has them, before they are measured.
-PREDICTIONS: Mapping[tuple[Shape, str], float] = {
-    (SHAPES[0], "fastqt"): 1.12,
-    (SHAPES[0], "fastqt low"): 1.45,
-}
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Copies enough that no step finds its inputs in the cache from the last one."""
@@ -81,9 +45,6 @@ class Inputs:
         return self.sets[i % len(self.sets)]
 
 
-Step = Callable[
-    [int], list[Tensor]
-]  # on the i-th set: the loss and its gradients, or what products there are
 Contestant = Callable[[Inputs], Step]
 
 
@@ -105,23 +66,20 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Input
 
 
 def products(inputs: Inputs) -> Step:
-    """The three matrix products of a score matrix and its two gradients, into memory that is there."""
-    f, g = inputs[0]
-    S = f.new_empty(len(f), len(g))
-    dF, dG = torch.empty_like(f, requires_grad=False), torch.empty_like(g, requires_grad=False)
+    """The matrix products alone, which no contestant is expected to beat."""
+    run = loss_products(*inputs[0])
     sets = [(f.detach(), g.detach()) for f, g in inputs.sets]
 
     def step(i: int) -> list[Tensor]:
-        f, g = sets[i % len(sets)]
-        torch.mm(f, g.T, out=S)
-        torch.mm(S, g, out=dF)
-        torch.mm(S.T, f, out=dG)
+        run(*sets[i % len(sets)])
         return []
 
     return step
 
 
 def differentiated(inputs: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """Forward and backward of a loss of queries and candidates."""
+
     def step(i: int) -> list[Tensor]:
         leaves = inputs[i]
         value = loss(*leaves)
@@ -131,6 +89,8 @@ def differentiated(inputs: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> 
 
 
 def fused(memory: str = "fast") -> Contestant:
+    """The library's loss with a target a row and no diagonal of its own, as its peers compute it."""
+
     def make(inputs: Inputs) -> Step:
         return differentiated(
             inputs,
@@ -230,15 +190,7 @@ def in_graph(make: Contestant) -> Contestant:
         step, every = make(inputs), range(len(inputs.sets))
         if not inputs.labels.is_cuda:
             return lambda _: [step(i) for i in every][-1]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for i in every:
-                step(i)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = [step(i) for i in every]
+        graph, results = captured(lambda: [step(i) for i in every])
 
         def replay(_: int) -> list[Tensor]:
             graph.replay()
@@ -247,178 +199,3 @@ def in_graph(make: Contestant) -> Contestant:
         return replay
 
     return make_graph
-
-
-def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
-    chosen: dict[str, Contestant] = {"fastqt": fused(), "eager": eager}
-    if shape in LOW_MEMORY:
-        chosen["fastqt low"] = fused("low")
-    if shape.N == shape.M:
-        chosen["fastqt window"] = fused_window
-        if shape.N <= LARGEST_WINDOW:
-            chosen["eager window"] = eager_window
-    return chosen
-
-
-class Clock:
-    """Seconds that a device needs for what a function asks of it, its launches included."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def seconds(self, function: Callable[[], object]) -> float:
-        self.wait()
-        if self.device.type != "cuda":
-            begin = time.perf_counter()
-            function()
-            return time.perf_counter() - begin
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        function()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
-
-    def free(self) -> None:
-        """Hands back what a failed attempt left."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-def peak_above_results(clock: Clock, step: Step) -> tuple[list[Tensor], int | None]:
-    """A step's results, and by how much memory in use rose at most beside them; None if nobody tells."""
-    if clock.device.type == "cuda":
-        clock.wait()
-        torch.cuda.reset_peak_memory_stats(clock.device)
-        before = torch.cuda.memory_allocated(clock.device)
-        results = step(0)
-        clock.wait()
-        peak = torch.cuda.max_memory_allocated(clock.device) - before
-    else:
-        results, peak = peak_memory(lambda: step(0))
-    if peak is None:
-        return results, None
-    return results, max(peak - sum(x.numel() * x.element_size() for x in results), 0)
-
-
-@dataclass
-class Result:
-    """What is known of a contestant; `reason` says why there is no time."""
-
-    seconds: float | None = None  # median of a step
-    rounds: int = 0
-    peak_bytes: int | None = None  # above inputs and gradients
-    loss: float | None = None
-    reason: str | None = None
-
-
-def in_turns(
-    contestants: Mapping[str, Contestant],
-    inputs: Inputs,
-    clock: Clock,
-    effort: Effort,
-    sets_a_step: int = 1,
-) -> dict[str, Result]:
-    """Every contestant once a round, on the next set of inputs.
-
-    With `sets_a_step` a step does as many sets at once, and its time is divided by them.
-    """
-    results = {name: Result() for name in contestants}
-    steps: dict[str, Step] = {}
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-
-    def drop(name: str, error: Exception) -> None:
-        results[name].reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-        steps.pop(name, None)
-
-    def prepare(make: Contestant, result: Result) -> Step:
-        step = make(inputs)
-        for i in range(effort.warm_ups):
-            step(i)
-        found, peak = peak_above_results(clock, step)
-        if found and found[0].isfinite():
-            result.loss = float(found[0])
-        result.peak_bytes = peak if sets_a_step == 1 else None
-        return step
-
-    for name, make in contestants.items():
-        try:
-            steps[name] = prepare(make, results[name])
-        except Exception as error:
-            drop(name, error)
-        if name not in steps:
-            clock.free()
-
-    begin = time.perf_counter()
-    for turn in range(MOST_ROUNDS):
-        if turn >= effort.least_rounds and time.perf_counter() - begin > effort.seconds:
-            break
-        for name, step in list(steps.items()):
-            try:
-                times[name].append(clock.seconds(lambda step=step, turn=turn: step(turn)))
-            except Exception as error:
-                drop(name, error)
-    for name in steps:
-        results[name].seconds = statistics.median(times[name]) / sets_a_step
-        results[name].rounds = len(times[name])
-    return results
-
-
-def measure(
-    shape: Shape,
-    contestants: Mapping[str, Contestant],
-    dtype: torch.dtype,
-    device: torch.device,
-    effort: Effort,
-    graphed: bool = False,
-) -> list[dict[str, Any]]:
-    """A row for each contestant, beside the three products of the same shape."""
-    entrants: dict[str, Contestant] = {"GEMMs": products, **contestants}
-    if graphed:
-        entrants = {name: in_graph(make) for name, make in entrants.items()}
-    clock = Clock(device)
-    inputs = make_inputs(shape, dtype, device)
-    results = in_turns(entrants, inputs, clock, effort, len(inputs.sets) if graphed else 1)
-    del inputs
-    clock.free()
-    gemm_seconds = results["GEMMs"].seconds
-    return [
-        {
-            "shape": shape.name,
-            **asdict(shape),
-            "dtype": str(dtype).removeprefix("torch."),
-            "graphed": graphed,
-            "contestant": name,
-            **asdict(result),
-            "gemm_seconds": gemm_seconds,
-            "ratio_to_gemm": result.seconds / gemm_seconds if result.seconds and gemm_seconds else None,
-            "predicted_ratio": None if graphed else PREDICTIONS.get((shape, name)),
-        }
-        for name, result in results.items()
-    ]
-
-
-HEADER = ("shape", "contestant", "ms", "× GEMMs", "predicted", "MiB above", "loss", "or why not")
-
-
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row as it is printed under `HEADER`."""
-
-    def shown(value: float | None, form: str, unit: float = 1) -> str:
-        return "–" if value is None else format(value / unit, form)
-
-    return (
-        row["shape"],
-        row["contestant"] + (", graph" if row["graphed"] else ""),
-        shown(row["seconds"], ",.3f", 1e-3),
-        shown(row["ratio_to_gemm"], ".2f"),
-        shown(row["predicted_ratio"], ".2f"),
-        shown(row["peak_bytes"], ",.0f", MIB),
-        shown(row["loss"], ".4f"),
-        (row["reason"] or "")[:70],
-    )

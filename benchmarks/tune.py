@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check import slug
-from benchmarks.peers import Clock, Inputs, Shape, make_inputs
+from benchmarks.machine import slug
+from benchmarks.peers import Inputs, Shape, make_inputs
+from benchmarks.timing import Clock, first_line
 
 # fastqt.kernels is imported within functions: Triton looks once, and early, whether it is to interpret.
 if TYPE_CHECKING:
@@ -206,8 +207,8 @@ def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float 
         return statistics.median(
             clock.seconds(lambda turn=turn: scores.launch(config, turn)) for turn in range(rounds)
         )
-    except Exception as error:
-        print(f"  {config}: {type(error).__name__}: {error}".split("\n")[0][:200], file=sys.stderr)
+    except Exception as error:  # Triton and CUDA raise what they like: it is printed, the config dropped
+        print(f"  {config}: {first_line(error)}", file=sys.stderr)
         return None
 
 
@@ -220,7 +221,10 @@ def compile_share(plan: Plan, dtype: torch.dtype, device: torch.device, share: i
 
 
 def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
-    """Compiles all configs in as many processes as there are processors, as far as the time goes."""
+    """Compiles all configs in as many processes as there are processors, as far as the time goes.
+
+    What they say is not shown: a config that fails there fails again where it is measured, and says why.
+    """
     shares = 1 if dry_run else len(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "benchmarks.tune", "--dtype", dtype]
     command += ["--dry-run"] if dry_run else []

@@ -14,6 +14,8 @@ from torch import Tensor
 # Decided when the kernels are imported, as by Triton itself.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
+ROWS_AT_ONCE = 8  # of a program that reads a row's sums over blocks of columns
+
 
 @dataclass(frozen=True)
 class Config:

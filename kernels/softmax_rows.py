@@ -18,68 +18,46 @@ ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index
 
 
 @triton.jit
-def targets_of(
+def cells_of(
     row,
     j,
-    inside,
-    target_starts,
-    target_columns,
-    target_weights,
-    dense,
-    background,
-    columns,
-    dense_row_stride,
-    dense_stride,
+    unscaled,  # that row of the scores and its width, their scale, how many of them are candidates'
+    targets,  # starts, columns, weights; dense and its strides; background
+    left_out,  # groups of queries and of candidates; mask and its strides
+    DIAGONAL: tl.constexpr,
     COMPRESSED: tl.constexpr,
     DENSE: tl.constexpr,
     BACKGROUND: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Columns j of a row of T, float32."""
-    T = tl.zeros((BLOCK,), dtype=tl.float32)
-    candidate = inside & (j < columns)
-    if DENSE:
-        at = dense + row * dense_row_stride + j.to(tl.int64) * dense_stride
-        T = tl.load(at, mask=candidate, other=0.0).to(tl.float32)
-    if COMPRESSED:
-        for k in tl.range(tl.load(target_starts + row), tl.load(target_starts + row + 1), num_stages=1):
-            weight = tl.load(target_weights + k).to(tl.float32)
-            T += tl.where(j == tl.load(target_columns + k), weight, 0.0)
-    if BACKGROUND:
-        T += tl.where(candidate, tl.load(background + row).to(tl.float32), 0.0)
-    return T
-
-
-@triton.jit
-def scores_of(
-    line,
-    scale,
-    row,
-    j,
-    inside,
-    T,
-    query_groups,
-    candidate_groups,
-    mask,
-    columns,
-    mask_row_stride,
-    mask_stride,
-    DIAGONAL: tl.constexpr,
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Columns j of a row of S, -inf where a cell is out of the softmax."""
-    x = tl.where(inside, scale * tl.load(line + j, mask=inside, other=0.0), float("-inf"))
+    """Columns j of a row of T and of S, float32; S is -inf where a cell is out of the softmax."""
+    line, width, scale, columns = unscaled
+    starts, target_columns, weights, dense, dense_row_stride, dense_stride, background = targets
+    query_groups, candidate_groups, mask, mask_row_stride, mask_stride = left_out
+    inside = j < width
     candidate = inside & (j < columns)
+    T = tl.zeros(j.shape, dtype=tl.float32)
+    if DENSE:
+        cell = dense + row * dense_row_stride + j.to(tl.int64) * dense_stride
+        T = tl.load(cell, mask=candidate, other=0.0).to(tl.float32)
+    if COMPRESSED:
+        for k in tl.range(tl.load(starts + row), tl.load(starts + row + 1), num_stages=1):
+            weight = tl.load(weights + k).to(tl.float32)
+            T += tl.where(j == tl.load(target_columns + k), weight, 0.0)
+    if BACKGROUND:
+        T += tl.where(candidate, tl.load(background + row).to(tl.float32), 0.0)
+
+    S = tl.where(inside, scale * tl.load(line + j, mask=inside, other=0.0), float("-inf"))
     if DIAGONAL != KEEP:
-        x = tl.where(candidate & (j == row), 0.0 if DIAGONAL == ZERO else float("-inf"), x)
+        S = tl.where(candidate & (j == row), 0.0 if DIAGONAL == ZERO else float("-inf"), S)
     if GROUPS:
         theirs = tl.load(candidate_groups + j, mask=candidate, other=0)
-        x = tl.where(candidate & (theirs == tl.load(query_groups + row)) & (T == 0), float("-inf"), x)
+        S = tl.where(candidate & (theirs == tl.load(query_groups + row)) & (T == 0), float("-inf"), S)
     if MASK:
-        at = mask + row * mask_row_stride + j.to(tl.int64) * mask_stride
-        x = tl.where(tl.load(at, mask=candidate, other=0) != 0, float("-inf"), x)
-    return x
+        cell = mask + row * mask_row_stride + j.to(tl.int64) * mask_stride
+        S = tl.where(tl.load(cell, mask=candidate, other=0) != 0, float("-inf"), S)
+    return T, S
 
 
 @triton.jit
@@ -120,8 +98,9 @@ def softmax_rows_kernel(
     """A program a row: its loss, and w (rho P - T) without its cancellation where P is near T."""
     at = tl.program_id(0).to(tl.int64)
     row = first_row + at
-    line = scores + at * row_stride
-    s = tl.load(scale)
+    unscaled = scores + at * row_stride, width, tl.load(scale), columns
+    targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
+    left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
 
     top = float("-inf")
     # Against `top`: sums over cells with targets, and over all others.
@@ -131,15 +110,9 @@ def softmax_rows_kernel(
     linear = tl.full((), 0.0, tl.float64)
     for start in range(0, width, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        inside = j < width
-        T = targets_of(
-            row, j, inside, target_starts, target_columns, target_weights, dense, background, columns,
-            dense_row_stride, dense_stride, COMPRESSED, DENSE, BACKGROUND, BLOCK,
-        )  # fmt: skip
-        x = scores_of(
-            line, s, row, j, inside, T, query_groups, candidate_groups, mask, columns,
-            mask_row_stride, mask_stride, DIAGONAL, GROUPS, MASK,
-        )  # fmt: skip
+        T, x = cells_of(
+            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, GROUPS, MASK
+        )
         given = T > 0
         rho += tl.sum(T, 0).to(tl.float64)
         entropy = T * tl.log(tl.where(given, T, 1.0))
@@ -162,29 +135,20 @@ def softmax_rows_kernel(
     if STORE:
         w = tl.load(row_weights + row)
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
-        rho32, of_targets32, of_others32 = (
-            rho.to(tl.float32),
-            of_targets.to(tl.float32),
-            of_others.to(tl.float32),
-        )
+        rho32 = rho.to(tl.float32)
+        of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
-            inside = j < width
-            T = targets_of(
-                row, j, inside, target_starts, target_columns, target_weights, dense, background, columns,
-                dense_row_stride, dense_stride, COMPRESSED, DENSE, BACKGROUND, BLOCK,
-            )  # fmt: skip
-            x = scores_of(
-                line, s, row, j, inside, T, query_groups, candidate_groups, mask, columns,
-                mask_row_stride, mask_stride, DIAGONAL, GROUPS, MASK,
-            )  # fmt: skip
+            T, x = cells_of(
+                row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, GROUPS, MASK
+            )
             e = tl.exp(x - reference)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
             dS = factor * tl.where(T > 0, exact, rho32 * e)
             if DIAGONAL != KEEP:
                 dS = tl.where((j == row) & (j < columns), 0.0, dS)
             out = gradients + at * gradient_row_stride + j
-            tl.store(out, dS.to(gradients.dtype.element_ty), mask=inside)
+            tl.store(out, dS.to(gradients.dtype.element_ty), mask=j < width)
 
 
 def softmax_rows(

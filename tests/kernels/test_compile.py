@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.estimate import DOCUMENT, STORED, Rates, blocks_per_multiprocessor, rendered
-from benchmarks.offline import CASES, GPUS, in_a_process_of_its_own, key
+from benchmarks.estimate import DOCUMENT, STORED, rendered
+from benchmarks.launches import GPUS
+from benchmarks.offline import CASES, in_a_process_of_its_own, key
+from benchmarks.roofline import Rates, blocks_per_multiprocessor
 
 SPECIALISATIONS = [
     pytest.param(gpu, case, wanted, id=key(gpu, case, wanted))

@@ -6,17 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case
-from fastqt.kernels import rows as row_kernels
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import triton_schedule
+from fastqt import triton_fused_walk, triton_walk
 
 # A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
 # interpreter cuts bfloat16 off where a GPU rounds to nearest.
 EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
-by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SOFTMAX = [case for case in CASES if case.plain]  # the kernels have no sigmoid and no biases
+by_case = pytest.mark.parametrize("case", SOFTMAX, ids=lambda case: case.name)
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 LARGE = ("all at once", "smoothed window")
 by_large = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
@@ -58,8 +58,9 @@ def test_half_precision(case, memory, dtype):
 def test_chunks_do_not_change_the_result(case, monkeypatch):
     inputs = case.inputs(torch.float32)
     whole = value_and_gradients(case, inputs)
-    for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0, "SUM_ROWS": 4}.items():
-        monkeypatch.setattr(triton_schedule, name, value)
+    for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
+        monkeypatch.setattr(triton_walk, name, value)
+    monkeypatch.setattr(triton_fused_walk, "SUM_ROWS", 4)
     for memory in ("fast", "low"):
         for a, b in zip(value_and_gradients(case, inputs, memory=memory), whole, strict=True):
             assert relative(a, b) < REORDERED[torch.float32]
@@ -137,8 +138,8 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
         raised.extend(state.redo[first_row : first_row + maxima.shape[1]].tolist())
         genuine(state, maxima, first_row)
 
-    genuine = row_kernels.raise_references
-    monkeypatch.setattr(row_kernels, "raise_references", raise_references)
+    genuine = triton_fused_walk.raise_references
+    monkeypatch.setattr(triton_fused_walk, "raise_references", raise_references)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
@@ -150,7 +151,7 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
 
 def test_references_from_a_sample_of_candidates(monkeypatch):
     """They spare most rows the second try, and change nothing else."""
-    monkeypatch.setattr(triton_schedule, "SAMPLE", 4)
+    monkeypatch.setattr(triton_fused_walk, "SAMPLE", 4)
     queries, candidates = (x.requires_grad_() for x in far_apart(20, 5))
     T = oracle.window(20, 20, [-1, 1])
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)

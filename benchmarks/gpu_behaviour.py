@@ -1,0 +1,145 @@
+"""Whether the loss behaves on a GPU: repeated runs, NaNs, CUDA graphs, other streams, no hidden waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastqt
+from benchmarks.cuda_graphs import captured
+from benchmarks.gpu_sections import MEMORY, Options, Record, Verdict, check
+
+
+def behaviour(options: Options) -> Iterator[Record]:
+    """What depends on more than the numbers of one call."""
+    device = options.device
+    dtype = torch.float16 if options.dry_run else torch.bfloat16
+    N, D = (9, 8) if options.dry_run else (4000, 128)
+    for memory in MEMORY:
+        problem = partial(_problem, N, D, dtype, device, memory)
+        yield check(f"two runs are equal, {memory}", partial(_repeats, problem))
+        yield check(f"NaN stays in its row, {memory}", partial(_nan, N, D, dtype, device, memory))
+        if device.type == "cuda":
+            yield check(f"a CUDA graph equals the plain call, {memory}", partial(_graph, problem))
+            yield check(f"another stream is respected, {memory}", partial(_stream, problem))
+    if device.type == "cuda":
+        for name, arguments in _waitless(device):
+            yield check(f"nothing waits for the device: {name}", partial(_no_wait, arguments, device))
+
+
+def _problem(
+    N: int, D: int, dtype: torch.dtype, device: torch.device, memory: str
+) -> tuple[list[Tensor], Callable[[], list[Tensor]], list[Tensor]]:
+    """Leaves, forward and backward on them, and other values for them."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (
+        [(torch.randn(N, D, generator=generator) / D**0.25).to(device, dtype) for _ in range(2)]
+        for _ in range(2)
+    )
+    leaves = [x.requires_grad_() for x in first]
+
+    def step() -> list[Tensor]:
+        loss = fastqt.contrastive_loss(*leaves, memory=memory, backend="triton")
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    return leaves, step, second
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> Verdict:
+    """Whether two results of a step are the same to the bit."""
+    differ = [name for name, x, y in zip(("loss", "dF", "dG"), a, b, strict=True) if not torch.equal(x, y)]
+    return Verdict(not differ, f"differ: {', '.join(differ)}" if differ else "bitwise")
+
+
+def _repeats(problem: Callable[[], Any]) -> Verdict:
+    _, step, _ = problem()
+    return equal(step(), step())
+
+
+def _nan(N: int, D: int, dtype: torch.dtype, device: torch.device, memory: str) -> Verdict:
+    """A NaN among the queries reaches its own row's loss and gradient, and no other's."""
+    (f, g), _, _ = _problem(N, D, dtype, device, memory)
+    with torch.no_grad():
+        f[7, 2] = math.nan
+    rows = fastqt.contrastive_loss(f, g, reduction="none", memory=memory, backend="triton")
+    others = torch.arange(N, device=device) != 7
+    (dF,) = torch.autograd.grad(rows.sum(), f)
+    ok = bool(rows[7].isnan() & rows[others].isfinite().all() & dF[others].isfinite().all())
+    detail = f"row 7 has {float(rows[7])}, {int((~rows[others].isfinite()).sum())} others are not finite"
+    return Verdict(ok, detail)
+
+
+def _graph(problem: Callable[[], Any]) -> Verdict:
+    """Captured on some inputs and replayed on others."""
+    leaves, step, fresh = problem()
+    graph, results = captured(step, warm_ups=3)
+    with torch.no_grad():
+        for leaf, values in zip(leaves, fresh, strict=True):
+            leaf.copy_(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    return equal(results, step())
+
+
+def _stream(problem: Callable[[], Any]) -> Verdict:
+    """On a stream that is long busy before the inputs are there: work elsewhere would find other values."""
+    leaves, step, fresh = problem()
+    step()
+    busy = torch.randn(4096, 4096, device=leaves[0].device)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(20):
+            busy = busy @ busy
+            busy /= busy.norm()
+        for leaf, values in zip(leaves, fresh, strict=True):
+            leaf.copy_(values)
+        with torch.enable_grad():
+            found = step()
+    torch.cuda.synchronize()
+    return equal(found, step())
+
+
+def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
+    """Calls that never wait for the device, by name: what the loss is given, and N."""
+    N = 40_000  # too many for a window's targets to be kept from the last call
+    ids = torch.arange(N, device=device)
+    return [
+        ("small", {"N": 400}),
+        ("large", {"N": N}),
+        ("documents", {"N": N, "document_ids": ids // 50}),
+        ("class indices", {"N": N, "targets": ids, "diagonal": "keep"}),
+        ("a learnt scale", {"N": 400, "scale": torch.tensor(2.0, device=device, requires_grad=True)}),
+        ("normalised", {"N": 400, "normalize": True, "scale": 20.0}),
+        ("rows", {"N": 400, "reduction": "none"}),
+        ("low memory", {"N": N, "memory": "low"}),
+    ]
+
+
+def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:
+    """Passes unless torch raises at a wait, which fails the check."""
+    arguments = dict(arguments)
+    N = arguments.pop("N")
+    leaves = [
+        torch.randn(N, 64, device=device, dtype=torch.bfloat16).mul_(0.3).requires_grad_() for _ in range(2)
+    ]
+    scale = arguments.get("scale")
+    wanted = [*leaves, scale] if isinstance(scale, Tensor) else leaves
+
+    def step() -> None:
+        loss = fastqt.contrastive_loss(*leaves, **arguments, backend="triton")
+        torch.autograd.grad(loss, wanted, torch.ones_like(loss))
+
+    step()  # what is compiled and allocated the first time may wait
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return Verdict(True, "forward and backward")

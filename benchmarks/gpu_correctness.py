@@ -1,0 +1,230 @@
+"""Whether a GPU computes the right loss and gradients: the tests' cases, and larger problems in float64.
+
+Small cases are held against the tests' oracle, larger problems against the formulas in float64 on the device,
+where no error may be much over that of eager PyTorch in the inputs' dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastqt
+from benchmarks.gpu_sections import ROOT, NotTakenError, Options, Record, Verdict, check
+
+EAGER_FACTOR = 1.5  # no error may be over this multiple of eager PyTorch's in the same dtype
+
+
+def cases(options: Options, dtype: torch.dtype, memory: str) -> Iterator[Record]:
+    """Every case of the tests, by its mean and under an upstream gradient a row."""
+    shared = shared_cases()
+    chosen = shared.CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
+    for case in chosen:
+        for reduction in ("mean", "none"):
+            test = partial(case_verdict, case, dtype, memory, reduction, options.device)
+            yield check(f"{case.name}, {reduction}", test)
+
+
+def shared_cases() -> Any:
+    """The module of the tests' shared cases, whose folder is no package."""
+    folder = str(ROOT / "tests")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    import cases
+
+    return cases
+
+
+def case_verdict(case: Any, dtype: torch.dtype, memory: str, reduction: str, device: torch.device) -> Verdict:
+    """Whether loss and gradients of one of the tests' cases are the oracle's."""
+    from tolerances import FLOAT32, relative
+
+    inputs = case.inputs(dtype)
+    there = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
+    arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.arguments.items()}
+    loss = taken(**there, **arguments, reduction=reduction, memory=memory)
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(loss.shape, generator=generator)
+    weights = upstream.double().numpy() if reduction == "none" else None
+    expected = case.expected(inputs, weights)
+    if reduction == "mean":
+        upstream = torch.ones(())
+    gradients = torch.autograd.grad(loss, list(there.values()), upstream.to(loss))
+    # The loss sums float32; E, the weighted rows and the gradient itself are each rounded to the dtype.
+    rounding = 0.0 if dtype is torch.float32 else 2 * torch.finfo(dtype).eps
+    exact = expected.loss if reduction == "none" else expected.loss.mean()
+    bounds = {"loss": (relative(loss.cpu(), exact), FLOAT32)}
+    for name, gradient in zip(there, gradients, strict=True):
+        bounds[name] = relative(gradient.cpu(), getattr(expected, name)), FLOAT32 + rounding
+    return within(bounds)
+
+
+def taken(*args: Any, **options: Any) -> Tensor:
+    """The loss by the Triton engine; NotTakenError where that says a problem is another's."""
+    try:
+        return fastqt.contrastive_loss(*args, **options, backend="triton")
+    except ValueError as error:
+        if str(error).startswith("backend:"):
+            raise NotTakenError(str(error)) from error
+        raise
+
+
+def within(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
+    """Whether each error is within its bound; NaN is not."""
+    ok = all(error <= bound for error, bound in bounds.values())
+    found = (f"{name} {error:.2g} (at most {bound:.2g})" for name, (error, bound) in bounds.items())
+    return Verdict(ok, ", ".join(found))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One that is too large for the oracle; its inputs are made anew for each seed."""
+
+    name: str
+    kind: str  # of INPUTS
+    N: int
+    M: int
+    D: int
+    offsets: tuple[int, ...]  # the targets of row i are candidates i + offset
+    diagonal: str
+    seeds: int = 3
+
+
+PROBLEMS = (
+    Problem("window", "random", 1021, 1021, 253, (-1, 1), "zero"),
+    Problem("more candidates", "random", 515, 1337, 65, (0,), "keep"),
+    Problem("fewer candidates", "random", 777, 130, 96, (0,), "keep"),
+    Problem("converged, diagonal", "converged", 1024, 1024, 256, (0,), "keep"),
+    Problem("converged, next", "converged", 1023, 1023, 256, (1,), "zero"),
+    Problem("overflow, nothing sampled", "overflow", 700, 700, 256, (0,), "keep"),
+    Problem("overflow, sampled", "overflow", 1500, 5000, 256, (0,), "keep"),
+    Problem("many chunks", "random", 16500, 18000, 64, (1,), "zero", seeds=1),
+)
+QUICK_PROBLEMS = (PROBLEMS[0], PROBLEMS[3], PROBLEMS[6])
+DRY_PROBLEMS = (
+    Problem("window", "random", 13, 13, 11, (-1, 1), "zero", seeds=2),
+    Problem("overflow", "overflow", 11, 17, 24, (0,), "keep", seeds=2),
+)
+
+
+def accuracy(options: Options, dtype: torch.dtype, memory: str) -> Iterator[Record]:
+    """Every problem's errors beside eager PyTorch's."""
+    problems = QUICK_PROBLEMS if options.quick else PROBLEMS
+    for problem in DRY_PROBLEMS if options.dry_run else problems:
+        yield check(problem.name, partial(problem_verdict, problem, dtype, memory, options.device))
+
+
+def problem_verdict(problem: Problem, dtype: torch.dtype, memory: str, device: torch.device) -> Verdict:
+    """Whether the mean errors of loss and gradients over some seeds are hardly over eager PyTorch's."""
+    ours: list[list[float]] = []
+    eagers: list[list[float]] = []
+    for seed in range(problem.seeds):
+        f, g = (x.to(device, dtype).requires_grad_() for x in INPUTS[problem.kind](problem, seed))
+        exact = truth(f.detach(), g.detach(), problem.offsets, problem.diagonal)
+        assert_kind(problem, exact[0])
+        options = {"diagonal": problem.diagonal, "memory": memory}
+        targets = fastqt.Window(offsets=list(problem.offsets))
+        rows = taken(f, g, targets, **options, reduction="none")
+        mean = torch.autograd.grad(taken(f, g, targets, **options), (f, g))
+        ours.append(_errors((rows.detach(), *mean), exact))
+        rows = eager_rows(f, g, problem.offsets, problem.diagonal)
+        eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))
+    # Eager may happen to round to the truth; half a unit in the last place of a result is always allowed.
+    slack = (torch.finfo(torch.float32).eps / 2, *(torch.finfo(dtype).eps / 2,) * 2)
+    names = ("loss", "queries", "candidates")
+    bounds = {}
+    for k, name in enumerate(names):
+        bound = EAGER_FACTOR * sum(e[k] for e in eagers) / len(eagers) + slack[k]
+        bounds[name] = sum(e[k] for e in ours) / len(ours), bound
+    return within(bounds)
+
+
+def random_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(rows, p.D, generator=generator) / p.D**0.25 for rows in (p.N, p.M))
+
+
+def converged_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows that score 24 with their one target and little with all others."""
+    queries, candidates = random_inputs(p, seed)
+    candidates /= candidates.norm(dim=1, keepdim=True)
+    row = torch.arange(p.N)
+    has = (row + p.offsets[0] >= 0) & (row + p.offsets[0] < p.M)
+    queries[has] = 24 * candidates[row[has] + p.offsets[0]]
+    return queries, candidates
+
+
+def overflowing_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """Every third row scores 200 with a candidate that is no target of any such row."""
+    queries, candidates = random_inputs(p, seed)
+    loud = torch.arange(0, p.N, 3)
+    others = torch.randperm(p.M, generator=torch.Generator().manual_seed(seed))
+    others = others[others % 3 != 0][: len(loud)]
+    loud = loud[: len(others)]
+    candidates[others] = 200 * queries[loud] / (queries[loud] ** 2).sum(1, keepdim=True)
+    return queries, candidates
+
+
+INPUTS = {"random": random_inputs, "converged": converged_inputs, "overflow": overflowing_inputs}
+
+
+def assert_kind(problem: Problem, losses: Tensor) -> None:
+    """The inputs are as hard as they are meant to be."""
+    if problem.kind == "converged" and losses.max() > 1e-3:
+        raise AssertionError(f"inputs are not converged: p = {math.exp(-losses.max()):.4f}")
+    if problem.kind == "overflow" and (losses > 100).sum() < problem.N // 5:
+        raise AssertionError("inputs overflow too few rows")
+
+
+def _errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
+    """Relative, in the L2 norm."""
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+
+
+def target_matrix(rows: Tensor, M: int, offsets: tuple[int, ...]) -> Tensor:
+    """Those rows of T, (len(rows), M) float64, each divided by its sum."""
+    T = torch.zeros(len(rows), M, dtype=torch.float64, device=rows.device)
+    for offset in offsets:
+        column = rows + offset
+        inside = (column >= 0) & (column < M)
+        T[inside.nonzero().squeeze(1), column[inside]] = 1.0
+    return T / T.sum(1, keepdim=True).clamp(min=1)
+
+
+def truth(
+    queries: Tensor, candidates: Tensor, offsets: tuple[int, ...], diagonal: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows' losses, and the gradients of their mean: float64, by the formulas, some rows at a time."""
+    F, G = queries.double(), candidates.double()
+    N, M = len(F), len(G)
+    losses, dF, dG = F.new_empty(N), torch.empty_like(F), torch.zeros_like(G)
+    for rows in torch.arange(N, device=F.device).split(2048):
+        T = target_matrix(rows, M, offsets)
+        S = F[rows] @ G.T
+        own = rows[:, None] == torch.arange(M, device=F.device) if diagonal == "zero" else None
+        if own is not None:
+            S.masked_fill_(own, 0)
+        log_P = S.log_softmax(1)
+        losses[rows] = (torch.special.xlogy(T, T) - T * log_P).sum(1)
+        dS = (T.sum(1, keepdim=True) * log_P.exp() - T) / N
+        if own is not None:
+            dS.masked_fill_(own, 0)
+        dF[rows] = dS @ G
+        dG += dS.T @ F[rows]
+    return losses, dF, dG
+
+
+def eager_rows(f: Tensor, g: Tensor, offsets: tuple[int, ...], diagonal: str) -> Tensor:
+    """The rows' losses as one would write them, in the inputs' dtype."""
+    T = target_matrix(torch.arange(len(f), device=f.device), len(g), offsets).to(f.dtype)
+    scores = f @ g.T
+    if diagonal == "zero":
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu().tril(), 0)
+    return torch.nn.functional.kl_div(scores.log_softmax(1), T, reduction="none").sum(1)

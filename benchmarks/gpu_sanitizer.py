@@ -1,0 +1,75 @@
+"""Whether the kernels touch only memory that is their own: small calls under NVIDIA's compute-sanitizer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu_correctness import Problem, case_verdict, problem_verdict, shared_cases
+from benchmarks.gpu_sections import (
+    MEMORY,
+    Options,
+    Record,
+    Section,
+    Verdict,
+    check,
+    check_record,
+    run_section,
+)
+
+ERROR_STATUS = 86  # that the tool is asked to exit with where it finds something
+
+
+def sanitized(options: Options) -> Iterator[Record]:
+    """Small calls that reach every kernel: to be run under a tool that watches memory."""
+    names = ("all at once", "smoothed window")
+    problem = Problem("overflow", "overflow", 150, 333, 72, (0,), "keep", seeds=1)
+    for memory in MEMORY:
+        for case in (c for c in shared_cases().CASES if c.name in names):
+            test = partial(case_verdict, case, torch.bfloat16, memory, "mean", options.device)
+            yield check(f"{case.name}, {memory}", test)
+        test = partial(problem_verdict, problem, torch.bfloat16, memory, options.device)
+        yield check(f"overflow, {memory}", test)
+
+
+SANITIZED = Section("sanitized", 55, sanitized)  # within the sanitizer's own, which runs it three times
+
+
+def sanitizer(options: Options) -> Iterator[Record]:
+    """The small calls alone, then under each of the tools."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if tool is None:
+        reason = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
+        yield check_record("compute-sanitizer", Verdict(None, reason))
+        return
+    alone = run_section(SANITIZED, options)
+    yield from alone.records
+    if alone.status != "done":
+        yield check_record(
+            "the calls alone", Verdict(False if alone.status == "failed" else None, alone.message)
+        )
+    # torch's cache of allocations would hide where one tensor ends and the next begins.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for name, more in (("memcheck", ()), ("racecheck", ("--kernel-name", "kns=_kernel"))):
+        prefix = (
+            *(tool, "--tool", name, "--error-exitcode", str(ERROR_STATUS)),
+            *("--target-processes", "application-only", "--report-api-errors", "no", *more),
+        )
+        outcome = run_section(SANITIZED, options, prefix, environment)
+        yield check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))
+
+
+def sanitizer_verdict(exit_code: int | None, output: str) -> Verdict:
+    """What a tool found: its own exit status for errors, and for none a summary that it worked at all."""
+    summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
+    tail = "\n".join(output.strip().splitlines()[-12:])
+    if exit_code == ERROR_STATUS:
+        return Verdict(False, tail)
+    if exit_code == 0 and summaries:
+        clean = re.search(r"SUMMARY: 0 (?:errors|hazards)", summaries[-1]) is not None
+        return Verdict(clean, summaries[-1])
+    return Verdict(None, f"could not tell (exit status {exit_code}): {tail}")

@@ -1,0 +1,164 @@
+"""What `gpu_check` finds out section by section, each in a process of its own.
+
+A section hands over its records line by line as they are made: one that hangs or breaks the device costs no
+more than what it had not found yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+GRACE = 5.0  # seconds between a section's end of time and its own end
+MEMORY = ("fast", "low")  # the loss's ways that everything is checked in
+
+Record = dict[str, Any]  # of one thing found; "kind" says what: machine, check, benchmark or end
+
+
+@dataclass(frozen=True)
+class Options:
+    quick: bool = False
+    dry_run: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self.dry_run else torch.device("cuda", torch.cuda.current_device())
+
+
+@dataclass(frozen=True)
+class Section:
+    """Something to find out: within `seconds`, after which no further record is asked for."""
+
+    name: str
+    seconds: float
+    records: Callable[[Options], Iterator[Record]]
+
+
+class Verdict(NamedTuple):
+    """Whether a check passed, and what that rests on."""
+
+    ok: bool | None  # None where it does not apply
+    detail: str
+
+
+class NotTakenError(Exception):
+    """The engine says that a case is not its own."""
+
+
+def check(name: str, test: Callable[[], Verdict]) -> Record:
+    """The record of a test that is made now."""
+    try:
+        verdict = test()
+    except NotTakenError as reason:
+        verdict = Verdict(None, str(reason))
+    except Exception as error:  # Triton, CUDA and torch raise what they like: the check fails in its words
+        verdict = Verdict(False, _words(error))
+    return check_record(name, verdict)
+
+
+def check_record(name: str, verdict: Verdict) -> Record:
+    return {"kind": "check", "name": name, **verdict._asdict()}
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+@dataclass
+class Outcome:
+    """What a section found, and how it ended."""
+
+    name: str
+    status: str = "done"  # or "out of time", or "failed"
+    message: str = ""
+    seconds: float = 0.0
+    records: list[Record] = field(default_factory=list)
+    exit_code: int | None = None
+    output: str = ""
+
+
+def write_lines(section: Section, options: Options, lines: Path) -> None:
+    """Runs a section in this process, and writes each record as soon as it is there."""
+    end = time.monotonic() + section.seconds
+    with lines.open("w") as file:
+
+        def write(record: Record) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+        try:
+            for record in section.records(options):
+                write(record)
+                if time.monotonic() > end:
+                    write({"kind": "end", "status": "out of time", "message": f"after {section.seconds:g} s"})
+                    return
+        except Exception as error:  # whatever a section raises ends it in these words, and is raised again
+            write({"kind": "end", "status": "failed", "message": _words(error)})
+            raise
+        write({"kind": "end", "status": "done", "message": ""})
+
+
+def run_section(
+    section: Section,
+    options: Options,
+    prefix: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Runs a section in another process, and reads what it found even if it does not come to an end."""
+    outcome, begin = Outcome(section.name), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines"
+        command = [*prefix, sys.executable, "-m", "benchmarks.gpu_check", "--section", section.name]
+        command += ["--lines", str(lines)]
+        command += [f"--{name.replace('_', '-')}" for name, on in asdict(options).items() if on]
+        variables = {**os.environ, **(environment or {})}
+        if options.dry_run:
+            variables["TRITON_INTERPRET"] = "1"
+        try:
+            process = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=section.seconds + GRACE,
+            )
+            outcome.exit_code, outcome.output = process.returncode, process.stdout
+        except subprocess.TimeoutExpired as expired:
+            outcome.output = (expired.stdout or b"").decode(errors="replace")
+            outcome.status, outcome.message = "failed", f"did not end within {expired.timeout:g} s"
+        found = read_lines(lines)
+    ends = [record for record in found if record["kind"] == "end"]
+    outcome.records = [record for record in found if record["kind"] != "end"]
+    if ends:
+        outcome.status, outcome.message = ends[-1]["status"], ends[-1]["message"]
+    elif outcome.status == "done":
+        last = outcome.output.strip().splitlines()[-1:] or ["no output"]
+        outcome.status, outcome.message = "failed", f"exit status {outcome.exit_code}: {last[0]}"
+    outcome.seconds = time.monotonic() - begin
+    return outcome
+
+
+def read_lines(path: Path) -> list[Record]:
+    """Whole lines; the last may be cut where a process was killed, whose section has no end and so fails."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found

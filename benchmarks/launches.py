@@ -1,0 +1,230 @@
+"""What the Triton engine would launch for a problem without data, on a GPU that is only described.
+
+The schedule itself walks over tensors of device "meta"; what it would launch is noted and not made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# fastqt is imported within functions: Triton looks once, and early, whether it is to interpret.
+if TYPE_CHECKING:
+    from fastqt.problem import Problem
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the schedule and the compiler ask of one; sizes in bytes."""
+
+    name: str
+    arch: int
+    multiprocessors: int
+    shared: int  # that a block can have
+
+
+GPUS = (
+    Gpu("NVIDIA A100-SXM4-80GB", 80, 108, 163 * 1024),
+    Gpu("NVIDIA H100 80GB HBM3", 90, 132, 227 * 1024),
+    Gpu("NVIDIA B200", 100, 148, 227 * 1024),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem without data, and which of its launches are compiled.
+
+    Attributes:
+        wanted: a kernel's name, flags that it has and, with a minus, flags that it has not: its first
+            such launch.
+        loads_ahead: whether the loads of the scores' kernel can be in flight beside its products.
+    """
+
+    name: str
+    dtype: str = "bfloat16"
+    N: int = 1280  # enough for references to be sampled
+    D: int = 768
+    memory: str = "fast"
+    precision: str = "high"  # torch's name for TF32
+    gradients: bool = True
+    diagonal: str = "zero"
+    targets: str = "window"  # or "dense", "smoothed"
+    private: str | None = None  # or "rows", "mixed"
+    negatives: int = 0
+    groups: bool = False
+    mask: bool = False
+    scale: bool = False  # has a gradient
+    archs: tuple[int, ...] = (80, 90, 100)
+    wanted: tuple[str, ...] = ()
+    loads_ahead: bool = True
+
+
+NOT_FLAGS = ("BLOCK", "GROUP_", "UNIT", "COMPUTE", "PRECISION")  # how constants are named that are none
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of a Triton kernel."""
+
+    kernel: Any  # a triton.JITFunction
+    programs: int
+    arguments: dict[str, Any]  # by name; tensors have no data
+    options: dict[str, Any]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        named = {p.name: self.arguments[p.name] for p in self.kernel.params if p.is_constexpr}
+        return {name: getattr(value, "value", value) for name, value in named.items()}
+
+    @property
+    def flags(self) -> dict[str, int]:
+        """The constants that choose what is computed, not in which tiles."""
+        return {name: int(value) for name, value in self.constants.items() if not name.startswith(NOT_FLAGS)}
+
+    def matches(self, wanted: str) -> bool:
+        """Whether it is of the kernel and has the flags that one of a case's `wanted` names."""
+        name, *flags = wanted.split()
+        return name == self.kernel.__name__ and all(
+            bool(self.flags[flag.lstrip("-")]) != flag.startswith("-") for flag in flags
+        )
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product that the vendor's library makes: (n, k) by (k, m)."""
+
+    n: int
+    m: int
+    k: int
+    itemsize: int  # of the operands
+    out_itemsize: int
+    add: bool  # to what is there
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Any other of torch's that reads or writes memory."""
+
+    name: str
+    bytes: int
+
+
+Event = Launch | Product | Operation
+
+
+class _Noting(TorchDispatchMode):
+    """Notes torch's own products, which are not made, and its other operations."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = function.overloadpacket.__name__
+        if name in ("addmm", "addmm_"):
+            into, a, b = args[:3]
+            add = kwargs.get("beta", 1) != 0
+            self.events.append(
+                Product(a.shape[0], b.shape[1], a.shape[1], a.element_size(), into.element_size(), add)
+            )
+            return into
+        out = function(*args, **kwargs)
+        if not function.is_view and "empty" not in name:
+            flat = torch.utils._pytree.tree_leaves((args, kwargs, out))
+            size = sum(x.numel() * x.element_size() for x in flat if isinstance(x, Tensor))
+            self.events.append(Operation(name, size))
+        return out
+
+
+@contextlib.contextmanager
+def described(gpu: Gpu) -> Iterator[list[Event]]:
+    """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
+    from fastqt.kernels.tuning import score_config
+    from triton.runtime.jit import JITFunction
+
+    from fastqt import triton_fused_walk
+
+    events: list[Event] = []
+
+    def note(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
+        arguments = dict(zip(kernel.arg_names, args, strict=False))
+        arguments.update({name: value for name, value in kwargs.items() if name in kernel.arg_names})
+        for parameter in kernel.params:
+            if parameter.name not in arguments:
+                arguments[parameter.name] = parameter.default
+        options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
+        events.append(Launch(kernel, grid[0], arguments, options))
+
+    properties = SimpleNamespace(
+        multi_processor_count=gpu.multiprocessors, shared_memory_per_block_optin=gpu.shared
+    )
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        (JITFunction, "run", note),
+        (Tensor, "is_cuda", True),
+        (torch.cuda, "device", lambda _: contextlib.nullcontext()),
+        (torch.cuda, "get_device_name", lambda _: gpu.name),
+        (torch.cuda, "get_device_properties", lambda _: properties),
+        (triton_fused_walk, "score_config", lambda _, *shape: score_config(torch.device("cuda"), *shape)),
+    )
+    with contextlib.ExitStack() as stack:
+        for owner, name, new in replaced:
+            stack.enter_context(mock.patch.object(owner, name, new, create=name == "is_cuda"))
+        stack.enter_context(_Noting(events))
+        yield events
+
+
+def noted(case: Case, gpu: Gpu) -> list[Event]:
+    """What the loss and its gradients of a problem launch on a GPU."""
+    from fastqt import triton_schedule
+    from fastqt.schedule import Needs
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(case.precision)
+    try:
+        with torch.device("meta"):
+            problem = problem_of(case)
+            with described(gpu) as events:
+                if case.gradients:
+                    needs = Needs(True, True, case.negatives > 0, case.private == "rows", case.scale)
+                    triton_schedule.forward_with_gradients(problem, 1 / case.N, needs)
+                else:
+                    triton_schedule.forward(problem)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return events
+
+
+def problem_of(case: Case) -> Problem:
+    """A case as the schedule takes it, on torch's default device."""
+    from fastqt.problem import Problem
+    from fastqt.targets import TargetRows, Window
+
+    N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
+    queries, candidates, private = (torch.empty(N, D, dtype=dtype) for _ in range(3))
+    groups, mask = torch.empty(N, dtype=torch.int64), torch.empty(N, N, dtype=torch.bool)
+    negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
+    targets = Window(1).rows(N, N, queries.device)
+    if case.targets == "smoothed":
+        targets = replace(targets, background=torch.empty(N, dtype=torch.float64))
+    if case.targets == "dense":
+        targets = TargetRows(dense=torch.empty(N, N, dtype=dtype))
+    return Problem(
+        *(queries, candidates, negatives, private if case.private == "rows" else None, 1.0),
+        targets=targets,
+        diagonal=case.diagonal,
+        query_groups=groups if case.groups else None,
+        candidate_groups=groups if case.groups else None,
+        mask=mask if case.mask else None,
+        memory=case.memory,
+        partners=groups if case.private == "mixed" else None,
+        mix=0.2,
+    )

@@ -1,0 +1,49 @@
+"""Which machine a run was made on, without saying whose it is."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import torch
+
+import fastqt
+
+PATIENCE = 5.0  # seconds that nvidia-smi has
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The device and the versions of everything that computes on it."""
+    import triton
+
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "interpreter",
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if on_gpu else None,
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "fastqt": fastqt.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver; None where its tool is not there or does not know."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE)
+    return said.stdout.splitlines()[0].strip() if said.returncode == 0 and said.stdout else None
+
+
+def slug(device: str) -> str:
+    """A device's name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

@@ -1,0 +1,272 @@
+"""The walk that never writes a score: their product takes the exponential in its epilogue.
+
+A chunk of whole rows of E = exp(S - r) is kept in the inputs' dtype, and three matrix
+products make the gradients: the scores with the exponential in their epilogue, dF = E G and
+dG = Eᵀ F. What is particular to a row (its sum, its weight) rides on the rows of F and dF,
+so E is written once and never rescaled. The reference r need not be the maximum: float32
+and bfloat16 have range to spare, and a row that needed more is found and done again.
+
+memory="low" keeps a narrow chunk of rows for dF, then a narrow one of columns for dG, and
+takes the scores once more for the second: 8 N M D instead of 6.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from fastqt.kernels.cells import ExactCells, PrivateNegatives, RowState
+from fastqt.kernels.finish import finish_candidates, finish_queries
+from fastqt.kernels.references import choose_references, raise_references
+from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
+from fastqt.kernels.statistics import row_statistics
+from fastqt.kernels.tuning import score_config
+from fastqt.problem import Problem
+from fastqt.schedule import Needs
+from fastqt.triton_walk import Block, Walk, aligned, fitting, multiply, ranges
+
+SUM_ROWS = 8192  # whose partial sums are kept at a time when nothing else is
+SAMPLE = 256  # candidates whose scores help to choose references
+
+
+class FusedWalk(Walk):
+    """Scores with the exponential in their product's epilogue; targets one by one."""
+
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+        super().__init__(p, weights, needs)
+        self.config = score_config(p.queries.device, p.queries.dtype, self.N, self.width, self.D)
+        self.cells = self._exact_cells()
+        self.state = self._row_state()
+        self._choose_references()
+
+    def run(self) -> None:
+        if not self.differentiates:
+            for rows in ranges(self.N, SUM_ROWS):
+                self.sum_exponentials(rows)
+        elif self.p.memory == "fast":
+            self.whole_rows_once()
+        else:
+            self.rows_then_columns()
+
+    def _exact_cells(self) -> ExactCells:
+        p = self.p
+        starts, columns, weights = p.targets.compressed()
+        private = None
+        if p.row_negatives is not None or p.partners is not None:
+            matrix = p.candidates if p.row_negatives is None else p.row_negatives
+            found = (p.queries.new_empty(self.N, dtype=torch.float32) for _ in range(3))
+            private = PrivateNegatives(matrix, *found, p.partners, p.mix)
+        return ExactCells(
+            starts,
+            torch.where((weights != 0) & (columns >= 0) & (columns < self.M), columns, -1),
+            weights,
+            *(weights.new_empty(weights.shape, dtype=torch.float32) for _ in range(2)),
+            zeroed=self._zeroed(),
+            private=private,
+        )
+
+    def _zeroed(self) -> Tensor | None:
+        """Which rows have a cell of score 0 on the diagonal, (N,) bool."""
+        p = self.p
+        if p.diagonal != "zero":
+            return None
+        own = torch.arange(self.N, device=p.queries.device)
+        zeroed, own = own < self.M, own.clamp(max=self.M - 1)
+        if p.query_groups is not None and p.candidate_groups is not None:
+            zeroed &= p.query_groups != p.candidate_groups[own]
+        if p.mask is not None:
+            zeroed &= ~p.mask[torch.arange(self.N, device=own.device), own]
+        return zeroed
+
+    def _row_state(self) -> RowState:
+        new, N = self.p.queries.new_empty, self.N
+        return RowState(
+            weights=self.weights,
+            bases=new(N, dtype=torch.float32),
+            references=new(N, dtype=torch.float32),
+            redo=new(N, dtype=torch.int32),
+            sums=new(N, dtype=torch.float64),
+            logsumexp=self.logsumexp,
+            mass=self.mass,
+            loss=self.loss,
+        )
+
+    def _choose_references(self) -> None:
+        sampled = None
+        if self.M > 4 * SAMPLE:
+            sample = Tile(0, self.N, self.p.candidates[:: self.M // SAMPLE][:SAMPLE])
+            maxima = self._partial(sample.candidates.shape[0], self.N)
+            max_scores(sample, self.p.queries, self.scale, maxima, self.config)
+            sampled = maxima.amax(0)
+        choose_references(self.p.queries, self.p.candidates, self.scale, self.cells, self.state, sampled)
+
+    def _partial(self, columns: int, rows: int) -> Tensor:
+        return self.p.queries.new_empty(column_blocks(columns, self.config), rows, dtype=torch.float32)
+
+    def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
+        """Some rows of E against a block, or against some of its columns."""
+        p, height = self.p, rows.stop - rows.start
+        if block.first:
+            return Tile(rows.start, height, block.matrix if columns is None else block.matrix[columns])
+        return Tile(
+            rows.start,
+            height,
+            block.matrix if columns is None else block.matrix[columns],
+            0 if columns is None else columns.start,
+            p.diagonal != "keep",
+            self.cells.starts,
+            self.cells.columns,
+            p.query_groups,
+            p.candidate_groups,
+            p.mask,
+        )
+
+    def sum_exponentials(self, rows: slice, E: Tensor | None = None) -> None:
+        """Finds all that is known of some rows, and writes their E where it is given."""
+        if E is not None and self.gain != 1:
+            self.sum_exponentials(rows)
+            self._refer_to_logsumexp(rows)
+            for block in self.blocks:
+                self._exponentiate(self.tile(block, rows), E[:, block.columns])
+            return
+        p, state, first = self.p, self.state, rows.start
+        tiles = [self.tile(block, rows) for block in self.blocks]
+        sizes = [column_blocks(block.matrix.shape[0], self.config) for block in self.blocks]
+        partial = p.queries.new_empty(sum(sizes), rows.stop - first, dtype=torch.float32)
+        parts = partial.split(sizes)
+
+        def add_up(redo: tuple[Tensor, Tensor] | None) -> None:
+            for block, tile, part in zip(self.blocks, tiles, parts, strict=True):
+                out = None if E is None else E[:, block.columns]
+                self._exponentiate(tile, out, part, redo)
+            row_statistics(partial, self.cells, state, first, only_redo=redo is not None)
+
+        add_up(None)
+        redo = state.redo, state.redo[rows].amax()
+        for tile, part in zip(tiles, parts, strict=True):
+            max_scores(tile, p.queries, self.scale, part, self.config, redo=redo)
+        raise_references(state, partial, first)
+        add_up(redo)
+
+    def _exponentiate(
+        self,
+        tile: Tile,
+        out: Tensor | None,
+        partial: Tensor | None = None,
+        redo: tuple[Tensor, Tensor] | None = None,
+        factors: Tensor | None = None,
+    ) -> None:
+        exp_scores(
+            tile,
+            self.p.queries,
+            self.scale,
+            self.state.references,
+            self.config,
+            exponentials=out,
+            factors=factors,
+            partial=partial,
+            redo=redo,
+        )
+
+    def _refer_to_logsumexp(self, rows: slice) -> None:
+        state = self.state
+        logsumexp, has_targets = state.logsumexp[rows], state.mass[rows] > 0
+        references = (logsumexp - math.log(self.gain)).float()
+        state.references[rows] = references.where(has_targets, math.inf)
+        state.sums[rows] = (logsumexp - references.double()).exp()
+
+    def whole_rows_once(self) -> None:
+        """All gradients from one walk over chunks of whole rows."""
+        itemsize = self.p.queries.element_size()
+        row_bytes = itemsize * aligned(self.width) + (4 + itemsize) * self.D
+        height = self.fitting_rows(row_bytes)
+        E = self.p.queries.new_empty(height, aligned(self.width))
+        self.make_products()
+        weighted = None
+        if any(block.gradient is not None for block in self.blocks):
+            weighted = self.p.queries.new_empty(height, self.D)
+        for rows in ranges(self.N, height):
+            n = rows.stop - rows.start
+            self.sum_exponentials(rows, E[:n])
+            self._finish_queries(rows, E[:n], weighted)
+            for block in self.blocks:
+                if block.product is not None and weighted is not None:
+                    multiply(block.product, E[:n, block.columns].T, weighted[:n], add=rows.start > 0)
+        for block in self.blocks:
+            self._finish_candidates(block, slice(0, block.matrix.shape[0]), block.product)
+
+    def rows_then_columns(self) -> None:
+        """dF from chunks of rows, then dG from chunks of columns: nothing is summed over chunks."""
+        p, state, itemsize = self.p, self.state, self.p.queries.element_size()
+        height = fitting(self.room, itemsize * self.width)
+        E = p.queries.new_empty(min(height, self.N), aligned(self.width))
+        for rows in ranges(self.N, height):
+            self.sum_exponentials(rows, E[: rows.stop - rows.start])
+            self._finish_queries(rows, E[: rows.stop - rows.start], None)
+        del E
+        share = (state.mass / state.sums).where(state.mass > 0, 0)
+        factors = (self.gain * state.weights / self.weight_norm * share).float()
+        columns_at_once = fitting(self.room, itemsize * self.N)
+        everything = slice(0, self.N)
+        for block in self.blocks:
+            if block.gradient is None:
+                continue
+            E = p.queries.new_empty(self.N, min(columns_at_once, aligned(block.matrix.shape[0])))
+            for columns in ranges(block.matrix.shape[0], columns_at_once):
+                part = E[:, : columns.stop - columns.start]
+                self._exponentiate(self.tile(block, everything, columns), part, factors=factors)
+                product = p.queries.new_empty(part.shape[1], self.D, dtype=torch.float32)
+                multiply(product, part.T, p.queries, add=False)
+                self._finish_candidates(block, columns, product)
+
+    def _finish_queries(self, rows: slice, E: Tensor, weighted: Tensor | None) -> None:
+        product = None
+        if self.needs.queries or self.needs.scale:
+            product = self.p.queries.new_empty(E.shape[0], self.D, dtype=torch.float32)
+            for block in self.blocks:
+                multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
+        finish_queries(
+            self.p.queries,
+            self.p.candidates,
+            self.scale,
+            product,
+            self.cells,
+            self.state,
+            self.weight_norm,
+            self.gain,
+            rows.start,
+            rows.stop - rows.start,
+            query_gradient=self.query_gradient,
+            weighted_queries=weighted,
+            private_gradient=self.private_gradient,
+            scale_gradient=self.scale_gradient,
+        )
+
+    def _finish_candidates(self, block: Block, columns: slice, product: Tensor | None) -> None:
+        if block.gradient is None or product is None:
+            return
+        by_column = None
+        if block.first == 0:
+            starts, targets, target_rows = self._targets_by_column
+            by_column = starts[columns.start :], targets, target_rows
+        finish_candidates(
+            self.p.queries,
+            self.scale,
+            product,
+            self.weight_norm,
+            self.gain,
+            block.gradient[columns],
+            by_column=by_column,
+            coefficients=self.cells.coefficients,
+        )
+
+    @functools.cached_property
+    def _targets_by_column(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each candidate's targets begin, their places in the order of rows, and each place's row."""
+        columns, order = self.cells.columns.sort(stable=True)
+        starts = torch.searchsorted(columns, torch.arange(self.M + 1, device=columns.device))
+        rows = torch.arange(self.N, device=columns.device)
+        return starts, order, rows.repeat_interleave(self.cells.starts.diff(), output_size=columns.numel())

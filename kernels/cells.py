@@ -1,0 +1,85 @@
+"""The few cells a row that the product of the scores leaves out, and what becomes known of each row.
+
+They are targets, the private negative, a zeroed diagonal. Their scores are float32 inner products,
+their softmax and coefficients are computed in float64, and they reach the gradients through gathers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NO_PRIVATE, PRIVATE_ROW, PRIVATE_MIX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def private_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr):
+    """Elements d of row i's negative, float32; a mix is not normalised yet."""
+    own = tl.load(matrix + i * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
+    if KIND == PRIVATE_MIX:
+        partner = tl.load(partners + i)
+        other = tl.load(matrix + partner * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
+        return mix * own + (1 - mix) * other
+    return own
+
+
+@dataclass(frozen=True)
+class PrivateNegatives:
+    """One negative a row: `matrix`'s, or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1."""
+
+    matrix: Tensor  # (N, D)
+    scores: Tensor  # (N,) float32, these three found on the way
+    norms: Tensor
+    coefficients: Tensor
+    partners: Tensor | None = None  # (N,) int64
+    mix: float = 1.0
+
+
+@dataclass(frozen=True)
+class ExactCells:
+    """The cells that are computed one by one: targets in the order of rows, and the private negatives."""
+
+    starts: Tensor  # (N + 1,) int64
+    columns: Tensor  # (targets,) int64, -1 where there is none
+    weights: Tensor  # (targets,) float64
+    scores: Tensor  # (targets,) float32, found on the way
+    coefficients: Tensor  # (targets,) float32, found on the way: dL/dS
+    zeroed: Tensor | None  # (N,) bool: rows whose cell on the diagonal has score 0
+    private: PrivateNegatives | None
+
+    @property
+    def private_tensors(self) -> tuple[Tensor | None, ...]:
+        """The private negatives' matrix, partners, scores, norms and coefficients."""
+        p = self.private
+        return (None,) * 5 if p is None else (p.matrix, p.partners, p.scores, p.norms, p.coefficients)
+
+    @property
+    def private_strides(self) -> tuple[int, ...]:
+        return (0, 0) if self.private is None else self.private.matrix.stride()
+
+    @property
+    def private_kind(self) -> tl.constexpr:
+        if self.private is None:
+            return NO_PRIVATE
+        return PRIVATE_ROW if self.private.partners is None else PRIVATE_MIX
+
+    @property
+    def mix(self) -> float:
+        return 1.0 if self.private is None else self.private.mix
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What becomes known of each row, all (N,)."""
+
+    weights: Tensor  # float64: how much its loss counts
+    bases: Tensor  # float32: the largest score among its exact cells
+    references: Tensor  # float32
+    redo: Tensor  # int32: whether the reference was too far off
+    sums: Tensor  # float64: of the exponentials against the reference
+    logsumexp: Tensor  # float64, as the following
+    mass: Tensor
+    loss: Tensor

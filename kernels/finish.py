@@ -1,0 +1,189 @@
+"""Products of E to gradients: what is particular to a row rides on, and exact cells are added."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import NO_PRIVATE, ExactCells, RowState, private_part
+from fastqt.kernels.launch import block, on_device
+from torch import Tensor
+
+
+@triton.jit
+def finish_queries_kernel(
+    queries,
+    candidates,
+    scale,
+    product,  # (rows, D) float32: E G
+    sums,
+    mass,
+    row_weights,
+    weight_norm,  # () float64
+    target_starts,
+    target_columns,
+    target_coefficients,
+    private,
+    partners,
+    private_norms,
+    private_coefficients,
+    query_gradient,  # (N, D)
+    weighted_queries,  # (rows, D)
+    private_gradient,  # (N, D)
+    scale_gradient,  # (N,) float32
+    mix,
+    gain,
+    width,
+    first_row,
+    query_row_stride,
+    query_stride,
+    candidate_row_stride,
+    candidate_stride,
+    private_row_stride,
+    private_stride,
+    QUERIES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    PRIVATE: tl.constexpr,
+    PRIVATE_GRADIENT: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a row: its gradient, and the row as the candidates' product takes it.
+
+    dF_i = s (w rho / l (E G)_i + sum over exact cells of c g), and the weighted row is
+    gain * rho w / (l weight_norm) f_i, whose size is that of f_i whatever the weights are.
+    """
+    at_row = tl.program_id(0).to(tl.int64)
+    i = first_row + at_row
+    s = tl.load(scale)
+    w, rho, total = tl.load(row_weights + i), tl.load(mass + i), tl.load(sums + i)
+    share = tl.where(rho > 0, rho / total, 0.0)
+    factor = (w * share).to(tl.float32)
+    relative = (gain * (w / tl.load(weight_norm)) * share).to(tl.float32)
+    first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
+    by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, width, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        inside = d < width
+        f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            at = weighted_queries + at_row * width + d
+            tl.store(at, (relative * f).to(weighted_queries.dtype.element_ty), mask=inside)
+        if PRIVATE != NO_PRIVATE:
+            c = tl.load(private_coefficients + i)
+        if PRIVATE_GRADIENT:
+            at = private_gradient + i * width + d
+            tl.store(at, (s * c * f).to(private_gradient.dtype.element_ty), mask=inside)
+        if QUERIES or SCALE:
+            gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0)
+            for t in range(first, last):
+                column = tl.load(target_columns + t)
+                if column >= 0:
+                    g = candidates + column * candidate_row_stride + d * candidate_stride
+                    coefficient = tl.load(target_coefficients + t)
+                    gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
+            if PRIVATE != NO_PRIVATE:
+                r = private_part(
+                    private, partners, mix, i, d, inside, private_row_stride, private_stride, PRIVATE
+                )
+                gradient += c / tl.load(private_norms + i) * r
+            by_scale += f * gradient
+            if QUERIES:
+                at = query_gradient + i * width + d
+                tl.store(at, (s * gradient).to(query_gradient.dtype.element_ty), mask=inside)
+    if SCALE:
+        tl.store(scale_gradient + i, tl.sum(by_scale, 0))
+
+
+@triton.jit
+def finish_candidates_kernel(
+    queries,
+    scale,
+    product,  # (columns, D) float32: the sum of Eᵀ F over chunks, F weighted
+    weight_norm,
+    column_starts,  # (columns + 1,) int64
+    column_targets,  # (targets,) int64: their places in the order of rows
+    target_rows,  # (targets,) int64
+    target_coefficients,
+    candidate_gradient,  # (columns, D)
+    gain,
+    width,
+    query_row_stride,
+    query_stride,
+    TARGETS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a candidate: dG_j = s (weight_norm / gain product_j + sum over its targets of c f)."""
+    j = tl.program_id(0).to(tl.int64)
+    s = tl.load(scale)
+    factor = (tl.load(weight_norm) / gain).to(tl.float32)
+    if TARGETS:
+        first, last = tl.load(column_starts + j), tl.load(column_starts + j + 1)
+    for start in range(0, width, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        inside = d < width
+        gradient = factor * tl.load(product + j * width + d, mask=inside, other=0.0)
+        if TARGETS:
+            for k in range(first, last):
+                t = tl.load(column_targets + k)
+                f = queries + tl.load(target_rows + t) * query_row_stride + d * query_stride
+                coefficient = tl.load(target_coefficients + t)
+                gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
+        at = candidate_gradient + j * width + d
+        tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
+
+
+def finish_queries(
+    queries: Tensor,
+    candidates: Tensor,
+    scale: Tensor,
+    product: Tensor | None,  # (rows, D) float32: E G
+    cells: ExactCells,
+    state: RowState,
+    weight_norm: Tensor,  # () float64
+    gain: float,
+    first_row: int,
+    rows: int,
+    *,
+    query_gradient: Tensor | None,  # (N, D), contiguous as the following
+    weighted_queries: Tensor | None,  # (rows, D)
+    private_gradient: Tensor | None,  # (N, D)
+    scale_gradient: Tensor | None,  # (N,) float32
+) -> None:
+    D = queries.shape[1]
+    matrix, partners, _, norms, coefficients = cells.private_tensors
+    with on_device(queries):
+        finish_queries_kernel[(rows,)](
+            *(queries, candidates, scale, product, state.sums, state.mass, state.weights, weight_norm),
+            *(cells.starts, cells.columns, cells.coefficients, matrix, partners, norms, coefficients),
+            *(query_gradient, weighted_queries, private_gradient, scale_gradient, cells.mix, gain),
+            *(D, first_row, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            QUERIES=query_gradient is not None,
+            WEIGHTED=weighted_queries is not None,
+            PRIVATE=cells.private_kind,
+            PRIVATE_GRADIENT=private_gradient is not None,
+            SCALE=scale_gradient is not None,
+            BLOCK=block(D, 1024),
+            num_warps=4,
+        )
+
+
+def finish_candidates(
+    queries: Tensor,
+    scale: Tensor,
+    product: Tensor,  # (columns, D) float32: Eᵀ F, F weighted
+    weight_norm: Tensor,
+    gain: float,
+    candidate_gradient: Tensor,  # (columns, D)
+    *,
+    by_column: tuple[Tensor, Tensor, Tensor] | None,  # starts, targets, and the targets' rows
+    coefficients: Tensor,
+) -> None:
+    columns, D = product.shape
+    with on_device(queries):
+        finish_candidates_kernel[(columns,)](
+            *(queries, scale, product, weight_norm, *(by_column or (None,) * 3), coefficients),
+            *(candidate_gradient, gain, D, *queries.stride()),
+            TARGETS=by_column is not None,
+            BLOCK=block(D, 1024),
+            num_warps=4,
+        )

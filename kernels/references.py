@@ -1,0 +1,161 @@
+"""What the exponentials of a row are taken against: a number near its largest score, found cheaply."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import NO_PRIVATE, PRIVATE_MIX, ExactCells, RowState, private_part
+from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from torch import Tensor
+
+
+@triton.jit
+def references_kernel(
+    queries,
+    candidates,
+    scale,
+    target_starts,
+    target_columns,
+    sampled,  # (N,) float32: maxima over a sample of candidates
+    zeroed,  # (N,) bool
+    private,
+    partners,
+    target_scores,  # (targets,) float32
+    private_scores,  # (N,) float32
+    private_norms,  # (N,) float32, of mixes
+    bases,  # (N,) float32
+    references,  # (N,) float32
+    mix,
+    width,
+    query_row_stride,
+    query_stride,
+    candidate_row_stride,
+    candidate_stride,
+    private_row_stride,
+    private_stride,
+    ZEROED: tl.constexpr,
+    SAMPLED: tl.constexpr,
+    PRIVATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a row: scores of its exact cells, and a reference for the exponentials of all others.
+
+    The base is the largest exact score; a row without targets has +inf, and E = 0.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    s = tl.load(scale)
+    f = queries + i * query_row_stride
+    first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
+    base = float("-inf")
+    found = 0
+    for t in range(first, last):
+        at = tl.load(target_columns + t)
+        dot = tl.zeros((BLOCK,), dtype=tl.float32)
+        if at >= 0:
+            for start in range(0, width, BLOCK):
+                d = start + tl.arange(0, BLOCK)
+                a = tl.load(f + d * query_stride, mask=d < width, other=0.0)
+                g = candidates + at * candidate_row_stride
+                b = tl.load(g + d * candidate_stride, mask=d < width, other=0.0)
+                dot += a.to(tl.float32) * b.to(tl.float32)
+        score = s * tl.sum(dot, 0)
+        tl.store(target_scores + t, score)
+        if at >= 0:
+            base = tl.maximum(base, score)
+            found = 1
+    if ZEROED:
+        base = tl.where(tl.load(zeroed + i) != 0, tl.maximum(base, 0.0), base)
+    if PRIVATE != NO_PRIVATE:
+        dot = tl.zeros((BLOCK,), dtype=tl.float32)
+        square = tl.zeros((BLOCK,), dtype=tl.float32)
+        for start in range(0, width, BLOCK):
+            d = start + tl.arange(0, BLOCK)
+            a = tl.load(f + d * query_stride, mask=d < width, other=0.0).to(tl.float32)
+            r = private_part(
+                private, partners, mix, i, d, d < width, private_row_stride, private_stride, PRIVATE
+            )
+            dot += a * r
+            square += r * r
+        norm = 1.0
+        if PRIVATE == PRIVATE_MIX:
+            norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
+        score = s * tl.sum(dot, 0) / norm
+        tl.store(private_scores + i, score)
+        tl.store(private_norms + i, norm)
+        base = tl.maximum(base, score)
+    reference = base
+    if SAMPLED:
+        reference = tl.maximum(base, tl.load(sampled + i))
+    tl.store(bases + i, base)
+    tl.store(references + i, tl.where(found > 0, reference, float("inf")))
+
+
+@triton.jit
+def raise_references_kernel(
+    bases,
+    references,
+    maxima,  # (blocks, rows) float32
+    redo,
+    rows,
+    blocks,
+    first_row,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The true maximum of the rows whose reference was too far off."""
+    i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = first_row + i
+    wanted = (i < rows) & (tl.load(redo + row, mask=i < rows, other=0) > 0)
+    if tl.max(wanted.to(tl.int32), 0) > 0:
+        highest = tl.load(bases + row, mask=wanted, other=0.0)
+        for start in range(0, blocks, BLOCK):
+            b = start + tl.arange(0, BLOCK)
+            inside = wanted[:, None] & (b < blocks)[None, :]
+            at = maxima + b.to(tl.int64)[None, :] * rows + i[:, None]
+            highest = tl.maximum(highest, tl.max(tl.load(at, mask=inside, other=float("-inf")), 1))
+        tl.store(references + row, highest, mask=wanted)
+
+
+def choose_references(
+    queries: Tensor,
+    candidates: Tensor,
+    scale: Tensor,
+    cells: ExactCells,
+    state: RowState,
+    sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates
+) -> None:
+    """Scores of the exact cells, and from them the rows' references."""
+    N, D = queries.shape
+    matrix, partners, scores, norms, _ = cells.private_tensors
+    with on_device(queries):
+        references_kernel[(N,)](
+            *(
+                queries,
+                candidates,
+                scale,
+                cells.starts,
+                cells.columns,
+                sampled,
+                cells.zeroed,
+                matrix,
+                partners,
+            ),
+            *(cells.scores, scores, norms, state.bases, state.references, cells.mix),
+            *(D, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            ZEROED=cells.zeroed is not None,
+            SAMPLED=sampled is not None,
+            PRIVATE=cells.private_kind,
+            BLOCK=block(D, 1024),
+            num_warps=4,
+        )
+
+
+def raise_references(state: RowState, maxima: Tensor, first_row: int) -> None:
+    blocks, rows = maxima.shape
+    with on_device(maxima):
+        raise_references_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+            *(state.bases, state.references, maxima, state.redo, rows, blocks, first_row),
+            BLOCK_ROWS=ROWS_AT_ONCE,
+            BLOCK=block(blocks, 128),
+            num_warps=4,
+        )

@@ -1,0 +1,130 @@
+"""Sums of exponentials to each row's loss, and to dL/dS at its exact cells."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import NO_PRIVATE, ExactCells, RowState
+from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from torch import Tensor
+
+# Row sums within exp(-40)..exp(80) lose nothing to float32's or bfloat16's range.
+LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
+
+
+@triton.jit
+def statistics_kernel(
+    partial,  # (blocks, rows) float32: sums of E
+    references,
+    target_starts,
+    target_columns,
+    target_weights,  # (targets,) float64
+    target_scores,
+    zeroed,  # (N,) bool
+    private_scores,
+    row_weights,  # (N,) float64
+    redo,  # (N,) int32: read if ONLY_REDO, else written
+    logsumexp,  # (N,) float64
+    mass,
+    loss,
+    sums,  # (N,) float64: of all exponentials, against the reference
+    target_coefficients,  # (targets,) float32
+    private_coefficients,  # (N,) float32
+    rows,
+    blocks,
+    first_row,
+    ZEROED: tl.constexpr,
+    PRIVATE: tl.constexpr,
+    ONLY_REDO: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Losses of rows, and dL/dS at their exact cells: w (rho p - T) without its cancellation."""
+    i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = first_row + i
+    inside = i < rows
+    if ONLY_REDO:
+        inside = inside & (tl.load(redo + row, mask=inside, other=0) > 0)
+    if tl.max(inside.to(tl.int32), 0) > 0:
+        others = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        for start in range(0, blocks, BLOCK):
+            b = start + tl.arange(0, BLOCK)
+            at = partial + b.to(tl.int64)[None, :] * rows + i[:, None]
+            part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
+            others += tl.sum(part.to(tl.float64), 1)
+        reference = tl.load(references + row, mask=inside, other=0.0).to(tl.float64)
+        if ZEROED:
+            own = tl.load(zeroed + row, mask=inside, other=0) != 0
+            others += tl.where(own, tl.exp(-reference), 0.0)
+        private = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        if PRIVATE != NO_PRIVATE:
+            private_score = tl.load(private_scores + row, mask=inside, other=0.0).to(tl.float64)
+            private = tl.exp(private_score - reference)
+            others += private
+
+        first = tl.load(target_starts + row, mask=inside, other=0)
+        count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
+        most = tl.max(count, 0)
+        rho = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        linear = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        targets = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        for k in range(0, most):
+            given = inside & (k < count)
+            given = given & (tl.load(target_columns + first + k, mask=given, other=-1) >= 0)
+            T = tl.load(target_weights + first + k, mask=given, other=0.0)
+            score = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
+            rho += T
+            linear += T * (tl.log(tl.where(given, T, 1.0)) - score)
+            targets += tl.where(given, tl.exp(score - reference), 0.0)
+        total = others + targets
+        lse = reference + tl.log(total)
+        row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
+        w = tl.load(row_weights + row, mask=inside, other=0.0)
+        for k in range(0, most):
+            given = inside & (k < count)
+            given = given & (tl.load(target_columns + first + k, mask=given, other=-1) >= 0)
+            T = tl.load(target_weights + first + k, mask=given, other=0.0)
+            score = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
+            e = tl.where(given, tl.exp(score - reference), 0.0)
+            c = w * ((rho - T) * e - T * (others + (targets - e))) / total
+            c = tl.where(given, c, 0.0)
+            tl.store(target_coefficients + first + k, c.to(tl.float32), mask=inside & (k < count))
+        if PRIVATE != NO_PRIVATE:
+            c = tl.where(rho > 0, w * rho * private / total, 0.0)
+            tl.store(private_coefficients + row, c.to(tl.float32), mask=inside)
+        tl.store(logsumexp + row, lse, mask=inside)
+        tl.store(mass + row, rho, mask=inside)
+        tl.store(loss + row, row_loss, mask=inside)
+        tl.store(sums + row, total, mask=inside)
+        if not ONLY_REDO:
+            sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
+            tl.store(redo + row, tl.where(sound, 0, 1), mask=inside)
+
+
+def row_statistics(
+    partial: Tensor, cells: ExactCells, state: RowState, first_row: int, *, only_redo: bool
+) -> None:
+    """Everything that is known of some rows once the sums of E are there."""
+    blocks, rows = partial.shape
+    _, _, scores, _, coefficients = cells.private_tensors
+    with on_device(partial):
+        statistics_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+            *(
+                partial,
+                state.references,
+                cells.starts,
+                cells.columns,
+                cells.weights,
+                cells.scores,
+                cells.zeroed,
+                scores,
+            ),
+            *(state.weights, state.redo, state.logsumexp, state.mass, state.loss, state.sums),
+            *(cells.coefficients, coefficients, rows, blocks, first_row),
+            ZEROED=cells.zeroed is not None,
+            PRIVATE=cells.private_kind,
+            ONLY_REDO=only_redo,
+            BLOCK_ROWS=ROWS_AT_ONCE,
+            BLOCK=block(blocks, 128),
+            num_warps=4,
+        )

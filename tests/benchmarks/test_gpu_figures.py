@@ -1,0 +1,83 @@
+"""How contestants are measured: in turns on the same inputs, whoever fails with a reason."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu_figures, peers
+from benchmarks.peers import Shape
+from benchmarks.timing import Clock, Effort, in_turns
+
+CPU = torch.device("cpu")
+
+
+def absent(inputs):
+    raise ModuleNotFoundError("No module named 'absent'")
+
+
+def breaks_at(call):
+    """A contestant that works until its `call`-th step."""
+
+    def make(inputs):
+        calls = iter(range(call))
+
+        def step(i):
+            if next(calls, None) is None:
+                raise torch.OutOfMemoryError("out of memory\nwith details")
+            return [torch.tensor(1.0)]
+
+        return step
+
+    return make
+
+
+def test_whoever_fails_gets_a_reason_and_the_others_go_on():
+    inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU)
+    entrants = {"absent": absent, "at once": breaks_at(0), "later": breaks_at(4), "eager": peers.eager}
+    results = in_turns(entrants, inputs, Clock(CPU), Effort(1, 5, 0.0))
+    assert results["absent"].reason == "ModuleNotFoundError: No module named 'absent'"
+    assert results["at once"].reason == results["later"].reason == "OutOfMemoryError: out of memory"
+    assert all(results[name].seconds is None for name in ("absent", "at once", "later"))
+    assert results["eager"].reason is None
+    assert results["eager"].rounds == 5
+    f, g = (x.detach() for x in inputs.sets[0])
+    assert results["eager"].loss == pytest.approx(float(peers.cross_entropy(f, g, inputs.labels)))
+
+
+def test_a_step_of_several_sets_is_divided_by_them():
+    inputs = peers.make_inputs(Shape(4, 4, 4), torch.float32, CPU)
+    seconds = iter([8.0, 4.0, 6.0])
+    clock = SimpleNamespace(device=CPU, seconds=lambda function: next(seconds), free=lambda: None)
+    entrants = {"eager": peers.in_graph(peers.eager)}
+    result = in_turns(entrants, inputs, clock, Effort(1, 3, 0.0), sets_a_step=2)["eager"]
+    assert result.seconds == 3.0
+    assert result.peak_bytes is None
+
+
+def test_products_are_those_of_the_loss():
+    inputs = peers.make_inputs(Shape(5, 7, 3), torch.float32, CPU)
+    seen = []
+    step = peers.products(inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "mm", lambda a, b, out: seen.append((*a.shape, b.shape[1])))
+        step(0)
+    assert seen == [(5, 3, 7), (5, 7, 3), (7, 5, 3)]
+
+
+def test_inputs_rotate_and_are_labelled_within_the_candidates():
+    inputs = peers.make_inputs(Shape(5, 9, 4), torch.bfloat16, CPU)
+    assert len(inputs.sets) == 2
+    assert inputs[0][0] is inputs[2][0] is not inputs[1][0]
+    assert (inputs.labels >= 0).all()
+    assert (inputs.labels < 9).all()
+    square = peers.make_inputs(Shape(5, 5, 4), torch.bfloat16, CPU)
+    assert square.labels.tolist() == list(range(5))
+
+
+def test_a_prediction_stands_beside_its_measurement(monkeypatch):
+    shape = Shape(4, 4, 4)
+    monkeypatch.setattr(gpu_figures, "PREDICTIONS", {(shape, "eager"): 2.5})
+    rows = gpu_figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
+    assert {row["contestant"]: row["predicted_ratio"] for row in rows} == {"GEMMs": None, "eager": 2.5}
+    assert "2.50" in gpu_figures.cells(rows[1])

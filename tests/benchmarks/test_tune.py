@@ -1,0 +1,123 @@
+"""How tiles are chosen for a GPU, without one: in Triton's interpreter, and on made-up times."""
+
+import json
+import time
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fastqt.kernels import launch, tuning
+from fastqt.kernels.launch import Config
+
+from benchmarks import tune
+from benchmarks.peers import Shape
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """The folder of tables, as kernels/tuned, and what reads it as if a GPU were there."""
+    folder = tmp_path / "tuned"
+    monkeypatch.setattr(tuning, "resources", SimpleNamespace(files=lambda package: tmp_path))
+    monkeypatch.setattr(tuning, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "interpreter")
+    tuning.tables.cache_clear()
+    yield folder
+    tuning.tables.cache_clear()
+
+
+def test_tuned_table_is_read_back(tuned, capsys):
+    assert tune.main(["--dry-run", "--dtype", "float32", "--out", str(tuned)]) == 0
+    first, second = json.loads((tuned / "interpreter.json").read_text())["scores"]["float32"]
+    gpu = torch.device("cuda")
+    for N, D, entry in ((10, 8, first), (16, 8, first), (17, 8, second), (4096, 768, second)):
+        found = tuning.score_config(gpu, torch.float32, N, N, D)
+        assert found == Config(**entry["config"])
+        assert found in {Config(16, columns, 16, group, 4, 2) for columns in (16, 32) for group in (2, 1)}
+    assert "2 of 2 entries" in capsys.readouterr().out
+
+
+def test_tables_of_other_dtypes_stay(tuned):
+    for dtype in ("float32", "float16"):
+        tune.write_table(tuned / "x.json", "interpreter", dtype, [{"most_scores": 1}])
+    assert set(tuning.tables()["interpreter"]) == {"float32", "float16"}
+
+
+def test_every_problem_has_a_tile_once_all_cells_are_measured():
+    *_, last = tune.PLAN.cells
+    assert last.most_scores >= 2**40
+    assert last.most_width >= 2**20
+    for cell in tune.PLAN.cells:  # and each shape reaches its own entry first
+        N, M, D = asdict(cell.shape).values()
+        covering = [c for c in tune.PLAN.cells if c.most_scores >= N * M and c.most_width >= D]
+        assert covering[0] is cell
+
+
+def test_configs_fit_the_device():
+    hopper = 232_448
+    configs = tune.PLAN.space.configs(2, hopper)
+    assert len(configs) == len(set(configs)) > 50
+    for config in configs:
+        assert (config.rows + config.columns) * config.width * 2 * config.stages <= hopper
+        assert config.rows * config.columns <= 128 * 32 * config.warps
+    assert tuning.DEFAULT[torch.bfloat16] in configs
+    assert len(tune.PLAN.space.configs(2, hopper // 2)) < len(configs)
+    assert set(tune.PLAN.space.configs(4, hopper)) < set(configs)
+
+
+class FakeScores:
+    """Takes as long as `seconds` says, and computes nonsense with tiles of 64 rows."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def is_right(self, config):
+        if config.stages == 5:
+            raise RuntimeError("out of resource: shared memory")
+        return config.rows != 64
+
+    def launch(self, config, i):
+        self.config = config
+
+
+class FakeClock:
+    def __init__(self, scores):
+        self.scores = scores
+
+    def seconds(self, function):
+        function()
+        return self.scores.seconds(self.scores.config)
+
+
+def test_tune_finds_the_fastest_that_is_right(capsys):
+    best = Config(rows=128, columns=64, width=32, group=16, warps=4, stages=2)
+
+    def seconds(config):
+        differences = sum(a != b for a, b in zip(asdict(config).values(), asdict(best).values(), strict=True))
+        return 0.1 if config.rows == 64 or config.stages == 5 else 1.0 + differences
+
+    scores = FakeScores(seconds)
+    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() + 60)
+    assert found.config == best
+    assert found.tried == len(tune.PLAN.space.configs(2, 232_448))
+    assert 0 < found.dropped < found.tried
+    assert "out of resource" in capsys.readouterr().err
+
+
+def test_tune_gives_a_result_even_if_time_is_up():
+    scores = FakeScores(lambda config: 1.0)
+    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() - 1)
+    assert found.tried < 10
+    assert found.config.rows != 64
+
+
+def test_scores_notice_what_is_wrong(monkeypatch):
+    scores = tune.Scores(Shape(10, 12, 8), torch.float32, CPU)
+    config = Config(rows=16, columns=16, width=16, group=2)
+    assert launch.INTERPRETED
+    assert scores.is_right(config)
+    right = scores.launch
+    monkeypatch.setattr(scores, "launch", lambda config, i: right(config, i) * 1.01)
+    assert not scores.is_right(config)
