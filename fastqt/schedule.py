@@ -8,6 +8,7 @@ there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three produ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fastqt.problem import DIAGONALS, LINKS, Problem, finite_scale, target_error
 
-CHUNK_BYTES = 48 * 2**20  # whole rows: the longer a chunk, the nearer its products come to full speed
+CHUNK_BYTES = 48 * 2**20  # of scores: the larger a chunk, the nearer its products come to full speed
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 
@@ -65,9 +66,7 @@ def forward(p: Problem) -> Rows:
 def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
     """The loss of each row, and the gradients of weight * sum_i loss_i."""
     found, gradients = _new_rows(p), _empty_gradients(p, needs)
-    whole_rows = p.link == "softmax" or p.memory == "fast"
-    tile = (_chunk_rows(p), None) if whole_rows else (TILE_ROWS, TILE_COLUMNS)
-    _walk(p, tile, found, torch.full_like(found.loss, weight), gradients)
+    _walk(p, _gradient_tile(p), found, torch.full_like(found.loss, weight), gradients)
     return found, gradients
 
 
@@ -79,11 +78,22 @@ def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, n
     return gradients
 
 
-def _chunk_rows(p: Problem) -> int:
-    """How many whole rows of scores make a chunk."""
-    columns = len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
-    columns += p.row_negatives is not None
-    return max(CHUNK_BYTES // (columns * p.queries.element_size()), MIN_CHUNK_ROWS)
+def _gradient_tile(p: Problem) -> tuple[int, int | None]:
+    """Rows and columns of the tiles on which loss and gradients are found at once; None: whole rows."""
+    if p.link == "sigmoid" and p.memory == "low":
+        return TILE_ROWS, TILE_COLUMNS
+    N, width = len(p.queries), len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
+    cells = CHUNK_BYTES // p.queries.element_size()
+    if p.link == "softmax":
+        return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
+    # A square tile is the one that the products read and add to the least for.
+    rows = _even(N, max(math.isqrt(cells), cells // width, 1))
+    return rows, _even(width, max(cells // rows, 1))
+
+
+def _even(length: int, most: int) -> int:
+    """The least step that covers `length` in as few steps as `most` would."""
+    return math.ceil(length / math.ceil(length / most))
 
 
 def _walk(

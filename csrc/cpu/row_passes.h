@@ -25,9 +25,9 @@ double row_exp(double* x, int64_t n, double reference);
 double row_softplus_sum(const float* x, int64_t n);
 double row_softplus_sum(const double* x, int64_t n);
 
-// x_j = 1 / (1 + exp(-x_j)), and sum_j log(1 + exp(x_j))
-double row_sigmoid(float* x, int64_t n);
-double row_sigmoid(double* x, int64_t n);
+// x_j = factor / (1 + exp(-x_j)) - shift, and sum_j log(1 + exp(x_j)) of what x was
+double row_sigmoid(float* x, int64_t n, float factor, float shift);
+double row_sigmoid(double* x, int64_t n, double factor, double shift);
 
 // x_j = x_j + y_j
 void row_add(float* x, const float* y, int64_t n);

@@ -109,19 +109,17 @@ class Row {
     write_cells(logsumexp, mass, weight);
   }
 
-  // sum_j log(1 + exp(s_ij)) - T_ij s_ij. With `keep`, the plain cells become 1 / (1 + exp(-s_ij)).
-  double sigmoid_loss(bool keep) {
-    double total = keep ? row_sigmoid(scores_, width_) : row_softplus_sum(scores_, width_);
-    for (const Cell& cell : apart_) total += softplus(cell.score) - cell.target * cell.score;
-    if (background_ > 0) total -= background_ * background_scores_;
-    return total;
-  }
+  // sum_j log(1 + exp(s_ij)) - T_ij s_ij
+  double sigmoid_loss() const { return row_softplus_sum(scores_, width_) + sigmoid_loss_of_cells(); }
 
-  // Turns kept sigmoids into w * (sigmoid - t).
-  void differentiate_sigmoid(double weight) {
-    write_plain(weight, weight);
+  // The same, and turns the scores into w * (sigmoid - t).
+  double differentiate_sigmoid(double weight) {
+    const auto w = static_cast<T>(weight);
+    const double plain = row_sigmoid(scores_, candidates_, w, static_cast<T>(weight * background_)) +
+                         row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
     for (const Cell& cell : apart_)
       scores_[cell.offset] = cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
+    return plain + sigmoid_loss_of_cells();
   }
 
  private:
@@ -168,6 +166,13 @@ class Row {
     if (cells_.mask != nullptr)
       for (int64_t j = 0; j < candidates_; ++j)
         if (cells_.masked(row_, first_ + j)) scores_[j] = -std::numeric_limits<T>::infinity();
+  }
+
+  // Of the cells apart, and of the plain ones what is linear in their scores.
+  double sigmoid_loss_of_cells() const {
+    double total = background_ > 0 ? -background_ * background_scores_ : 0;
+    for (const Cell& cell : apart_) total += softplus(cell.score) - cell.target * cell.score;
+    return total;
   }
 
   void clear() { std::fill(scores_, scores_ + width_, T(0)); }
@@ -239,15 +244,14 @@ void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const dou
 
 template <class T>
 void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Report& report) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) { loss[r] += row.sigmoid_loss(false); });
+  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) { loss[r] += row.sigmoid_loss(); });
 }
 
 template <class T>
 void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
                            Report& report) {
   visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
-    loss[r] += row.sigmoid_loss(true);
-    row.differentiate_sigmoid(row_weights[r]);
+    loss[r] += row.differentiate_sigmoid(row_weights[r]);
   });
 }
 
