@@ -56,23 +56,33 @@ def machine(run: Run) -> str:
     )
 
 
+LOSS_HEADER = ("fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt MiB", "eager MiB")
+
+
+def loss_figures(r: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        milliseconds(r["seconds"]),
+        times(r["ratio_to_gemm"]),
+        times(r["eager_ratio_to_gemm"]),
+        mebibytes(r["peak_above_gradients"]),
+        mebibytes(r["eager_peak_above_gradients"]),
+    )
+
+
 def loss_table(run: Run) -> str:
     rows = sorted(rows_of(run, "test_loss"), key=lambda r: (r["memory"], r["N"], r["D"]))
-    header = ("N", "D", "memory", "fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt MiB", "eager MiB")
     return table(
-        header,
+        ("N", "D", "memory", *LOSS_HEADER),
+        ((f"{r['N']:,}", f"{r['D']:,}", r["memory"], *loss_figures(r)) for r in rows),
+    )
+
+
+def family_table(run: Run) -> str:
+    return table(
+        ("loss", "N", "M", "D", *LOSS_HEADER),
         (
-            (
-                f"{r['N']:,}",
-                f"{r['D']:,}",
-                r["memory"],
-                milliseconds(r["seconds"]),
-                times(r["ratio_to_gemm"]),
-                times(r["eager_ratio_to_gemm"]),
-                mebibytes(r["peak_above_gradients"]),
-                mebibytes(r["eager_peak_above_gradients"]),
-            )
-            for r in rows
+            (f"`{r['loss']}_loss`", f"{r['N']:,}", f"{r['M']:,}", f"{r['D']:,}", *loss_figures(r))
+            for r in rows_of(run, "test_family")
         ),
     )
 
@@ -143,6 +153,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         "machine": lambda: machine(run),
         "loss": lambda: loss_table(run),
+        "family": lambda: family_table(run),
         "gru": lambda: gru_table(run),
         "training step": lambda: training_step_table(run),
         "bow": lambda: learning_table("quickthoughts-bow"),

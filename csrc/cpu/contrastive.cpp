@@ -11,7 +11,12 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -41,6 +46,20 @@ struct Gradients {
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& scale;
 };
+
+// A fresh tensor of many pages, each of which costs a fault when it is first touched: fewer, larger
+// ones are asked for where the system leaves that to its users.
+void ask_for_large_pages(const std::optional<Tensor>& fresh) {
+#ifdef __linux__
+  constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
+  if (!fresh) return;
+  const auto first = reinterpret_cast<uintptr_t>(fresh->data_ptr());
+  const uintptr_t begin = (first + kLargePage - 1) & ~(kLargePage - 1);
+  const uintptr_t end = (first + fresh->numel() * static_cast<int64_t>(fresh->element_size())) & ~(kLargePage - 1);
+  // Refused where the kernel has no large pages: then all is as before.
+  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
 
 // Rows or columns [begin, end).
 struct Range {
@@ -117,6 +136,8 @@ class Walk {
       add(with_adjacent_rows(*given.row_negatives), gradients.row_negatives, 1);
       blocks_.back().is_private = true;
     }
+    for (const auto* fresh : {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
+      ask_for_large_pages(*fresh);
     if (given.row_negatives || gradients.scale) queries_ = with_adjacent_rows(queries_);
   }
 

@@ -1,0 +1,111 @@
+"""Losses of the literature, forward and backward, beside eager PyTorch and their matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fastqt
+from benchmarks.baselines import loss_products
+from benchmarks.bench_loss import forward_and_backward
+from benchmarks.timing import in_turns_with
+from fastqt.bench import peak_memory
+
+Losses = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]  # ours, eager's, their leaves
+
+
+def embeddings(*rows: int, D: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(n, D, generator=generator) / D**0.25).requires_grad_() for n in rows]
+
+
+def gloss_bow(B: int, V: int, D: int) -> Losses:
+    """A dozen words a sentence."""
+    latents, weight = embeddings(B, V, D=D)
+    bias = torch.zeros(V, requires_grad=True)
+    token_ids = torch.randint(V, (12 * B,), generator=torch.Generator().manual_seed(1))
+    offsets = torch.arange(0, 12 * B, 12)
+
+    def eager() -> Tensor:
+        named = torch.zeros(B, V)
+        named[torch.arange(B).repeat_interleave(12), token_ids] = 1
+        logits = latents @ weight.T + bias
+        return F.binary_cross_entropy_with_logits(logits, named, reduction="sum") / B
+
+    ours = partial(fastqt.gloss_bow_loss, latents, weight, bias, token_ids, offsets)
+    return ours, eager, [latents, weight, bias]
+
+
+def siglip(N: int, M: int, D: int) -> Losses:
+    a, b = embeddings(N, M, D=D)
+
+    def eager() -> Tensor:
+        scores = 10 * F.normalize(a) @ F.normalize(b).T - 10
+        return -F.logsigmoid((2 * torch.eye(N) - 1) * scores).sum() / N
+
+    return partial(fastqt.siglip_loss, a, b, scale=10.0, bias=-10.0), eager, [a, b]
+
+
+def simcse(N: int, M: int, D: int) -> Losses:
+    z1, z2 = embeddings(N, M, D=D)
+
+    def eager() -> Tensor:
+        return F.cross_entropy(20 * F.normalize(z1) @ F.normalize(z2).T, torch.arange(N))
+
+    return partial(fastqt.simcse_loss, z1, z2), eager, [z1, z2]
+
+
+def mixcse(N: int, M: int, D: int) -> Losses:
+    z1, z2 = embeddings(N, M, D=D)
+
+    def eager() -> Tensor:
+        h1, h2 = F.normalize(z1), F.normalize(z2)
+        mixed = F.normalize(0.2 * h2 + 0.8 * h2.roll(-1, 0)).detach()
+        scores = torch.cat([h1 @ h2.T, (h1 * mixed).sum(1, keepdim=True)], 1)
+        return F.cross_entropy(20 * scores, torch.arange(N))
+
+    return partial(fastqt.mixcse_loss, z1, z2), eager, [z1, z2]
+
+
+@pytest.mark.parametrize(
+    ("make", "N", "M", "D"),
+    [
+        (gloss_bow, 512, 50_000, 300),
+        (siglip, 4096, 4096, 768),
+        (simcse, 4096, 4096, 768),
+        (mixcse, 4096, 4096, 768),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_family(benchmark, make, N, M, D):
+    loss, eager_loss, leaves = make(N, M, D)
+    ours, eager = (forward_and_backward(function, *leaves) for function in (loss, eager_loss))
+    products = loss_products(*leaves[:2])
+    peaks = []
+    for run in (ours, eager):
+        run()
+        for leaf in leaves:
+            leaf.grad = None
+        _, peak = peak_memory(lambda run=run: [run()])
+        peaks.append(None if peak is None else peak - sum(leaf.numel() * 4 for leaf in leaves))
+    others = {"gemm": partial(products, *(x.detach() for x in leaves[:2])), "eager": eager}
+    seconds = in_turns_with(benchmark, ours, others, rounds=9)
+    median = benchmark.stats.stats.median
+    benchmark.extra_info.update(
+        loss=make.__name__,
+        N=N,
+        M=M,
+        D=D,
+        rounds=9,
+        gemm_seconds=seconds["gemm"],
+        eager_seconds=seconds["eager"],
+        ratio_to_gemm=median / seconds["gemm"],
+        eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"],
+        peak_above_gradients=peaks[0],
+        eager_peak_above_gradients=peaks[1],
+    )
