@@ -26,23 +26,18 @@ def select(requested: str | None, device: torch.device, dtype: torch.dtype, *, p
     """
     name = requested or os.environ.get("FASTQT_BACKEND") or None
     if name is None:
-        return next(name for name in BACKENDS if why_not(name, device, dtype, plain) is None)
+        return next(name for name in BACKENDS if why_not(name, device, dtype) is None)
     origin = "backend" if requested else "FASTQT_BACKEND"
     if name not in BACKENDS:
         raise ValueError(f"{origin}: want one of {', '.join(BACKENDS)}, got {name!r}")
-    reason = why_not(name, device, dtype, plain)
+    reason = why_not(name, device, dtype)
     if reason is not None:
         raise ValueError(f"{origin}: {name!r} is not available: {reason}")
     return name
 
 
-def why_not(
-    name: str, device: torch.device, dtype: torch.dtype = torch.float32, plain: bool = True
-) -> str | None:
-    """Why a backend cannot compute on `device` what is given in `dtype`; None if it can.
-
-    `plain` is a softmax of scores without biases.
-    """
+def why_not(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why a backend cannot compute on `device` what is given in `dtype`; None if it can."""
     if name == "cpu":
         return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
     if name == "triton":
@@ -52,8 +47,6 @@ def why_not(
             return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
         if dtype is torch.float64:
             return "it has no float64"
-        if not plain:
-            return "it has no sigmoid and no biases"
     return None
 
 

@@ -212,9 +212,7 @@ def _problem(
     check_mask(mask, N, M, device)
     check_scale(scale)
     check_bias(bias, M, device)
-    biases = _biases(bias, M, queries)
-    plain = link == "softmax" and biases is None
-    chosen = backends.select(backend, device, input_dtype(queries), plain=plain)
+    chosen = backends.select(backend, device, input_dtype(queries))
     native = backends.BACKENDS[chosen]
 
     problem = Problem(
@@ -229,7 +227,7 @@ def _problem(
         candidate_groups=candidate_groups,
         mask=mask,
         memory=memory,
-        bias=biases,
+        bias=_biases(bias, M, queries),
         link=link,
     )
     if isinstance(row_negatives, Mixed):

@@ -1,4 +1,4 @@
-"""The walk for targets that may be in every cell: scores by a plain product, then whole rows of them."""
+"""The walk for what the fused product does not serve: scores by a plain one, then whole rows of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastqt.kernels.softmax_rows import softmax_rows
+from fastqt.kernels.softmax_rows import loss_rows
 from fastqt.negatives import mixed_rows
+from fastqt.schedule import Gradients
 from fastqt.triton_walk import Walk, aligned, multiply, ranges
 
 
 class RowWalk(Walk):
     """Scores by a plain product in float32, then a kernel that sees whole rows of them."""
+
+    bias_gradient: Tensor | None = None  # (M,)
 
     def run(self) -> None:
         p = self.p
@@ -28,15 +31,19 @@ class RowWalk(Walk):
         dS = S if itemsize == 4 else queries.new_empty(S.shape)
         weights = self.gain / self.weight_norm * self.weights
         self.make_products()
+        if p.link == "sigmoid":
+            self.logsumexp.zero_(), self.mass.zero_()
+        if self.needs.bias:
+            self.bias_gradient = queries.new_zeros(self.M, dtype=torch.float32)
         for rows in ranges(self.N, height):
             f, scores = queries[rows], S[: rows.stop - rows.start, :width]
             for block in self.blocks:
                 multiply(scores[:, block.columns], f, block.matrix.T, add=False)
             if private is not None:
                 scores[:, -1] = (f.float() * private[rows].float()).sum(1)
-            out = dS[: len(scores), :width] if self.differentiates else None
+            out = dS[: len(scores), :width] if self.differentiates or self.needs.bias else None
             found = self.logsumexp, self.mass, self.loss
-            softmax_rows(scores, self.scale, p, rows.start, weights, found, out)
+            loss_rows(scores, self.scale, p, rows.start, weights, found, out)
             if out is not None:
                 self._multiply_out(rows, f, out)
         factor = self._factor()
@@ -51,6 +58,9 @@ class RowWalk(Walk):
         for block in self.blocks:
             if block.product is not None:
                 multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
+        if self.bias_gradient is not None:
+            by_column = dS[:, : self.M].sum(0, dtype=torch.float32)
+            self.bias_gradient.add_(by_column * (self.weight_norm / self.gain).float())
         private = self.p.row_negatives
         if self.private_gradient is not None:
             self.private_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
@@ -66,6 +76,9 @@ class RowWalk(Walk):
             self.scale_gradient[rows] = by_row * (self.weight_norm / self.gain).float()
         if self.query_gradient is not None:
             self.query_gradient[rows] = product.mul_(factor).to(f.dtype)
+
+    def gradients(self) -> Gradients:
+        return replace(super().gradients(), bias=self.bias_gradient)
 
     def _factor(self) -> Tensor:
         """What a product of dS lacks."""

@@ -1,7 +1,7 @@
 """The walk over the score matrix on a GPU, or on the CPU where Triton interprets.
 
-Where targets can be told one by one, `FusedWalk` never writes a score; where every cell may have
-one, `RowWalk` takes whole rows of them. No step waits for the device.
+For a softmax of scores without biases, whose targets can be told one by one, `FusedWalk` never
+writes a score; for all else `RowWalk` takes whole rows of them. No step waits for the device.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Grad
 
 
 def needs_whole_rows(p: Problem) -> bool:
-    """Whether every cell of a row may be a target, which the fused product does not serve."""
-    return p.targets.dense is not None or p.targets.background is not None
+    """Whether it is one of those that the fused product does not serve."""
+    any_cell_a_target = p.targets.dense is not None or p.targets.background is not None
+    return any_cell_a_target or p.link == "sigmoid" or p.bias is not None
 
 
 def _check_targets(p: Problem) -> None:

@@ -1,8 +1,8 @@
 """Whole rows of float32 scores to dL/dS: the way where the scores come from a plain product.
 
-Beside cuBLAS it serves what the fused product does not, target matrices and smoothed
-targets, and problems so small that a row of scores never leaves the cache. The true maximum
-of a row is known here, so float16 is as good as any dtype.
+Beside cuBLAS it serves what the fused product does not: target matrices and smoothed targets,
+sigmoids and biases, and problems so small that a row of scores never leaves the cache. The true
+maximum of a row is known here, so float16 is as good as any dtype.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index
 def cells_of(
     row,
     j,
-    unscaled,  # that row of the scores and its width, their scale, how many of them are candidates'
+    unscaled,  # that row of the scores and its width, their scale; biases of candidates and their number
     targets,  # starts, columns, weights; dense and its strides; background
     left_out,  # groups of queries and of candidates; mask and its strides
     DIAGONAL: tl.constexpr,
     COMPRESSED: tl.constexpr,
     DENSE: tl.constexpr,
     BACKGROUND: tl.constexpr,
+    BIAS: tl.constexpr,
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Columns j of a row of T and of S, float32; S is -inf where a cell is out of the softmax."""
-    line, width, scale, columns = unscaled
+    """Columns j of a row of T and of S, float32; S is -inf where a cell is left out."""
+    line, width, scale, bias, columns = unscaled
     starts, target_columns, weights, dense, dense_row_stride, dense_stride, background = targets
     query_groups, candidate_groups, mask, mask_row_stride, mask_stride = left_out
     inside = j < width
@@ -48,7 +49,10 @@ def cells_of(
     if BACKGROUND:
         T += tl.where(candidate, tl.load(background + row).to(tl.float32), 0.0)
 
-    S = tl.where(inside, scale * tl.load(line + j, mask=inside, other=0.0), float("-inf"))
+    S = scale * tl.load(line + j, mask=inside, other=0.0)
+    if BIAS:
+        S += tl.load(bias + j, mask=candidate, other=0.0)
+    S = tl.where(inside, S, float("-inf"))
     if DIAGONAL != KEEP:
         S = tl.where(candidate & (j == row), 0.0 if DIAGONAL == ZERO else float("-inf"), S)
     if GROUPS:
@@ -70,6 +74,7 @@ def softmax_rows_kernel(
     target_weights,  # (targets,) float64
     dense,  # (N, M)
     background,  # (N,) float64
+    bias,  # (M,) float32
     query_groups,  # (N,) int64
     candidate_groups,  # (M,) int64
     mask,  # (N, M) bool
@@ -90,6 +95,7 @@ def softmax_rows_kernel(
     COMPRESSED: tl.constexpr,
     DENSE: tl.constexpr,
     BACKGROUND: tl.constexpr,
+    BIAS: tl.constexpr,
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
     STORE: tl.constexpr,
@@ -98,7 +104,7 @@ def softmax_rows_kernel(
     """A program a row: its loss, and w (rho P - T) without its cancellation where P is near T."""
     at = tl.program_id(0).to(tl.int64)
     row = first_row + at
-    unscaled = scores + at * row_stride, width, tl.load(scale), columns
+    unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
     targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
     left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
 
@@ -111,7 +117,7 @@ def softmax_rows_kernel(
     for start in range(0, width, BLOCK):
         j = start + tl.arange(0, BLOCK)
         T, x = cells_of(
-            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, GROUPS, MASK
+            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
         )
         given = T > 0
         rho += tl.sum(T, 0).to(tl.float64)
@@ -140,7 +146,18 @@ def softmax_rows_kernel(
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(
-                row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, GROUPS, MASK
+                row,
+                j,
+                unscaled,
+                targets,
+                left_out,
+                DIAGONAL,
+                COMPRESSED,
+                DENSE,
+                BACKGROUND,
+                BIAS,
+                GROUPS,
+                MASK,
             )
             e = tl.exp(x - reference)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
@@ -151,22 +168,89 @@ def softmax_rows_kernel(
             tl.store(out, dS.to(gradients.dtype.element_ty), mask=j < width)
 
 
-def softmax_rows(
+@triton.jit
+def sigmoid_rows_kernel(
+    scores,
+    scale,
+    gradients,
+    target_starts,
+    target_columns,
+    target_weights,
+    dense,
+    background,
+    bias,
+    query_groups,
+    candidate_groups,
+    mask,
+    row_weights,
+    loss,
+    columns,
+    width,
+    first_row,
+    row_stride,
+    gradient_row_stride,
+    dense_row_stride,
+    dense_stride,
+    mask_row_stride,
+    mask_stride,
+    DIAGONAL: tl.constexpr,
+    COMPRESSED: tl.constexpr,
+    DENSE: tl.constexpr,
+    BACKGROUND: tl.constexpr,
+    BIAS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASK: tl.constexpr,
+    STORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As `softmax_rows_kernel`, with a sigmoid of each score: w (P - T), and no pass to find a maximum."""
+    at = tl.program_id(0).to(tl.int64)
+    row = first_row + at
+    unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
+    targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
+    left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
+    w = tl.load(row_weights + row).to(tl.float32)
+    total = tl.full((), 0.0, tl.float64)
+    for start in range(0, width, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        T, x = cells_of(
+            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
+        )
+        e = tl.exp(-tl.abs(x))
+        # log(1 + e) = 2 atanh(e / (2 + e)), whose digits do not drown in the 1.
+        z = e / (2.0 + e)
+        u = z * z
+        series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
+        softplus = tl.where(x > 0, x, 0.0 * e) + 2.0 * (z + z * series)
+        total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
+        if STORE:
+            above = tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T)
+            dS = w * (above / (1.0 + e))
+            if DIAGONAL != KEEP:
+                dS = tl.where((j == row) & (j < columns), 0.0, dS)
+            out = gradients + at * gradient_row_stride + j
+            tl.store(out, dS.to(gradients.dtype.element_ty), mask=j < width)
+    tl.store(loss + row, total)
+
+
+def loss_rows(
     scores: Tensor,  # (rows, width) float32, not scaled yet
     scale: Tensor,  # () float32
     p: Problem,
     first_row: int,
     row_weights: Tensor,  # (N,) float64
-    found: tuple[Tensor, Tensor, Tensor],  # log-sum-exp, mass and loss, (N,) float64
+    found: tuple[Tensor, Tensor, Tensor],  # log-sum-exp and mass, of a softmax, and loss, (N,) float64
     gradients: Tensor | None,  # (rows, width)
 ) -> None:
     """What is known of some rows, and their dL/dS where it is wanted."""
     rows, width = scores.shape
     t = p.targets
+    softmax = p.link == "softmax"
+    kernel = softmax_rows_kernel if softmax else sigmoid_rows_kernel
     with on_device(scores):
-        softmax_rows_kernel[(rows,)](
-            *(scores, scale, gradients, t.starts, t.columns, t.weights, t.dense, t.background),
-            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *found),
+        kernel[(rows,)](
+            *(scores, scale, gradients, t.starts, t.columns, t.weights, t.dense, t.background, p.bias),
+            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *(found if softmax else found[2:])),
             *(p.candidates.shape[0], width, first_row, scores.stride(0)),
             0 if gradients is None else gradients.stride(0),
             *((0, 0) if t.dense is None else t.dense.stride()),
@@ -175,9 +259,11 @@ def softmax_rows(
             COMPRESSED=t.starts is not None,
             DENSE=t.dense is not None,
             BACKGROUND=t.background is not None,
+            BIAS=p.bias is not None,
             GROUPS=p.query_groups is not None,
             MASK=p.mask is not None,
             STORE=gradients is not None,
             BLOCK=block(width, 2048),
             num_warps=8,
+            enable_fp_fusion=True,
         )

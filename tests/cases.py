@@ -25,11 +25,6 @@ class Case:
     square: bool = True
     link: str = "softmax"
 
-    @property
-    def plain(self) -> bool:
-        """A softmax of scores without biases."""
-        return self.link == "softmax" and "bias" not in self.tensors
-
     def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
         """Leaves of the right shapes, which all want a gradient."""
         generator = torch.Generator().manual_seed(seed)

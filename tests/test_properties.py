@@ -133,7 +133,7 @@ def test_the_oracles_value_or_a_clean_error(problem):
 
 
 @settings(max_examples=80, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(problems(DTYPES, ["softmax"]))
+@given(problems(DTYPES))
 def test_the_triton_engine_too(problem):
     link, arguments = problem
     check(link, {**arguments, "backend": "triton"})

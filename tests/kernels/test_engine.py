@@ -15,8 +15,7 @@ from fastqt import triton_fused_walk, triton_walk
 # interpreter cuts bfloat16 off where a GPU rounds to nearest.
 EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
-SOFTMAX = [case for case in CASES if case.plain]  # the kernels have no sigmoid and no biases
-by_case = pytest.mark.parametrize("case", SOFTMAX, ids=lambda case: case.name)
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 LARGE = ("all at once", "smoothed window")
 by_large = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
