@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ def case_verdict(case: Any, dtype: torch.dtype, memory: str, reduction: str, dev
     inputs = case.inputs(dtype)
     there = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.arguments.items()}
-    loss = taken(**there, **arguments, reduction=reduction, memory=memory)
+    loss = taken(case.function, **there, **arguments, reduction=reduction, memory=memory)
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(loss.shape, generator=generator)
     weights = upstream.double().numpy() if reduction == "none" else None
@@ -66,10 +66,10 @@ def case_verdict(case: Any, dtype: torch.dtype, memory: str, reduction: str, dev
     return within(bounds)
 
 
-def taken(*args: Any, **options: Any) -> Tensor:
-    """The loss by the Triton engine; NotTakenError where that says a problem is another's."""
+def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    """A loss by the Triton engine; NotTakenError where that says a problem is another's."""
     try:
-        return fastqt.contrastive_loss(*args, **options, backend="triton")
+        return loss(*args, **options, backend="triton")
     except ValueError as error:
         if str(error).startswith("backend:"):
             raise NotTakenError(str(error)) from error
@@ -131,8 +131,8 @@ def problem_verdict(problem: Problem, dtype: torch.dtype, memory: str, device: t
         assert_kind(problem, exact[0])
         options = {"diagonal": problem.diagonal, "memory": memory}
         targets = fastqt.Window(offsets=list(problem.offsets))
-        rows = taken(f, g, targets, **options, reduction="none")
-        mean = torch.autograd.grad(taken(f, g, targets, **options), (f, g))
+        rows = taken(fastqt.contrastive_loss, f, g, targets, **options, reduction="none")
+        mean = torch.autograd.grad(taken(fastqt.contrastive_loss, f, g, targets, **options), (f, g))
         ours.append(_errors((rows.detach(), *mean), exact))
         rows = eager_rows(f, g, problem.offsets, problem.diagonal)
         eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))

@@ -62,6 +62,8 @@ class Case:
     groups: bool = False
     mask: bool = False
     scale: bool = False  # has a gradient
+    bias: bool = False
+    link: str = "softmax"
     archs: tuple[int, ...] = (80, 90, 100)
     wanted: tuple[str, ...] = ()
     loads_ahead: bool = True
@@ -194,7 +196,9 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             problem = problem_of(case)
             with described(gpu) as events:
                 if case.gradients:
-                    needs = Needs(True, True, case.negatives > 0, case.private == "rows", case.scale)
+                    needs = Needs(
+                        *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)
+                    )
                     triton_schedule.forward_with_gradients(problem, 1 / case.N, needs)
                 else:
                     triton_schedule.forward(problem)
@@ -227,4 +231,6 @@ def problem_of(case: Case) -> Problem:
         memory=case.memory,
         partners=groups if case.private == "mixed" else None,
         mix=0.2,
+        bias=torch.empty(N, dtype=torch.float32) if case.bias else None,
+        link=case.link,
     )

@@ -103,6 +103,37 @@ CASES = (
         gradients=False,
         wanted=("softmax_rows_kernel -STORE",),
     ),
+    Case("biases, fp32", dtype="float32", bias=True, wanted=("softmax_rows_kernel STORE BIAS",)),
+    Case(
+        "sigmoid, bf16",
+        diagonal="keep",
+        bias=True,
+        link="sigmoid",
+        wanted=("sigmoid_rows_kernel STORE BIAS",),
+    ),
+    Case(
+        "sigmoid, fp16, dense",
+        dtype="float16",
+        targets="dense",
+        diagonal="exclude",
+        link="sigmoid",
+        wanted=("sigmoid_rows_kernel STORE DENSE",),
+    ),
+    Case(
+        "sigmoid, bf16, smoothed",
+        targets="smoothed",
+        link="sigmoid",
+        wanted=("sigmoid_rows_kernel BACKGROUND",),
+    ),
+    Case(
+        "sigmoid, fp32, loss",
+        dtype="float32",
+        link="sigmoid",
+        gradients=False,
+        groups=True,
+        mask=True,
+        wanted=("sigmoid_rows_kernel -STORE -BIAS",),
+    ),
 )
 
 

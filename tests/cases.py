@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ N, M, D, K = 13, 17, 6, 5
 @dataclass
 class Case:
     name: str
-    arguments: dict[str, Any]  # of fastqt.contrastive_loss, or of fastqt.sigmoid_loss
+    arguments: dict[str, Any]  # of its function
     targets: oracle.Array  # what they mean
     options: dict[str, Any] = field(default_factory=dict)  # of oracle.contrastive
     tensors: tuple[str, ...] = ()  # further inputs that want a gradient
@@ -46,9 +47,12 @@ class Case:
             for name in names
         }
 
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return fastqt.sigmoid_loss if self.link == "sigmoid" else fastqt.contrastive_loss
+
     def loss(self, inputs: dict[str, Tensor], **more: Any) -> Tensor:
-        function = fastqt.sigmoid_loss if self.link == "sigmoid" else fastqt.contrastive_loss
-        return function(**inputs, **self.arguments, **more)
+        return self.function(**inputs, **self.arguments, **more)
 
     def expected(self, inputs: dict[str, Tensor], row_weights: oracle.Array | None = None) -> oracle.Result:
         given = {name: x.detach().double().numpy() for name, x in inputs.items()}
