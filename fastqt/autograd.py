@@ -43,8 +43,8 @@ def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
     scale = p.scale if isinstance(p.scale, Tensor) else None
     inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
-    loss: Tensor = _ContrastiveLoss.apply(p, reduction, backend, needs, *inputs)  # type: ignore[no-untyped-call]
-    return loss
+    apply: Callable[..., Tensor] = _ContrastiveLoss.apply  # torch gives `apply` no types
+    return apply(p, reduction, backend, needs, *inputs)
 
 
 class _ContrastiveLoss(torch.autograd.Function):

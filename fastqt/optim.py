@@ -25,7 +25,7 @@ class Adam(torch.optim.Adam):
         super().__init__(parameters, lr=lr, fused=True)
         self._dense: dict[Tensor, Tensor] = {}
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure is not evaluated
         touched: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             for parameter in group["params"]:

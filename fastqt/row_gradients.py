@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ def bag_sum(
     offsets: Tensor,  # (B,) int64, the first id of each bag; rising, the first one 0
 ) -> Tensor:
     """Sums of the rows of bags of ids, (B, D), with a sparse gradient for `weight` that holds a row once."""
-    result: Tensor = _BagSum.apply(weight, ids, offsets)  # type: ignore[no-untyped-call]
-    return result
+    apply: Callable[..., Tensor] = _BagSum.apply  # torch gives `apply` no types
+    return apply(weight, ids, offsets)
 
 
 class _BagSum(torch.autograd.Function):

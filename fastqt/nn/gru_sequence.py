@@ -43,10 +43,8 @@ def gru_sequence(
     """
     tensors = (input, h0, w_ih, w_hh, b_ih, b_hh)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: tuple[Tensor, Tensor] = _Sequence.apply(
-            *tensors, batch_sizes, batch, reverse, reset_after, want_output
-        )  # type: ignore[no-untyped-call]
-        return result
+        apply: Callable[..., tuple[Tensor, Tensor]] = _Sequence.apply  # torch gives `apply` no types
+        return apply(*tensors, batch_sizes, batch, reverse, reset_after, want_output)
     output, h_n, *_ = gru_fwd(
         input, batch_sizes, batch, h0, w_ih, w_hh, b_ih, b_hh, reverse, reset_after, want_output, False
     )
