@@ -39,7 +39,7 @@ def row_bytes(launch: Launch) -> int:
         return 4 * partial.numel() + 64 * partial.shape[1]
     if name == "raise_references_kernel":
         return 0
-    if name == "softmax_rows_kernel":
+    if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]

@@ -85,7 +85,7 @@ CASES = (
         archs=(90,),
         wanted=("scores_kernel REDUCE -STORE -MAXIMUM -ONLY_REDO",),
     ),
-    Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("softmax_rows_kernel STORE",)),
+    Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID STORE",)),
     Case(
         "whole rows, fp32, dense",
         dtype="float32",
@@ -93,7 +93,7 @@ CASES = (
         diagonal="exclude",
         groups=True,
         mask=True,
-        wanted=("softmax_rows_kernel STORE",),
+        wanted=("loss_rows_kernel -SIGMOID STORE",),
     ),
     Case(
         "whole rows, fp16, loss",
@@ -101,15 +101,15 @@ CASES = (
         targets="dense",
         diagonal="keep",
         gradients=False,
-        wanted=("softmax_rows_kernel -STORE",),
+        wanted=("loss_rows_kernel -SIGMOID -STORE",),
     ),
-    Case("biases, fp32", dtype="float32", bias=True, wanted=("softmax_rows_kernel STORE BIAS",)),
+    Case("biases, fp32", dtype="float32", bias=True, wanted=("loss_rows_kernel -SIGMOID STORE BIAS",)),
     Case(
         "sigmoid, bf16",
         diagonal="keep",
         bias=True,
         link="sigmoid",
-        wanted=("sigmoid_rows_kernel STORE BIAS",),
+        wanted=("loss_rows_kernel SIGMOID STORE BIAS",),
     ),
     Case(
         "sigmoid, fp16, dense",
@@ -117,13 +117,13 @@ CASES = (
         targets="dense",
         diagonal="exclude",
         link="sigmoid",
-        wanted=("sigmoid_rows_kernel STORE DENSE",),
+        wanted=("loss_rows_kernel SIGMOID STORE DENSE",),
     ),
     Case(
         "sigmoid, bf16, smoothed",
         targets="smoothed",
         link="sigmoid",
-        wanted=("sigmoid_rows_kernel BACKGROUND",),
+        wanted=("loss_rows_kernel SIGMOID BACKGROUND",),
     ),
     Case(
         "sigmoid, fp32, loss",
@@ -132,7 +132,7 @@ CASES = (
         gradients=False,
         groups=True,
         mask=True,
-        wanted=("sigmoid_rows_kernel -STORE -BIAS",),
+        wanted=("loss_rows_kernel SIGMOID -STORE -BIAS",),
     ),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastqt.kernels.softmax_rows import loss_rows
+from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
 from fastqt.schedule import Gradients
 from fastqt.triton_walk import Walk, aligned, multiply, ranges

@@ -65,7 +65,15 @@ def cells_of(
 
 
 @triton.jit
-def softmax_rows_kernel(
+def store_row(line, dS, row, j, width, columns, DIAGONAL: tl.constexpr):
+    """Columns j of a row of dS, 0 where the score was replaced."""
+    if DIAGONAL != KEEP:
+        dS = tl.where((j == row) & (j < columns), 0.0, dS)
+    tl.store(line + j, dS.to(line.dtype.element_ty), mask=j < width)
+
+
+@triton.jit
+def loss_rows_kernel(
     scores,  # (rows, width) float32, not scaled yet
     scale,  # () float32
     gradients,  # (rows, width), written if STORE; may be the scores' memory where it is float32
@@ -79,7 +87,7 @@ def softmax_rows_kernel(
     candidate_groups,  # (M,) int64
     mask,  # (N, M) bool
     row_weights,  # (N,) float64
-    logsumexp,  # (N,) float64, as the following
+    logsumexp,  # (N,) float64, as the following; this and the mass of a softmax
     mass,
     loss,
     columns,  # M, of width
@@ -91,6 +99,7 @@ def softmax_rows_kernel(
     dense_stride,
     mask_row_stride,
     mask_stride,
+    SIGMOID: tl.constexpr,
     DIAGONAL: tl.constexpr,
     COMPRESSED: tl.constexpr,
     DENSE: tl.constexpr,
@@ -107,6 +116,40 @@ def softmax_rows_kernel(
     unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
     targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
     left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
+    line = gradients + at * gradient_row_stride if STORE else gradients
+    w = tl.load(row_weights + row)
+
+    if SIGMOID:
+        total = tl.full((), 0.0, tl.float64)
+        for start in range(0, width, BLOCK):
+            j = start + tl.arange(0, BLOCK)
+            T, x = cells_of(
+                row,
+                j,
+                unscaled,
+                targets,
+                left_out,
+                DIAGONAL,
+                COMPRESSED,
+                DENSE,
+                BACKGROUND,
+                BIAS,
+                GROUPS,
+                MASK,
+            )
+            e = tl.exp(-tl.abs(x))
+            # log(1 + e) = 2 atanh(e / (2 + e)), whose digits do not drown in the 1.
+            z = e / (2.0 + e)
+            u = z * z
+            series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
+            softplus = tl.where(x > 0, x, 0.0) + 2.0 * (z + z * series)
+            total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
+            if STORE:
+                above = tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T)
+                dS = w.to(tl.float32) * (above / (1.0 + e))
+                store_row(line, dS, row, j, width, columns, DIAGONAL)
+        tl.store(loss + row, total)
+        return
 
     top = float("-inf")
     # Against `top`: sums over cells with targets, and over all others.
@@ -139,7 +182,6 @@ def softmax_rows_kernel(
     tl.store(loss + row, tl.where(rho > 0, rho * lse + linear, 0.0))
 
     if STORE:
-        w = tl.load(row_weights + row)
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
         rho32 = rho.to(tl.float32)
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
@@ -162,75 +204,7 @@ def softmax_rows_kernel(
             e = tl.exp(x - reference)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
             dS = factor * tl.where(T > 0, exact, rho32 * e)
-            if DIAGONAL != KEEP:
-                dS = tl.where((j == row) & (j < columns), 0.0, dS)
-            out = gradients + at * gradient_row_stride + j
-            tl.store(out, dS.to(gradients.dtype.element_ty), mask=j < width)
-
-
-@triton.jit
-def sigmoid_rows_kernel(
-    scores,
-    scale,
-    gradients,
-    target_starts,
-    target_columns,
-    target_weights,
-    dense,
-    background,
-    bias,
-    query_groups,
-    candidate_groups,
-    mask,
-    row_weights,
-    loss,
-    columns,
-    width,
-    first_row,
-    row_stride,
-    gradient_row_stride,
-    dense_row_stride,
-    dense_stride,
-    mask_row_stride,
-    mask_stride,
-    DIAGONAL: tl.constexpr,
-    COMPRESSED: tl.constexpr,
-    DENSE: tl.constexpr,
-    BACKGROUND: tl.constexpr,
-    BIAS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    MASK: tl.constexpr,
-    STORE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """As `softmax_rows_kernel`, with a sigmoid of each score: w (P - T), and no pass to find a maximum."""
-    at = tl.program_id(0).to(tl.int64)
-    row = first_row + at
-    unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
-    targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
-    left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
-    w = tl.load(row_weights + row).to(tl.float32)
-    total = tl.full((), 0.0, tl.float64)
-    for start in range(0, width, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        T, x = cells_of(
-            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
-        )
-        e = tl.exp(-tl.abs(x))
-        # log(1 + e) = 2 atanh(e / (2 + e)), whose digits do not drown in the 1.
-        z = e / (2.0 + e)
-        u = z * z
-        series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
-        softplus = tl.where(x > 0, x, 0.0 * e) + 2.0 * (z + z * series)
-        total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
-        if STORE:
-            above = tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T)
-            dS = w * (above / (1.0 + e))
-            if DIAGONAL != KEEP:
-                dS = tl.where((j == row) & (j < columns), 0.0, dS)
-            out = gradients + at * gradient_row_stride + j
-            tl.store(out, dS.to(gradients.dtype.element_ty), mask=j < width)
-    tl.store(loss + row, total)
+            store_row(line, dS, row, j, width, columns, DIAGONAL)
 
 
 def loss_rows(
@@ -245,16 +219,15 @@ def loss_rows(
     """What is known of some rows, and their dL/dS where it is wanted."""
     rows, width = scores.shape
     t = p.targets
-    softmax = p.link == "softmax"
-    kernel = softmax_rows_kernel if softmax else sigmoid_rows_kernel
     with on_device(scores):
-        kernel[(rows,)](
+        loss_rows_kernel[(rows,)](
             *(scores, scale, gradients, t.starts, t.columns, t.weights, t.dense, t.background, p.bias),
-            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *(found if softmax else found[2:])),
+            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *found),
             *(p.candidates.shape[0], width, first_row, scores.stride(0)),
             0 if gradients is None else gradients.stride(0),
             *((0, 0) if t.dense is None else t.dense.stride()),
             *((0, 0) if p.mask is None else p.mask.stride()),
+            SIGMOID=p.link == "sigmoid",
             DIAGONAL=DIAGONALS.index(p.diagonal),
             COMPRESSED=t.starts is not None,
             DENSE=t.dense is not None,
