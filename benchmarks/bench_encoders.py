@@ -98,8 +98,7 @@ def test_encoder(benchmark, name, train):
 
         return step
 
-    seconds = in_turns_with(benchmark, run(make()), {"plain": run(PLAIN[name]())}, rounds)
-    ours = benchmark.stats.stats.median
+    ours, seconds = in_turns_with(benchmark, run(make()), {"plain": run(PLAIN[name]())}, rounds)
     benchmark.extra_info.update(
         encoder=name,
         B=B,

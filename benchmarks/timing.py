@@ -25,10 +25,11 @@ def in_turns_with(
     subject: Callable[[], object],
     others: Mapping[str, Callable[[], object]],
     rounds: int,
-) -> dict[str, float]:
-    """Medians in seconds of the others, each run once before every round of the subject.
+) -> tuple[float, dict[str, float]]:
+    """Medians in seconds of the subject, and of the others, each run once before every round of it.
 
-    The subject's own statistics are the benchmark's. One warm-up round of all is not counted.
+    One warm-up round of all is not counted. Where benchmarks are disabled, all run once, and these are
+    the times of that.
     """
     clock = Clock(torch.device("cpu"))
     seconds: dict[str, list[float]] = {name: [] for name in others}
@@ -37,8 +38,12 @@ def in_turns_with(
         for name, function in others.items():
             seconds[name].append(clock.seconds(function))
 
+    if benchmark.disabled:
+        ours = benchmark.pedantic(clock.seconds, (subject,), setup=run_others)
+        return ours, {name: times[0] for name, times in seconds.items()}
     benchmark.pedantic(subject, setup=run_others, rounds=rounds, warmup_rounds=1)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return benchmark.stats.stats.median, medians
 
 
 class Clock:

@@ -98,14 +98,22 @@ def test_without_gradients(context):
     assert relative(loss, ALL.loss(inputs)) < REORDERED[torch.float64]
 
 
-def test_training_after_inference_mode():
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda q, c: fastqt.contrastive_loss(q, c, context_size=2, memory="low"),
+        lambda q, c: fastqt.curl_block_loss(q, c, context_size=2, negatives="complement"),
+    ],
+)
+def test_training_after_inference_mode(loss, monkeypatch):
     """What a call under inference_mode caches may be saved for a later backward."""
+    monkeypatch.setattr("fastqt.targets._band_cache", {})
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     with torch.inference_mode():
-        fastqt.contrastive_loss(queries, candidates, context_size=2)
-    queries.requires_grad_()
-    fastqt.contrastive_loss(queries, candidates, context_size=2, memory="low").backward()
-    assert queries.grad.isfinite().all()
+        loss(queries, candidates)
+    leaves = [queries.requires_grad_(), candidates.requires_grad_()]
+    loss(*leaves).backward()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
 @by_mode

@@ -230,6 +230,18 @@ def test_curl_blocks(negatives):
     check(loss, torch.stack(expected), inputs)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_shifted_blocks_are_taken_where_they_share_no_sentence_and_refused_elsewhere(k):
+    for N in range(k + 1, 4 * k + 6):
+        inputs = views(N, N)
+        around = {o % N for o in range(-k, k + 1)}
+        if around & {(o + N // 2) % N for o in range(-k, k + 1)}:
+            with pytest.raises(ValueError, match="context_size: want"):
+                fastqt.curl_block_loss(*inputs, context_size=k)
+        else:
+            assert fastqt.curl_block_loss(*inputs, context_size=k).isfinite()
+
+
 def test_a_block_bounds_its_pairs():
     """softplus is convex: the loss of the means is at most the mean of the losses."""
     for seed in range(20):

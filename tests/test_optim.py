@@ -77,3 +77,31 @@ def test_a_parameter_without_gradient_is_left_alone():
     adam.step()
     assert torch.equal(parameter, torch.ones(3))
     torch.testing.assert_close(other.detach(), torch.full((3,), 0.9))
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, dense_lookup])
+@pytest.mark.parametrize("size", [1e-7, 0.0])
+def test_gradients_next_to_nothing_are_clipped_as_torch_does(lookup, size):
+    """Where the norm is so small that what keeps the division from 0 / 0 shows."""
+    ids, offsets, upstream = bags(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
+    (lookup(ours, ids, offsets) * upstream * size).sum().backward()
+    (dense_lookup(theirs, ids, offsets) * upstream * size).sum().backward()
+    clip_gradients([ours], 1e-7)
+    torch.nn.utils.clip_grad_norm_([theirs], 1e-7)
+    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-7, atol=0)
+
+
+def test_a_step_uses_up_the_gradient_of_a_table():
+    """No word's old gradient comes again, whether or not zero_grad is called."""
+    start = torch.rand(V, D, dtype=torch.float64)
+    tables = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    for clears, table in enumerate(tables):
+        adam = Adam([table], lr=0.01)
+        for seed in range(4):
+            ids, offsets, upstream = bags(seed)
+            (bag_sum(table, ids, offsets) * upstream).sum().backward()
+            adam.step()
+            if clears:
+                adam.zero_grad()
+    assert torch.equal(*tables)

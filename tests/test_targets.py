@@ -47,6 +47,14 @@ def test_smoothing_twice_adds_up():
     np.testing.assert_allclose(T, oracle.smoothed(oracle.window(7, 7, [-1, 1]), 0.3), rtol=1e-15)
 
 
+@pytest.mark.parametrize("lower", [torch.Tensor.to_dense, torch.Tensor.to_sparse_csr])
+def test_smoothing_where_candidates_are_more_than_queries(lower):
+    matrix = torch.arange(12, dtype=torch.float64).reshape(3, 4) % 5
+    T = fastqt.smoothed(lower(matrix), 0.5).to_dense(3, 4)
+    np.testing.assert_allclose(T, oracle.smoothed(matrix.numpy(), 0.5), rtol=1e-15)
+    assert T.sum(1).tolist() == pytest.approx([1, 1, 1])
+
+
 def test_class_indices_and_matrices_are_taken_as_they_are():
     assert as_targets(torch.tensor([2, -100])).to_dense(2, 3).tolist() == [[0, 0, 1], [0, 0, 0]]
     matrix = torch.rand(2, 3)

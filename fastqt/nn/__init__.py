@@ -10,18 +10,40 @@ from fastqt.nn.encoders import (
     MultiChannel,
 )
 from fastqt.nn.gru import GRU
-from fastqt.nn.loss import ContrastiveLoss
+from fastqt.nn.loss import (
+    CLIPLoss,
+    ContrastiveLoss,
+    CURLBlockLoss,
+    CURLLoss,
+    GlossBagOfWordsLoss,
+    GlossPositionalLoss,
+    InfoNCELoss,
+    MixCSELoss,
+    SigLIPLoss,
+    SigmoidLoss,
+    SimCSELoss,
+)
 from fastqt.nn.quickthoughts import QuickThoughts
 
 __all__ = [
     "GRU",
     "LSTM",
     "BagOfWords",
+    "CLIPLoss",
+    "CURLBlockLoss",
+    "CURLLoss",
     "Combine",
     "ContrastiveLoss",
     "Encoder",
     "GRUEncoder",
+    "GlossBagOfWordsLoss",
+    "GlossPositionalLoss",
+    "InfoNCELoss",
     "LSTMEncoder",
+    "MixCSELoss",
     "MultiChannel",
     "QuickThoughts",
+    "SigLIPLoss",
+    "SigmoidLoss",
+    "SimCSELoss",
 ]

@@ -1,23 +1,172 @@
-"""The loss module is the function with its options fixed."""
+"""A loss module is its function with the options fixed."""
+
+import copy
+import math
+import pickle
 
 import pytest
 import torch
 
 import fastqt
+from fastqt import nn
 from fastqt.nn import ContrastiveLoss
 
-QUERIES, CANDIDATES = torch.randn(9, 4), torch.randn(9, 4)
+N, D = 9, 4
+GENERATOR = torch.Generator().manual_seed(0)
+QUERIES, CANDIDATES, OTHERS = (torch.randn(N, D, generator=GENERATOR) for _ in range(3))
+BIAS = torch.randn(N, generator=GENERATOR)
+IDS = torch.arange(N) // 5
+TOKENS = torch.randint(N, (N, 3), generator=GENERATOR)
+
+# Module, function, options, data, keyword data.
+MODULES = {
+    "contrastive": (
+        nn.ContrastiveLoss,
+        fastqt.contrastive_loss,
+        {"context_size": 2, "scale": 3.0, "normalize": True, "reduction": "none"},
+        (QUERIES, CANDIDATES),
+        {"document_ids": IDS, "negatives": OTHERS, "bias": BIAS},
+    ),
+    "sigmoid": (
+        nn.SigmoidLoss,
+        fastqt.sigmoid_loss,
+        {"scale": 3.0, "diagonal": "exclude", "memory": "low"},
+        (QUERIES, CANDIDATES),
+        {"mask": torch.eye(N).roll(4, 0).bool(), "bias": -1.0},
+    ),
+    "info_nce": (
+        nn.InfoNCELoss,
+        fastqt.info_nce_loss,
+        {"normalize": False, "scale": 2.0},
+        (QUERIES, CANDIDATES),
+        {"negatives": OTHERS},
+    ),
+    "simcse": (
+        nn.SimCSELoss,
+        fastqt.simcse_loss,
+        {"hard_negative_weight": 1.5},
+        (QUERIES, CANDIDATES, OTHERS),
+        {},
+    ),
+    "mixcse": (
+        nn.MixCSELoss,
+        fastqt.mixcse_loss,
+        {"form": "released", "mix": 0.4, "reduction": "sum"},
+        (QUERIES, CANDIDATES),
+        {},
+    ),
+    "clip": (nn.CLIPLoss, fastqt.clip_loss, {"scale": 5.0, "normalize": False}, (QUERIES, CANDIDATES), {}),
+    "siglip": (
+        nn.SigLIPLoss,
+        fastqt.siglip_loss,
+        {"scale": 5.0, "bias": -2.0, "reduction": "none"},
+        (QUERIES, CANDIDATES),
+        {},
+    ),
+    "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
+    "curl_block": (
+        nn.CURLBlockLoss,
+        fastqt.curl_block_loss,
+        {"negatives": "complement", "context_size": 2},
+        (QUERIES, CANDIDATES),
+        {"document_ids": IDS},
+    ),
+    "gloss_bow": (
+        nn.GlossBagOfWordsLoss,
+        fastqt.gloss_bow_loss,
+        {"reduction": "sum"},
+        (QUERIES, CANDIDATES, BIAS, TOKENS.flatten(), torch.arange(0, 3 * N, 3)),
+        {},
+    ),
+    "gloss_pos": (
+        nn.GlossPositionalLoss,
+        fastqt.gloss_pos_loss,
+        {"reduction": "none"},
+        (QUERIES, OTHERS[:3], CANDIDATES, BIAS, TOKENS),
+        {"lengths": torch.arange(N) % 4},
+    ),
+}
+each = pytest.mark.parametrize("name", MODULES)
 
 
-def test_equals_the_function():
-    module = ContrastiveLoss(context_size=2, scale=3.0, normalize=True, reduction="none")
-    ids = torch.arange(9) // 5
-    expected = fastqt.contrastive_loss(
-        QUERIES, CANDIDATES, context_size=2, scale=3.0, normalize=True, reduction="none", document_ids=ids
+@each
+def test_equals_the_function(name):
+    make, function, options, data, named = MODULES[name]
+    assert torch.equal(make(**options)(*data, **named), function(*data, **named, **options))
+
+
+@each
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_equal_and_apart(name, copied):
+    make, _, options, data, named = MODULES[name]
+    module = make(**options)
+    twin = copied(module)
+    assert repr(twin) == repr(module)
+    assert torch.equal(twin(*data, **named), module(*data, **named))
+    assert not {id(p) for p in twin.parameters()} & {id(p) for p in module.parameters()}
+
+
+@each
+def test_learns_nothing_unasked_but_what_its_paper_learns(name):
+    make, _, options, _, _ = MODULES[name]
+    learnt = {"clip": ["log_scale"], "siglip": ["log_scale", "bias"]}
+    assert list(make(**options).state_dict()) == learnt.get(name, [])
+
+
+@each
+def test_refuses_options_it_does_not_have(name):
+    make, _, options, data, named = MODULES[name]
+    with pytest.raises(TypeError, match=rf"^temperature: no option of {make.__name__}$"):
+        make(**options, temperature=0.05)
+    for argument in named:
+        with pytest.raises(TypeError, match=f"^{argument}: no option of"):
+            make(**options, **{argument: named[argument]})
+    with pytest.raises(TypeError, match=r"^reduction: want it when .* is made, not in a call$"):
+        make(**options)(*data, **named, reduction="mean")
+
+
+@pytest.mark.parametrize("name", ["curl", "curl_block", "gloss_bow", "gloss_pos"])
+def test_no_scale_where_there_are_no_scaled_scores(name):
+    with pytest.raises(TypeError, match=r"^learn_scale, scale: no option of"):
+        MODULES[name][0](scale=2.0, learn_scale=True)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "sigmoid", "info_nce", "simcse", "mixcse", "clip", "siglip"])
+def test_a_learnt_scale_has_the_gradient_of_its_logarithm(name):
+    """d loss / d log scale = scale * d loss / d scale, taken by differences of the function."""
+    make, function, options, data, named = MODULES[name]
+    options = {**options, "reduction": "sum"}
+    data = [x.double() for x in data]
+    named = {k: x.double() if x is OTHERS or x is BIAS else x for k, x in named.items()}
+    module = make(**{**options, "scale": 2.0}, learn_scale=True).double()
+    module(*data, **named).backward()
+    up, down = (
+        function(*data, **named, **{**options, "scale": 2.0 * math.exp(step)}) for step in (1e-5, -1e-5)
     )
-    assert torch.equal(module(QUERIES, CANDIDATES, document_ids=ids), expected)
-    assert not list(module.parameters())
+    assert module.log_scale.grad.item() == pytest.approx((up - down).item() / 2e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "scale"),
+    [
+        (nn.ContrastiveLoss, 1.0),
+        (nn.SigmoidLoss, 1.0),
+        (nn.InfoNCELoss, 20.0),
+        (nn.SimCSELoss, 20.0),
+        (nn.MixCSELoss, 20.0),
+        (nn.CLIPLoss, 1 / 0.07),
+        (nn.SigLIPLoss, 10.0),
+    ],
+)
+def test_scales_by_default(make, scale):
+    assert torch.as_tensor(make().scale).item() == pytest.approx(scale)
+
+
+def test_repr_names_the_options():
+    module = ContrastiveLoss(context_size=2, scale=3.0, normalize=True, reduction="none")
     assert repr(module) == "ContrastiveLoss(scale=3.0, context_size=2, normalize=True, reduction='none')"
+    assert repr(nn.SigLIPLoss(learn_bias=False)) == "SigLIPLoss(scale=10.0, learn_scale=True, bias=-10.0)"
+    assert repr(nn.CURLLoss()) == "CURLLoss()"
 
 
 def test_learns_its_scale():
@@ -36,6 +185,27 @@ def test_learns_its_scale():
     assert list(module.state_dict()) == ["log_scale"]
 
 
+def test_siglip_learns_its_bias_and_loads_it_again():
+    """Embeddings of one point, all scores equal: the best probability of a pair is 1 / N."""
+    module = nn.SigLIPLoss(scale=1.0, learn_scale=False)
+    ones = torch.ones(N, D)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(200):
+        optimizer.zero_grad()
+        module(ones, ones).backward()
+        optimizer.step()
+    assert torch.sigmoid(1 + module.bias).item() == pytest.approx(1 / N, abs=1e-3)
+    fresh = nn.SigLIPLoss(scale=1.0, learn_scale=False)
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(fresh(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
+
+
+def test_compiles_into_one_graph():
+    module = nn.CLIPLoss()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
+
+
 def test_refuses():
     with pytest.raises(TypeError, match="temperature: no option"):
         ContrastiveLoss(temperature=0.05)
@@ -43,3 +213,5 @@ def test_refuses():
         ContrastiveLoss(scale=-1.0, learn_scale=True)
     with pytest.raises(ValueError, match="scale: want a finite number"):
         ContrastiveLoss(scale=float("inf"))
+    with pytest.raises(ValueError, match="bias: want a finite number"):
+        nn.SigLIPLoss(bias=float("nan"))
