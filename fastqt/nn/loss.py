@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -38,14 +37,15 @@ class Loss(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        unknown = sorted(options.keys() - self._defaults().keys())
+        self.named = frozenset(self._defaults())
+        unknown = sorted(options.keys() - self.named)
         if unknown:
             raise TypeError(f"{', '.join(unknown)}: no option of {type(self).__name__}")
         self.options = options
 
     def forward(self, *data: Any, **of_batch: Any) -> Tensor:
         """The loss of a batch: all but the options, as the function takes it."""
-        fixed = sorted(of_batch.keys() & self._defaults().keys())
+        fixed = sorted(of_batch.keys() & self.named)
         if fixed:
             raise TypeError(f"{', '.join(fixed)}: want it when {type(self).__name__} is made, not in a call")
         return type(self).function(*data, **of_batch, **self._fixed())
@@ -58,7 +58,6 @@ class Loss(nn.Module):
         return self.options
 
     @classmethod
-    @cache
     def _defaults(cls) -> dict[str, Any]:
         """The options that there are, and the function's own values of them."""
         parameters = inspect.signature(cls.function).parameters.values()
