@@ -43,6 +43,7 @@ CASES = (
     ),
     Case(
         "bf16, D=1000, private rows",  # a width that 8 divides and 16 does not
+        N=4000,  # and no multiple of a tile's columns
         D=1000,
         private="rows",
         scale=True,
@@ -55,6 +56,7 @@ CASES = (
     ),
     Case(
         "bf16, D=75, diagonal kept",
+        N=4000,
         D=75,
         diagonal="keep",
         negatives=64,
@@ -77,6 +79,21 @@ CASES = (
         mask=True,
         wanted=("scores_kernel FACTORS",),
     ),
+    Case(
+        "bf16, low, groups, mask",
+        N=4000,
+        memory="low",
+        groups=True,
+        mask=True,
+        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_REDO"),
+    ),
+    Case(
+        "bf16, low, groups",
+        memory="low",
+        groups=True,
+        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_REDO"),
+    ),
+    Case("bf16, small", N=1280, wanted=("scores_kernel STORE REDUCE -ONLY_REDO",)),
     Case(
         "fp32, loss",
         dtype="float32",

@@ -122,6 +122,7 @@ class Scores:
         self.scale = torch.ones((), device=device)
         self.references = torch.zeros(shape.N, device=device)
         self.starts = torch.arange(shape.N + 1, device=device)
+        self.columns = self.inputs.labels.int()
         self.exponentials = torch.empty(shape.N, shape.M, dtype=dtype, device=device)
 
     def launch(self, config: Config, i: int) -> Tensor:
@@ -131,7 +132,7 @@ class Scores:
         f, g = (x.detach() for x in self.inputs[i])
         N, M = self.shape.N, self.shape.M
         partial = self.references.new_empty(column_blocks(M, config), N)
-        tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels)
+        tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels, self.columns, self.columns)
         exp_scores(
             *(tile, f, self.scale, self.references, config),
             exponentials=self.exponentials,

@@ -37,7 +37,9 @@ class FusedWalk(Walk):
 
     def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
         super().__init__(p, weights, needs)
-        self.config = score_config(p.queries.device, p.queries.dtype, self.N, self.width, self.D)
+        shape = self.N, self.width, self.D
+        self.config = score_config(p.queries.device, p.queries.dtype, *shape, p.mask is not None)
+        self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = self._exact_cells()
         self.state = self._row_state()
         self._choose_references()
@@ -64,6 +66,7 @@ class FusedWalk(Walk):
             torch.where((weights != 0) & (columns >= 0) & (columns < self.M), columns, -1),
             weights,
             *(weights.new_empty(weights.shape, dtype=torch.float32) for _ in range(2)),
+            *(starts.new_empty(self.N, dtype=torch.int32) for _ in range(2)),
             zeroed=self._zeroed(),
             private=private,
         )
@@ -117,10 +120,8 @@ class FusedWalk(Walk):
             block.matrix if columns is None else block.matrix[columns],
             0 if columns is None else columns.start,
             p.diagonal != "keep",
-            self.cells.starts,
-            self.cells.columns,
-            p.query_groups,
-            p.candidate_groups,
+            *(self.cells.starts, self.cells.columns, self.cells.lowest, self.cells.highest),
+            *self.groups,
             p.mask,
         )
 
@@ -174,9 +175,9 @@ class FusedWalk(Walk):
     def _refer_to_logsumexp(self, rows: slice) -> None:
         state = self.state
         logsumexp, has_targets = state.logsumexp[rows], state.mass[rows] > 0
-        references = (logsumexp - math.log(self.gain)).float()
+        references = ((logsumexp - math.log(self.gain)) / math.log(2)).float()
         state.references[rows] = references.where(has_targets, math.inf)
-        state.sums[rows] = (logsumexp - references.double()).exp()
+        state.sums[rows] = (logsumexp - math.log(2) * references.double()).exp()
 
     def whole_rows_once(self) -> None:
         """All gradients from one walk over chunks of whole rows."""
@@ -270,3 +271,15 @@ class FusedWalk(Walk):
         starts = torch.searchsorted(columns, torch.arange(self.M + 1, device=columns.device))
         rows = torch.arange(self.N, device=columns.device)
         return starts, order, rows.repeat_interleave(self.cells.starts.diff(), output_size=columns.numel())
+
+
+def _numbered(
+    query_groups: Tensor | None, candidate_groups: Tensor | None
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Groups by numbers that fit 32 bits, equal where the given ones are: a tile holds many at a time."""
+    if query_groups is None or candidate_groups is None:
+        return None, None
+    ordered, order = torch.cat([query_groups, candidate_groups]).sort()
+    numbers = torch.zeros_like(order, dtype=torch.int32)
+    numbers[order[1:]] = ordered.diff().ne(0).cumsum(0, dtype=torch.int32)
+    return numbers[: len(query_groups)], numbers[len(query_groups) :]

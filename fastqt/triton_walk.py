@@ -134,8 +134,10 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
 
 
 def fitting(room: int, line_bytes: int) -> int:
-    """How many rows or columns fit, a multiple of a tile's."""
-    return max(room // line_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+    """How many rows or columns fit, a multiple of a tile's: of the largest one's where that many fit."""
+    lines = room // line_bytes
+    multiple = ROW_MULTIPLE if lines < 2 * ROW_MULTIPLE else 2 * ROW_MULTIPLE
+    return max(lines // multiple, 1) * multiple
 
 
 def aligned(columns: int) -> int:

@@ -6,12 +6,16 @@ their softmax and coefficients are computed in float64, and they reach the gradi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+# References are logarithms to base 2, as the kernel of the scores takes them; all else is natural.
+LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
+NOWHERE = tl.constexpr(2**31 - 1)  # beyond all columns
 NO_PRIVATE, PRIVATE_ROW, PRIVATE_MIX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -45,8 +49,10 @@ class ExactCells:
     starts: Tensor  # (N + 1,) int64
     columns: Tensor  # (targets,) int64, -1 where there is none
     weights: Tensor  # (targets,) float64
-    scores: Tensor  # (targets,) float32, found on the way
-    coefficients: Tensor  # (targets,) float32, found on the way: dL/dS
+    scores: Tensor  # (targets,) float32, found on the way as the following
+    coefficients: Tensor  # (targets,) float32: dL/dS
+    lowest: Tensor  # (N,) int32: the first column among a row's targets, NOWHERE without any
+    highest: Tensor  # (N,) int32: the last, or -1
     zeroed: Tensor | None  # (N,) bool: rows whose cell on the diagonal has score 0
     private: PrivateNegatives | None
 
@@ -76,8 +82,8 @@ class RowState:
     """What becomes known of each row, all (N,)."""
 
     weights: Tensor  # float64: how much its loss counts
-    bases: Tensor  # float32: the largest score among its exact cells
-    references: Tensor  # float32
+    bases: Tensor  # float32: the largest score among its exact cells, to base 2
+    references: Tensor  # float32, to base 2
     redo: Tensor  # int32: whether the reference was too far off
     sums: Tensor  # float64: of the exponentials against the reference
     logsumexp: Tensor  # float64, as the following

@@ -164,6 +164,7 @@ def finish_queries(
             SCALE=scale_gradient is not None,
             BLOCK=block(D, 1024),
             num_warps=4,
+            enable_fp_fusion=True,
         )
 
 
@@ -186,4 +187,5 @@ def finish_candidates(
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
             num_warps=4,
+            enable_fp_fusion=True,
         )

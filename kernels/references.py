@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import NO_PRIVATE, PRIVATE_MIX, ExactCells, RowState, private_part
+from fastqt.kernels.cells import LOG2_E, NO_PRIVATE, NOWHERE, PRIVATE_MIX, ExactCells, RowState, private_part
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
@@ -16,15 +16,17 @@ def references_kernel(
     scale,
     target_starts,
     target_columns,
-    sampled,  # (N,) float32: maxima over a sample of candidates
+    sampled,  # (N,) float32: maxima over a sample of candidates, to base 2
     zeroed,  # (N,) bool
     private,
     partners,
     target_scores,  # (targets,) float32
     private_scores,  # (N,) float32
     private_norms,  # (N,) float32, of mixes
-    bases,  # (N,) float32
-    references,  # (N,) float32
+    lowest_targets,  # (N,) int32
+    highest_targets,  # (N,) int32
+    bases,  # (N,) float32, to base 2
+    references,  # (N,) float32, to base 2
     mix,
     width,
     query_row_stride,
@@ -47,7 +49,7 @@ def references_kernel(
     f = queries + i * query_row_stride
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     base = float("-inf")
-    found = 0
+    lowest, highest = tl.cast(NOWHERE, tl.int32), tl.cast(-1, tl.int32)
     for t in range(first, last):
         at = tl.load(target_columns + t)
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -62,7 +64,8 @@ def references_kernel(
         tl.store(target_scores + t, score)
         if at >= 0:
             base = tl.maximum(base, score)
-            found = 1
+            lowest = tl.minimum(lowest, at.to(tl.int32))
+            highest = tl.maximum(highest, at.to(tl.int32))
     if ZEROED:
         base = tl.where(tl.load(zeroed + i) != 0, tl.maximum(base, 0.0), base)
     if PRIVATE != NO_PRIVATE:
@@ -83,18 +86,21 @@ def references_kernel(
         tl.store(private_scores + i, score)
         tl.store(private_norms + i, norm)
         base = tl.maximum(base, score)
+    base *= LOG2_E
     reference = base
     if SAMPLED:
         reference = tl.maximum(base, tl.load(sampled + i))
     tl.store(bases + i, base)
-    tl.store(references + i, tl.where(found > 0, reference, float("inf")))
+    tl.store(references + i, tl.where(highest >= 0, reference, float("inf")))
+    tl.store(lowest_targets + i, lowest)
+    tl.store(highest_targets + i, highest)
 
 
 @triton.jit
 def raise_references_kernel(
     bases,
     references,
-    maxima,  # (blocks, rows) float32
+    maxima,  # (blocks, rows) float32, to base 2
     redo,
     rows,
     blocks,
@@ -122,7 +128,7 @@ def choose_references(
     scale: Tensor,
     cells: ExactCells,
     state: RowState,
-    sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates
+    sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates, to base 2
 ) -> None:
     """Scores of the exact cells, and from them the rows' references."""
     N, D = queries.shape
@@ -140,13 +146,15 @@ def choose_references(
                 matrix,
                 partners,
             ),
-            *(cells.scores, scores, norms, state.bases, state.references, cells.mix),
+            *(cells.scores, scores, norms, cells.lowest, cells.highest),
+            *(state.bases, state.references, cells.mix),
             *(D, *queries.stride(), *candidates.stride(), *cells.private_strides),
             ZEROED=cells.zeroed is not None,
             SAMPLED=sampled is not None,
             PRIVATE=cells.private_kind,
             BLOCK=block(D, 1024),
             num_warps=4,
+            enable_fp_fusion=True,
         )
 
 
@@ -158,4 +166,5 @@ def raise_references(state: RowState, maxima: Tensor, first_row: int) -> None:
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,
+            enable_fp_fusion=True,
         )

@@ -1,9 +1,11 @@
 """The score matrix's product with the exponential in its epilogue: no score reaches memory.
 
 For rows i and columns j it computes E_ij = exp(s <f_i, g_j> - r_i) against a reference r_i of
-the row, and the sum of each row. Cells that others answer for are 0 in E: targets, whose
-exact coefficient the row kernels compute from float32 scores, and the replaced diagonal. So
-are cells that a mask or equal groups exclude.
+the row, and the sum of each row. Within it logarithms are to base 2, as the references and the
+maxima that it takes and gives: a cell is one fused multiply-add and one power of 2.
+
+Cells that others answer for are 0 in E: targets, whose exact coefficient the row kernels compute
+from float32 scores, and the replaced diagonal. So are cells that a mask or equal groups exclude.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from fastqt.kernels.cells import LOG2_E, NOWHERE
 from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
 from torch import Tensor
 
@@ -21,16 +24,18 @@ def scores_kernel(
     queries,  # (N, D)
     candidates,  # (columns, D)
     scale,  # () float32
-    references,  # (N,) float32
+    references,  # (N,) float32, to base 2
     factors,  # (N,) float32, of what is stored, if FACTORS
     exponentials,  # (rows, columns), written if STORE
-    partial,  # (blocks of columns, rows) float32: sums, or maxima of the scores, if REDUCE
+    partial,  # (blocks of columns, rows) float32: sums, or maxima of the scores to base 2, if REDUCE
     redo,  # (N,) int32, read if ONLY_REDO
     any_redo,  # () int32
     target_starts,  # (N + 1,) int64
     target_columns,  # (targets,) int64, -1 for none
-    query_groups,  # (N,) int64
-    candidate_groups,  # (M,) int64
+    lowest_targets,  # (N,) int32, NOWHERE without any
+    highest_targets,  # (N,) int32
+    query_groups,  # (N,) int32
+    candidate_groups,  # (M,) int32
     mask,  # (N, M) bool
     rows,
     columns,
@@ -54,6 +59,7 @@ def scores_kernel(
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
     EVEN_WIDTH: tl.constexpr,
+    EVEN_COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,  # of elements, in which the width and the row strides are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -64,15 +70,17 @@ def scores_kernel(
 ):
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     column_blocks = tl.cdiv(columns, BLOCK_COLUMNS)
-    tiles = row_blocks * column_blocks
     # As products with UNIT the compiler knows of what they are multiples.
     width *= UNIT
+    tl.assume(width > 0)
     query_row_stride *= UNIT
     candidate_row_stride *= UNIT
+    tiles = row_blocks * column_blocks
     if ONLY_REDO:
         tiles *= tl.load(any_redo)
-    s = tl.load(scale)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    s = tl.load(scale) * LOG2_E
+    # What is kept from tile to tile would take the registers of the products.
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         # Tiles of a few row blocks first, so that what they load stays in the L2 cache.
         group = tile // (GROUP_ROWS * column_blocks)
         group_rows = min(row_blocks - group * GROUP_ROWS, GROUP_ROWS)
@@ -80,10 +88,10 @@ def scores_kernel(
         row_block = group * GROUP_ROWS + in_group % group_rows
         column_block = in_group // group_rows
 
+        first_i, first_j = row_block * BLOCK_ROWS, column_block * BLOCK_COLUMNS
         in_rows, in_columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
-        i, j = row_block * BLOCK_ROWS + in_rows, column_block * BLOCK_COLUMNS + in_columns
-        row_inside, column_inside = i < rows, j < columns
-        row, column = first_row + i, first_column + j
+        row, column = first_row + first_i + in_rows, first_column + first_j + in_columns
+        row_inside, column_inside = in_rows < rows - first_i, in_columns < columns - first_j
         if ONLY_REDO:
             written = row_inside & (tl.load(redo + row, mask=row_inside, other=0) > 0)
             needed = tl.max(written.to(tl.int32), 0) > 0
@@ -91,18 +99,25 @@ def scores_kernel(
             written = row_inside
             needed = True
         if needed:
+            # What the epilogue needs of each row is on its way while the products are made.
+            if not MAXIMUM:
+                reference = tl.load(references + row, mask=row_inside, other=0.0)
+            if FACTORS:
+                factor = tl.load(factors + row, mask=row_inside, other=0.0)
+            if TARGETS:
+                lowest = tl.load(lowest_targets + row, mask=row_inside, other=NOWHERE)
+                highest = tl.load(highest_targets + row, mask=row_inside, other=-1)
+                first = tl.load(target_starts + row, mask=row_inside, other=0)
+                count = (tl.load(target_starts + row + 1, mask=row_inside, other=0) - first).to(tl.int32)
+            # Rows beyond the end are read as the last: their results are dropped. Offsets within a tile fit
+            # 32 bits, which halves the registers that addresses take.
             k = tl.arange(0, BLOCK_WIDTH)
-            # Rows beyond the end are read as earlier ones: their results are dropped.
-            f = (
-                queries
-                + (first_row + i % rows).to(tl.int64)[:, None] * query_row_stride
-                + k[None, :] * query_stride
-            )
-            g = (
-                candidates
-                + (j % columns).to(tl.int64)[None, :] * candidate_row_stride
-                + k[:, None] * candidate_stride
-            )
+            f_rows = tl.minimum(in_rows, rows - first_i - 1)
+            f = queries + tl.cast(first_row + first_i, tl.int64) * query_row_stride
+            f += f_rows[:, None] * query_row_stride + k[None, :] * query_stride
+            g_rows = tl.minimum(in_columns, columns - first_j - 1)
+            g = candidates + tl.cast(first_j, tl.int64) * candidate_row_stride
+            g += g_rows[None, :] * candidate_row_stride + k[:, None] * candidate_stride
             scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
             for start in range(0, width, BLOCK_WIDTH):
                 if EVEN_WIDTH:
@@ -114,52 +129,58 @@ def scores_kernel(
                 scores = tl.dot(a.to(COMPUTE), b.to(COMPUTE), scores, input_precision=PRECISION)
                 f += BLOCK_WIDTH * query_stride
                 g += BLOCK_WIDTH * candidate_stride
-            scores *= s
 
+            exponent = scores * s if MAXIMUM else tl.fma(scores, s, -reference[:, None])
             # Cells are left out one condition after another: to keep them all would take a register a cell.
-            scores = tl.where(column_inside[None, :], scores, float("-inf"))
-            if LEAVE_OUT_DIAGONAL:
-                scores = tl.where(row[:, None] == column[None, :], float("-inf"), scores)
+            if not EVEN_COLUMNS:
+                exponent = tl.where(column_inside[None, :], exponent, float("-inf"))
             if GROUPS:
                 own = tl.load(query_groups + row, mask=row_inside, other=0)
                 theirs = tl.load(candidate_groups + column, mask=column_inside, other=0)
-                scores = tl.where(own[:, None] == theirs[None, :], float("-inf"), scores)
+                exponent = tl.where(own[:, None] == theirs[None, :], float("-inf"), exponent)
             if MASK:
-                begin = mask + tl.cast(first_row + row_block * BLOCK_ROWS, tl.int64) * mask_row_stride
-                begin += tl.cast(first_column + column_block * BLOCK_COLUMNS, tl.int64) * mask_stride
+                begin = mask + tl.cast(first_row + first_i, tl.int64) * mask_row_stride
+                begin += tl.cast(first_column + first_j, tl.int64) * mask_stride
                 cell = in_rows[:, None] * mask_row_stride + in_columns[None, :] * mask_stride
                 inside = row_inside[:, None] & column_inside[None, :]
                 masked = tl.load(begin + cell, mask=inside, other=0) != 0
-                scores = tl.where(masked, float("-inf"), scores)
+                exponent = tl.where(masked, float("-inf"), exponent)
+            left = first_column + first_j
+            # Few tiles have any of these cells, and in others this loop takes no turn.
+            begin_turns, turns = 0, 0
             if TARGETS:
-                first = tl.load(target_starts + row, mask=row_inside, other=0)
-                count = tl.load(target_starts + row + 1, mask=row_inside, other=0) - first
-                left = first_column + column_block * BLOCK_COLUMNS
-                for target in tl.range(0, tl.max(count, 0), num_stages=1):
-                    at = tl.load(target_columns + first + target, mask=target < count, other=-1)
-                    if tl.max(((at >= left) & (at < left + BLOCK_COLUMNS)).to(tl.int32), 0) > 0:
-                        scores = tl.where(at[:, None] == column[None, :], float("-inf"), scores)
+                here = (lowest < left + BLOCK_COLUMNS) & (highest >= left)
+                turns = tl.max(tl.where(here, count, 0), 0)
+            if LEAVE_OUT_DIAGONAL:
+                ahead = first_row + first_i - left
+                begin_turns = tl.where((ahead < BLOCK_COLUMNS) & (ahead > -BLOCK_ROWS), -1, 0)
+            for turn in tl.range(begin_turns, turns, num_stages=1):
+                at = row
+                if TARGETS:
+                    known = (turn >= 0) & (turn < count)
+                    target = tl.load(target_columns + first + turn, mask=known, other=-1).to(tl.int32)
+                    at = tl.where(turn < 0, row, target)
+                if tl.max(((at >= left) & (at < left + BLOCK_COLUMNS)).to(tl.int32), 0) > 0:
+                    exponent = tl.where(at[:, None] == column[None, :], float("-inf"), exponent)
 
             if REDUCE:
-                partial_at = partial + tl.cast(column_block, tl.int64) * rows + i
+                partial_at = partial + tl.cast(column_block, tl.int64) * rows + first_i + in_rows
             if MAXIMUM:
-                tl.store(partial_at, tl.max(scores, 1), mask=written)
+                tl.store(partial_at, tl.max(exponent, 1), mask=written)
             else:
-                reference = tl.load(references + row, mask=row_inside, other=0.0)
-                e = tl.exp(scores - reference[:, None])
+                e = tl.exp2(exponent)
                 if REDUCE:
                     tl.store(partial_at, tl.sum(e, 1), mask=written)
                 if FACTORS:
-                    e *= tl.load(factors + row, mask=row_inside, other=0.0)[:, None]
+                    e *= factor[:, None]
                 if STORE:
-                    # Offsets within a tile fit 32 bits, which halves the registers that addresses take.
-                    begin = exponentials + tl.cast(row_block * BLOCK_ROWS, tl.int64) * exponential_row_stride
-                    cell = in_rows[:, None] * exponential_row_stride + in_columns[None, :]
-                    tl.store(
-                        begin + column_block * BLOCK_COLUMNS + cell,
-                        e.to(exponentials.dtype.element_ty),
-                        mask=written[:, None] & column_inside[None, :],
-                    )
+                    begin = exponentials + tl.cast(first_i, tl.int64) * exponential_row_stride + first_j
+                    cell = begin + in_rows[:, None] * exponential_row_stride + in_columns[None, :]
+                    e = e.to(exponentials.dtype.element_ty)
+                    inside = written[:, None]
+                    if not EVEN_COLUMNS:
+                        inside = inside & column_inside[None, :]
+                    tl.store(cell, e, mask=inside)
 
 
 @dataclass(frozen=True)
@@ -173,8 +194,10 @@ class Tile:
     leave_out_diagonal: bool = False
     target_starts: Tensor | None = None  # (N + 1,) int64
     target_columns: Tensor | None = None  # (targets,) int64, -1 for none
-    query_groups: Tensor | None = None  # (N,) int64
-    candidate_groups: Tensor | None = None  # (M,) int64
+    lowest_targets: Tensor | None = None  # (N,) int32, NOWHERE without any
+    highest_targets: Tensor | None = None  # (N,) int32
+    query_groups: Tensor | None = None  # (N,) int32
+    candidate_groups: Tensor | None = None  # (M,) int32
     mask: Tensor | None = None  # (N, M) bool
 
 
@@ -186,7 +209,7 @@ def exp_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    references: Tensor,  # (N,) float32
+    references: Tensor,  # (N,) float32, to base 2
     config: Config,
     *,
     exponentials: Tensor | None = None,  # (rows, columns), rows contiguous
@@ -207,7 +230,7 @@ def max_scores(
     *,
     redo: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Row maxima of the scores by blocks of columns; -inf where all cells are left out."""
+    """Row maxima of the scores to base 2 by blocks of columns; -inf where all cells are left out."""
     _launch(tile, queries, scale, None, None, None, partial, redo, config)
 
 
@@ -234,7 +257,7 @@ def _launch(
     with on_device(queries):
         scores_kernel[(tiles if redo is None else programs(queries, tiles),)](
             *(queries, tile.candidates, scale, references, factors, exponentials, partial, flags, any_flag),
-            *(tile.target_starts, tile.target_columns),
+            *(tile.target_starts, tile.target_columns, tile.lowest_targets, tile.highest_targets),
             *(tile.query_groups, tile.candidate_groups, tile.mask),
             *(tile.rows, columns, width // unit, tile.first_row, tile.first_column),
             *(queries.stride(0) // unit, queries.stride(1)),
@@ -251,6 +274,7 @@ def _launch(
             GROUPS=tile.query_groups is not None,
             MASK=tile.mask is not None,
             EVEN_WIDTH=width % step == 0,
+            EVEN_COLUMNS=columns % config.columns == 0,
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(),
@@ -259,5 +283,6 @@ def _launch(
             BLOCK_WIDTH=step,
             GROUP_ROWS=config.group,
             num_warps=config.warps,
+            enable_fp_fusion=True,
             num_stages=config.stages,
         )

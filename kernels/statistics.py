@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import NO_PRIVATE, ExactCells, RowState
+from fastqt.kernels.cells import LN_2, NO_PRIVATE, ExactCells, RowState
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
@@ -15,7 +15,7 @@ LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
 @triton.jit
 def statistics_kernel(
     partial,  # (blocks, rows) float32: sums of E
-    references,
+    references,  # (N,) float32, to base 2
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
@@ -52,7 +52,7 @@ def statistics_kernel(
             at = partial + b.to(tl.int64)[None, :] * rows + i[:, None]
             part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
             others += tl.sum(part.to(tl.float64), 1)
-        reference = tl.load(references + row, mask=inside, other=0.0).to(tl.float64)
+        reference = tl.load(references + row, mask=inside, other=0.0).to(tl.float64) * LN_2
         if ZEROED:
             own = tl.load(zeroed + row, mask=inside, other=0) != 0
             others += tl.where(own, tl.exp(-reference), 0.0)
@@ -127,4 +127,5 @@ def row_statistics(
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,
+            enable_fp_fusion=True,
         )

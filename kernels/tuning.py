@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 import torch
+import triton
 from fastqt.kernels.launch import INTERPRETED, Config
 
 DEFAULT = {
@@ -15,11 +16,15 @@ DEFAULT = {
     torch.float16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
+# Where it occupies every multiprocessor: the fewer loads, the less what comes after the products weighs.
+HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 
 
-def score_config(device: torch.device, dtype: torch.dtype, N: int, M: int, D: int) -> Config:
+def score_config(
+    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, masked: bool = False
+) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
     The table's entries for a GPU and dtype are tried in order; the first that covers the problem counts.
@@ -30,9 +35,14 @@ def score_config(device: torch.device, dtype: torch.dtype, N: int, M: int, D: in
     for entry in tables().get(name, {}).get(str(dtype).removeprefix("torch."), ()):
         if entry["most_scores"] >= N * M and entry["most_width"] >= D:
             return Config(**entry["config"])
+    gpu = torch.cuda.get_device_properties(device)
     # Two operands' tiles a stage: GPUs before Ampere's largest hold less.
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return DEFAULT[dtype] if shared >= 160 * 1024 else SMALL_MEMORY
+    if gpu.shared_memory_per_block_optin < 160 * 1024:
+        return SMALL_MEMORY
+    tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
+    large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
+    # A mask's cells take the registers of a large tile.
+    return HOPPER if large and not masked else DEFAULT[dtype]
 
 
 @functools.cache

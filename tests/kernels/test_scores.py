@@ -1,0 +1,117 @@
+"""The kernel of the scores alone, interpreted: what it leaves out, wherever tiles and parts of them begin."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
+from fastqt.kernels.tuning import WHEN_INTERPRETED
+from tolerances import FLOAT32, relative
+
+N, D, SCALE = 70, 3, 1.7
+EVERYTHING = slice(0, N)
+# Of targets: some tiles have a single one, in their first or last column.
+OFFSETS = (-33, -32, -16, -1, 1, 15, 17)
+PARTS = {
+    "whole tiles": (slice(0, 64), slice(0, 64)),
+    "everything": (EVERYTHING, EVERYTHING),
+    "rows from within a tile": (slice(24, N), EVERYTHING),
+    "columns from within a tile": (EVERYTHING, slice(33, 65)),
+    "columns from the end of a row's tile": (EVERYTHING, slice(31, 63)),
+}
+by_part = pytest.mark.parametrize(("rows", "columns"), PARTS.values(), ids=PARTS)
+by_what = pytest.mark.parametrize(
+    "what",
+    [{"diagonal"}, {"targets"}, {"diagonal", "targets"}, {"diagonal", "targets", "groups", "mask"}],
+    ids=lambda what: ", ".join(sorted(what)),
+)
+
+
+def left_out(rows: slice, columns: slice, what: set[str]):
+    """A tile, its queries and candidates, and which of its cells (rows, columns) stay in E."""
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randn(N, D, generator=generator) for _ in range(2))
+    groups = torch.randint(5, (2, N), generator=generator, dtype=torch.int32)
+    mask = torch.rand(N, N, generator=generator) < 0.3
+    targets = [[i + offset for offset in OFFSETS if 0 <= i + offset < N] for i in range(N)]
+    targets[20] = []
+    tile = Tile(rows.start, rows.stop - rows.start, candidates[columns], columns.start)
+    kept = np.ones((N, N), dtype=bool)
+    given = {"leave_out_diagonal": "diagonal" in what}
+    if "diagonal" in what:
+        np.fill_diagonal(kept, False)
+    if "targets" in what:
+        for i, of_row in enumerate(targets):
+            kept[i, of_row] = False
+        given |= {
+            "target_starts": torch.tensor([0, *(len(of_row) for of_row in targets)]).cumsum(0),
+            "target_columns": torch.tensor([j for of_row in targets for j in of_row]),
+            "lowest_targets": torch.tensor([min(t, default=2**31 - 1) for t in targets], dtype=torch.int32),
+            "highest_targets": torch.tensor([max(t, default=-1) for t in targets], dtype=torch.int32),
+        }
+    if "groups" in what:
+        kept &= (groups[0][:, None] != groups[1]).numpy()
+        given |= {"query_groups": groups[0], "candidate_groups": groups[1]}
+    if "mask" in what:
+        kept &= ~mask.numpy()
+        given["mask"] = mask
+    return replace(tile, **given), queries, candidates, kept[rows, columns]
+
+
+def sums_by_block(x: np.ndarray) -> np.ndarray:
+    """Of columns."""
+    step = WHEN_INTERPRETED.columns
+    return np.stack([x[:, start : start + step].sum(1) for start in range(0, x.shape[1], step)])
+
+
+@by_what
+@by_part
+def test_exponentials_and_their_sums(rows, columns, what):
+    tile, queries, candidates, kept = left_out(rows, columns, what)
+    references = torch.linspace(-1, 1, N)
+    factors = torch.linspace(1, -1, N)
+    E = torch.full(kept.shape, math.nan)
+    partial = torch.empty(column_blocks(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
+    scale = torch.tensor(SCALE)
+    exp_scores(
+        *(tile, queries, scale, references, WHEN_INTERPRETED),
+        exponentials=E,
+        factors=factors,
+        partial=partial,
+    )
+    S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
+    exact = kept * np.exp(S - math.log(2) * references.double().numpy()[:, None])[rows, columns]
+    assert relative(partial, sums_by_block(exact)) < FLOAT32
+    assert relative(E, exact * factors[rows, None].double().numpy()) < FLOAT32
+    assert (E.numpy()[~kept] == 0).all()
+
+
+@by_what
+@by_part
+def test_maxima(rows, columns, what):
+    tile, queries, candidates, kept = left_out(rows, columns, what)
+    blocks = column_blocks(kept.shape[1], WHEN_INTERPRETED)
+    maxima = torch.empty(blocks, kept.shape[0])
+    max_scores(tile, queries, torch.tensor(SCALE), maxima, WHEN_INTERPRETED)
+    S = SCALE * queries.double().numpy() @ candidates.double().numpy().T / math.log(2)
+    exact = np.where(kept, S[rows, columns], -np.inf).max(1)
+    assert relative(maxima.amax(0), exact) < FLOAT32
+
+
+def test_only_rows_that_are_to_be_done_again_are_written():
+    tile, queries, candidates, kept = left_out(slice(24, N), EVERYTHING, {"diagonal", "targets"})
+    redo = torch.zeros(N, dtype=torch.int32)
+    redo[[30, 69]] = 1
+    E = torch.full(kept.shape, 7.0)
+    references = torch.zeros(N)
+    exp_scores(
+        *(tile, queries, torch.tensor(SCALE), references, WHEN_INTERPRETED),
+        exponentials=E,
+        redo=(redo, redo.amax()),
+    )
+    S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
+    exact = kept * np.exp(S)[24:]
+    assert relative(E[[6, 45]], exact[[6, 45]]) < FLOAT32
+    assert (E[redo[24:] == 0] == 7).all()
