@@ -24,6 +24,7 @@ from fastqt.nn.loss import (
     SimCSELoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.transformer import Transformer
 
 __all__ = [
     "GRU",
@@ -46,4 +47,5 @@ __all__ = [
     "SigLIPLoss",
     "SigmoidLoss",
     "SimCSELoss",
+    "Transformer",
 ]
