@@ -95,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     neighbors.set_defaults(command=_neighbors)
 
+    plot = commands.add_parser("plot", help="draw the training curves of runs, and what they came to")
+    plot.add_argument("runs", nargs="+", metavar="DIR", help="directories that train wrote")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
+    plot.set_defaults(command=_plot)
+
     bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
     bench.set_defaults(command=_bench)
 
@@ -163,6 +168,14 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
         print(text)
         for neighbor in found:
             print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+    return 0
+
+
+def _plot(runs: list[str], out: Path | None) -> int:
+    from fastqt.plot import plot
+
+    for path in plot(runs, out or runs[0]):
+        print(path)
     return 0
 
 
