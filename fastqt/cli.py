@@ -152,7 +152,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else {"valid": "FILE"}.get(name, "N" if kind is int else "X"),
+        metavar=None if choices else {"valid": "FILE", "dev": "FILE"}.get(name, "N" if kind is int else "X"),
     )
 
 

@@ -50,6 +50,9 @@ class TrainConfig:
 
     corpus: tuple[str, ...]  # files, read one after the other
     valid: str | None = option(None, "held-out text for validation")
+    dev: str | None = option(
+        None, "sentence pairs with gold scores, as STS-B's dev.tsv: keep the model that ranks them best"
+    )
     model: str = option("quickthoughts", "what to learn from", choices=MODELS)
     encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
     word_dim: int = option(
@@ -147,6 +150,7 @@ class TrainConfig:
 FREE = {
     "corpus",
     "valid",
+    "dev",
     "epochs",
     "steps",
     "report_every",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from fastqt import metrics
 from fastqt.evaluation.classification import PAPER_GRID, held_out_validated, pair_features
-
-ROWS = 512
 
 
 class Correlation(NamedTuple):
@@ -126,17 +126,7 @@ def uniformity(
     t: float = 2.0,
 ) -> float:
     """log E exp(−t ‖x − y‖²) over pairs of different rows, scaled to norm 1. (Wang & Isola 2020.)"""
-    unit = _unit(vectors)
-    n = len(unit)
-    norms = (unit**2).sum(axis=1)
-    total = 0.0
-    for begin in range(0, n, ROWS):
-        rows = slice(begin, begin + ROWS)
-        squares = norms[rows, None] + norms - 2 * unit[rows] @ unit.T
-        kernel = np.exp(-t * np.maximum(squares, 0))
-        kernel[np.arange(len(kernel)), np.arange(begin, begin + len(kernel))] = 0
-        total += kernel.sum()
-    return float(np.log(total / (n * (n - 1))))
+    return metrics.uniformity(torch.from_numpy(_unit(vectors)), t)
 
 
 def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
