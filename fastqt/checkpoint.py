@@ -21,6 +21,7 @@ from fastqt.text import Position
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+EVALUATION = "evaluation.json"
 
 
 @dataclass

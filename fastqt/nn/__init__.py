@@ -24,6 +24,7 @@ from fastqt.nn.loss import (
     SimCSELoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.transformer import Transformer
 
 __all__ = [
@@ -41,11 +42,13 @@ __all__ = [
     "GlossPositionalLoss",
     "InfoNCELoss",
     "LSTMEncoder",
+    "MixCSE",
     "MixCSELoss",
     "MultiChannel",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
+    "SimCSE",
     "SimCSELoss",
     "Transformer",
 ]
