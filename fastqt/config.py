@@ -13,7 +13,7 @@ from fastqt.errors import InputError
 
 FORMAT = 1  # of config.json, and of the files that lie beside it
 MODELS = ("quickthoughts", "simcse", "mixcse")
-ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer")
+ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
 
 # What the sources train with: a model, and it with bags of words.
 SOURCES: dict[str, dict[str, Any]] = {
@@ -22,6 +22,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "simcse": {"batch_size": 64, "context_size": 1, "learning_rate": 5e-4, "max_length": 32},
 }
 SOURCES["mixcse"] = SOURCES["simcse"]
+SOURCES["simcse huggingface"] = SOURCES["mixcse huggingface"] = {"learning_rate": 3e-5}
 
 
 def option(
@@ -55,6 +56,8 @@ class TrainConfig:
     )
     model: str = option("quickthoughts", "what to learn from", choices=MODELS)
     encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
+    checkpoint: str | None = option(None, "of a huggingface encoder: a directory with model and tokenizer")
+    pooling: str = option("cls", "of its tokens' states", choices=("cls", "cls_before_pooler", "mean"))
     word_dim: int = option(
         300, "width of word vectors (and of a bow or transformer sentence vector)", at_least=1
     )
@@ -86,7 +89,9 @@ class TrainConfig:
     max_length: int = option(
         None, "words of a sentence that are used (default: 50; for simcse, mixcse 32)", at_least=1
     )
-    learning_rate: float = option(None, "of Adam, constant (default: 5e-4)", at_least=0)
+    learning_rate: float = option(
+        None, "of Adam, constant (default: 5e-4; for simcse, mixcse of huggingface 3e-5)", at_least=0
+    )
     clip: float = option(5.0, "largest norm of the gradient; 0 for any", at_least=0)
     clip_by: str = option(
         "global", "norm over all weights, or variable by variable", choices=("global", "variable")
@@ -108,6 +113,8 @@ class TrainConfig:
         for name, value in (SOURCES[self.model] | SOURCES.get(f"{self.model} {self.encoder}", {})).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if (self.encoder == "huggingface") != (self.checkpoint is not None):
+            raise InputError(f"checkpoint: wanted with encoder huggingface alone, got {self.checkpoint!r}")
         if self.encoder == "transformer" and self.word_dim % self.heads:
             raise InputError(f"heads: wanted a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:
@@ -151,6 +158,7 @@ FREE = {
     "corpus",
     "valid",
     "dev",
+    "checkpoint",
     "epochs",
     "steps",
     "report_every",

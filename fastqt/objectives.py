@@ -15,7 +15,7 @@ from fastqt.config import TrainConfig
 from fastqt.functional import contrastive_loss
 from fastqt.metrics import context_accuracy, view_figures
 from fastqt.model import build_model
-from fastqt.text import Batch, Corpus, Position, Sample, Vocabulary, batches
+from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, batches
 
 B = TypeVar("B", bound=Batch | Sample)
 Vectors = tuple[Tensor, Tensor]
@@ -36,12 +36,13 @@ class Objective(ABC, Generic[B]):
     """
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
         self.smallest = 2
         torch.manual_seed(config.seed)
-        self.model: Any = build_model(config, len(vocabulary)).to(device)
+        # A checkpoint's model comes in evaluation mode.
+        self.model: Any = build_model(config, len(vocabulary)).to(device).train()
         self.held_out = list(self._held_out())
 
     def steps(self, sentences: int) -> int:
@@ -90,7 +91,7 @@ class ContextObjective(Objective[Batch]):
     """QuickThoughts: tell a sentence's neighbours from all others of a batch in the corpus's order."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
         self.smallest = config.context_size + 1
@@ -119,7 +120,7 @@ class ViewsObjective(Objective[Sample]):
     """SimCSE and MixCSE: tell a sentence's second view from all others of a batch in random order."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
         self.sentences = Corpus(corpus, vocabulary)
@@ -152,7 +153,7 @@ class ViewsObjective(Objective[Sample]):
 
 
 def objective(
-    config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
 ) -> Objective[Any]:
     """What a run's settings ask for."""
     kind = ContextObjective if config.model == "quickthoughts" else ViewsObjective

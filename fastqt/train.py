@@ -19,11 +19,11 @@ from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.metrics import MetricsLog
-from fastqt.model import SentenceEncoder, choose_device
+from fastqt.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
 from fastqt.objectives import Vectors, objective
 from fastqt.optim import Adam, clip_gradients
 from fastqt.progress import Display, StopRequest
-from fastqt.text import Batch, Sample, Vocabulary, read_blocks
+from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
@@ -72,12 +72,12 @@ def train(
         vocabulary, progress = _begin(config, corpus)
     else:
         _check_unchanged(corpus, progress.corpus_bytes)
-        vocabulary = Vocabulary.load(directory / files.VOCABULARY, unknown=cast("Unknown", config.unknown))
+        vocabulary = load_lexicon(config, directory)
     trainer = Trainer(config, corpus, vocabulary, directory, progress)
     if progress.step:
         files.load_checkpoint(saved, trainer.model, trainer.optimizer)
     files.write_text(directory / files.CONFIG, config.to_json())
-    files.write_text(directory / files.VOCABULARY, vocabulary.to_json())
+    save_lexicon(vocabulary, directory)
     return trainer.run(display)
 
 
@@ -88,7 +88,7 @@ class Trainer:
         self,
         config: TrainConfig,
         corpus: list[str],
-        vocabulary: Vocabulary,
+        vocabulary: Lexicon,
         directory: Path,
         progress: Progress,
     ) -> None:
@@ -227,8 +227,8 @@ def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[st
     return [str(kept) if name == STDIN else name for name in config.corpus]
 
 
-def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress]:
-    """Reads the corpus once: counts its sentences and takes its vocabulary."""
+def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once: counts its sentences and takes its vocabulary, if no checkpoint has one."""
     progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
 
     def sentences() -> Iterator[str]:
@@ -236,12 +236,28 @@ def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress
             progress.sentences += len(block.sentences)
             yield from block.sentences
 
-    vocabulary = Vocabulary.build(
-        sentences(), config.vocab_size, unknown=cast("Unknown", config.unknown), max_length=config.max_length
-    )
+    vocabulary: Lexicon
+    if config.checkpoint is not None:
+        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+        for _ in sentences():
+            pass
+    else:
+        unknown = cast("Unknown", config.unknown)
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
     if progress.sentences < config.batch_size:
         raise InputError(too_short(corpus, progress.sentences, config.batch_size))
     return vocabulary, progress
+
+
+def _checkpoint_vocabulary(checkpoint: str, max_length: int) -> Lexicon:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(checkpoint, max_length=max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
 
 
 def _sizes(corpus: list[str]) -> Iterator[int]:
