@@ -9,6 +9,7 @@ from fastqt.nn.encoders import (
     LSTMEncoder,
     MultiChannel,
 )
+from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU
 from fastqt.nn.loss import (
     CLIPLoss,
@@ -36,6 +37,7 @@ __all__ = [
     "ContrastiveLoss",
     "Encoder",
     "GRUEncoder",
+    "Gloss",
     "GlossBagOfWordsLoss",
     "GlossPositionalLoss",
     "InfoNCELoss",
