@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on with the run in DIR, if there is one")
     for setting in fields(TrainConfig):
         if setting.name != "corpus":
-            _add_setting(train, setting.name, setting.default, setting.metadata)
+            _add_setting(train, setting)
     train.set_defaults(command=_train)
 
     embed = commands.add_parser("embed", help="turn sentences into vectors")
@@ -103,12 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, metadata: Any) -> None:
+def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     """An option for a field of TrainConfig; absent from the result unless given: --resume must know."""
+    name, default, metadata = setting.name, setting.default, setting.metadata
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
-    kind = int if name == "steps" else str if default is None else type(default)
+    kind = {"int": int, "float": float, "str": str}[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(
         f"--{name.replace('_', '-')}",

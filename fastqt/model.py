@@ -13,42 +13,57 @@ from numpy.typing import NDArray
 from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, QuickThoughts
+from fastqt.nn import (
+    BagOfWords,
+    Encoder,
+    GRUEncoder,
+    LSTMEncoder,
+    MixCSE,
+    QuickThoughts,
+    SimCSE,
+    Transformer,
+)
 from fastqt.nn.init import Init
 from fastqt.text import Encoded, Vocabulary, pad
 from fastqt.text.vocabulary import Unknown
 
 ROWS = 512  # sentences that are encoded at once
 
+Model = QuickThoughts | SimCSE
 
-def build_model(config: TrainConfig, vocab_size: int) -> QuickThoughts:
-    """A freshly initialised model: two encoders of one kind, with weights of their own."""
 
-    init, bidirectional = cast("Init", config.init), config.encoder.startswith("bi")
+def build_model(config: TrainConfig, vocab_size: int) -> Model:
+    """A freshly initialised model of the kind that a run's settings name."""
+    if config.model == "quickthoughts":
+        return QuickThoughts(build_encoder(config, vocab_size), build_encoder(config, vocab_size))
+    encoder = build_encoder(config, vocab_size)
+    if config.model == "simcse":
+        return SimCSE(encoder, dropout=config.dropout, scale=config.scale)
+    return MixCSE(encoder, dropout=config.dropout, scale=config.scale, mix=config.mix, form=config.form)
 
-    def encoder() -> Encoder:
-        if config.encoder == "bow":
-            return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
-        if config.encoder.endswith("lstm"):
-            return LSTMEncoder(
-                vocab_size,
-                config.word_dim,
-                config.hidden_size,
-                bidirectional=bidirectional,
-                init=init,
-                sparse=True,
-            )
-        return GRUEncoder(
+
+def build_encoder(config: TrainConfig, vocab_size: int) -> Encoder:
+    """A freshly initialised sentence encoder."""
+    init = cast("Init", config.init)
+    if config.encoder == "bow":
+        return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
+    if config.encoder == "transformer":
+        return Transformer(
             vocab_size,
             config.word_dim,
-            config.hidden_size,
-            bidirectional=bidirectional,
-            reset_after=config.cell == "reset-after",
-            init=init,
+            layers=config.layers,
+            heads=config.heads,
+            feedforward=config.feedforward,
+            dropout=config.dropout,
+            max_length=config.max_length,
             sparse=True,
         )
-
-    return QuickThoughts(encoder(), encoder())
+    sizes = (vocab_size, config.word_dim, config.hidden_size)
+    bidirectional = config.encoder.startswith("bi")
+    if config.encoder.endswith("lstm"):
+        return LSTMEncoder(*sizes, bidirectional=bidirectional, init=init, sparse=True)
+    reset_after = config.cell == "reset-after"
+    return GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, init=init, sparse=True)
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,7 +79,7 @@ def choose_device(name: str) -> torch.device:
 class SentenceEncoder:
     """A trained model with its vocabulary: text in, vectors out."""
 
-    model: QuickThoughts
+    model: Model
     vocabulary: Vocabulary
     device: torch.device
 
@@ -87,11 +102,11 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
-        """Vectors (len(sentences), 2D) float32 in the order given: both encoders' halves side by side.
+        """Vectors (len(sentences), model.embedding_dim) float32 in the order given.
 
         Args:
             sentences: text, none of it blank; encoded 512 at a time, sorted by length.
-            normalize: scale each half to norm 1.
+            normalize: scale to norm 1, of QuickThoughts each encoder's half.
         """
         ids, lengths = self.vocabulary.encode(sentences)
         starts = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""Training of QuickThoughts: each sentence learns to tell its neighbours from the rest of its batch."""
+"""Training: a pass over a corpus, batch by batch, that may be stopped and resumed at any step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from fastqt import checkpoint as files
 from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.functional import contrastive_loss
-from fastqt.metrics import MetricsLog, context_accuracy
-from fastqt.model import build_model, choose_device
+from fastqt.metrics import MetricsLog
+from fastqt.model import choose_device
+from fastqt.objectives import Vectors, objective
 from fastqt.optim import Adam, clip_gradients
 from fastqt.progress import Display, StopRequest
-from fastqt.text import Batch, Vocabulary, batches, read_blocks
+from fastqt.text import Batch, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
@@ -91,14 +90,11 @@ class Trainer:
     ) -> None:
         self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
         self.directory, self.progress = directory, progress
-        self.device = choose_device(config.device)
-        torch.manual_seed(config.seed)
-        self.model = build_model(config, len(vocabulary)).to(self.device)
+        self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
+        self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = Adam(self.parameters, lr=config.learning_rate)
-        self.validation = self._validation_batches()
-        full, rest = divmod(progress.sentences, config.batch_size)
-        self.last_step = config.epochs * (full + (rest > config.context_size))
+        self.last_step = config.epochs * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
@@ -115,18 +111,20 @@ class Trainer:
             StopRequest() as stop,
         ):
             for batch in self._remaining():
-                loss, queries, candidates = self.step(batch)
+                loss, vectors = self.step(batch)
                 sentences += len(batch.lengths)
                 display.advance(len(batch.lengths))
                 ends, stops = progress.step == self.last_step, stop.signal is not None
-                validates = bool(self.validation) and (ends or progress.step % config.valid_every == 0)
+                validates = bool(self.objective.held_out) and (
+                    ends or progress.step % config.valid_every == 0
+                )
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
                 if reports or saves:
                     self._check_finite(loss)
                 if reports:
                     rate = sentences / (time.perf_counter() - began)
-                    line = self._measure(loss, queries, candidates, validates)
+                    line = self._measure(loss, vectors, validates)
                     progress.seconds += time.perf_counter() - began
                     sentences, began = 0, time.perf_counter()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
@@ -138,79 +136,32 @@ class Trainer:
                     break
         return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
 
-    def step(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of the optimiser. Returns the loss (scalar), queries and candidates (N, D), detached."""
+    def step(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
+        """One step of the optimiser. Returns the loss, a scalar, and what it is of, detached."""
         self.optimizer.zero_grad()
-        loss, queries, candidates = self._forward(batch)
+        loss, (a, b) = self.objective.loss(batch)
         loss.backward()
         groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
         for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
-        return loss.detach(), queries.detach(), candidates.detach()
+        return loss.detach(), (a.detach(), b.detach())
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        documents = batch.document_ids.to(self.device) if self.config.documents == "cut" else None
-        loss = contrastive_loss(
-            queries, candidates, context_size=self.config.context_size, document_ids=documents
-        )
-        return loss, queries, candidates
-
-    def _remaining(self) -> Iterator[Batch]:
+    def _remaining(self) -> Iterator[Batch | Sample]:
         progress = self.progress
         while progress.step < self.last_step:
-            for batch in batches(
-                self.corpus,
-                self.vocabulary,
-                self.config.batch_size,
-                start=progress.position,
-                smallest=self.config.context_size + 1,
-            ):
+            for batch, position in self.objective.batches(progress):
                 progress.step += 1
-                progress.position = batch.position
+                progress.position = position
                 yield batch
                 if progress.step == self.last_step:
                     return
             progress.epoch += 1
             progress.position = None
 
-    def _measure(
-        self, loss: Tensor, queries: Tensor, candidates: Tensor, validates: bool
-    ) -> dict[str, float]:
-        forward, backward = context_accuracy(queries, candidates)
-        line = {
-            "step": self.progress.step,
-            "loss": loss.item(),
-            "forward_accuracy": forward,
-            "backward_accuracy": backward,
-            "chance": 1 / len(queries),
-        }
-        return line | self.validate() if validates else line
-
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Means of loss and accuracies over the held-out batches."""
-        self.model.eval()
-        rows = []
-        for batch in self.validation:
-            loss, queries, candidates = self._forward(batch)
-            rows.append((loss.item(), *context_accuracy(queries, candidates)))
-        self.model.train()
-        names = ("validation_loss", "validation_forward_accuracy", "validation_backward_accuracy")
-        return {
-            name: sum(values) / len(rows) for name, values in zip(names, zip(*rows, strict=True), strict=True)
-        }
-
-    def _validation_batches(self) -> list[Batch]:
-        if self.config.valid is None:
-            return []
-        found: list[Batch] = []
-        for batch in batches([self.config.valid], self.vocabulary, self.config.batch_size):
-            if len(found) == self.config.valid_batches or len(batch.lengths) < self.config.batch_size:
-                break
-            found.append(batch)
-        return found
+    def _measure(self, loss: Tensor, vectors: Vectors, validates: bool) -> dict[str, float]:
+        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(vectors)}
+        return line | self.objective.validate() if validates else line
 
     def _check_finite(self, loss: Tensor) -> None:
         if not math.isfinite(loss.item()):

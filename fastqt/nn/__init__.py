@@ -25,6 +25,8 @@ from fastqt.nn.loss import (
     SimCSELoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.simcse import MixCSE, SimCSE
+from fastqt.nn.transformer import Transformer
 
 __all__ = [
     "GRU",
@@ -42,10 +44,13 @@ __all__ = [
     "GlossPositionalLoss",
     "InfoNCELoss",
     "LSTMEncoder",
+    "MixCSE",
     "MixCSELoss",
     "MultiChannel",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
+    "SimCSE",
     "SimCSELoss",
+    "Transformer",
 ]
