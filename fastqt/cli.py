@@ -95,6 +95,19 @@ def _parser() -> argparse.ArgumentParser:
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     neighbors.set_defaults(command=_neighbors)
 
+    interpolate = commands.add_parser(
+        "interpolate", help="sentences between two, as a GLOSS model generates them"
+    )
+    interpolate.add_argument("model", metavar="MODEL", help="a directory that train --model gloss-... wrote")
+    interpolate.add_argument(
+        "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
+    )
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last one")
+    interpolate.add_argument("--steps", type=int, default=4, metavar="N", help="how many (default: 4)")
+    interpolate.add_argument("--slerp", action="store_true", help="go along an arc, not a straight line")
+    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    interpolate.set_defaults(command=_interpolate)
+
     bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
     bench.set_defaults(command=_bench)
 
@@ -163,6 +176,16 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
         print(text)
         for neighbor in found:
             print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+    return 0
+
+
+def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
+    from fastqt.gloss import between
+    from fastqt.model import SentenceEncoder
+
+    encoder = SentenceEncoder.load(model, device)
+    for share, text in between(encoder, source, target, steps=steps, slerp=slerp):
+        print(f"{share:.2f}  {text}")
     return 0
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model
+from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, stored_shape
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.nn import (
     BagOfWords,
     Encoder,
+    Gloss,
     GRUEncoder,
     LSTMEncoder,
     MixCSE,
@@ -29,11 +30,20 @@ from fastqt.text.vocabulary import Unknown
 
 ROWS = 512  # sentences that are encoded at once
 
-Model = QuickThoughts | SimCSE
+Model = QuickThoughts | SimCSE | Gloss
 
 
-def build_model(config: TrainConfig, vocab_size: int) -> Model:
-    """A freshly initialised model of the kind that a run's settings name."""
+def build_model(config: TrainConfig, vocab_size: int, sentences: int = 0) -> Model:
+    """A freshly initialised model of the kind that a run's settings name; GLOSS for so many sentences."""
+    if config.model.startswith("gloss"):
+        return Gloss(
+            vocab_size,
+            config.word_dim,
+            sentences=sentences,
+            decoder=config.model.removeprefix("gloss-"),
+            max_length=config.max_length,
+            radius=config.radius,
+        )
     if config.model == "quickthoughts":
         return QuickThoughts(build_encoder(config, vocab_size), build_encoder(config, vocab_size))
     encoder = build_encoder(config, vocab_size)
@@ -95,7 +105,10 @@ class SentenceEncoder:
             raise InputError(f"no trained model: {directory} is not a directory")
         config = TrainConfig.load(directory / CONFIG)
         vocabulary = Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
-        model = build_model(config, len(vocabulary))
+        sentences = 0
+        if config.model.startswith("gloss"):
+            sentences, _ = stored_shape(directory / MODEL, "latents")
+        model = build_model(config, len(vocabulary), sentences)
         load_model(directory / MODEL, model)
         chosen = choose_device(device)
         return cls(model.to(chosen).eval(), vocabulary, chosen)

@@ -21,7 +21,7 @@ from fastqt.errors import InputError
 from fastqt.metrics import MetricsLog
 from fastqt.model import choose_device
 from fastqt.objectives import Vectors, objective
-from fastqt.optim import Adam, clip_gradients
+from fastqt.optim import clip_gradients
 from fastqt.progress import Display, StopRequest
 from fastqt.text import Batch, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
@@ -93,7 +93,7 @@ class Trainer:
         self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
-        self.optimizer = Adam(self.parameters, lr=config.learning_rate)
+        self.optimizer = self.objective.optimizer()
         self.last_step = config.epochs * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
@@ -145,6 +145,7 @@ class Trainer:
         for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
+        self.objective.constrain(batch)
         return loss.detach(), (a.detach(), b.detach())
 
     def _remaining(self) -> Iterator[Batch | Sample]:

@@ -107,7 +107,11 @@ class Gloss(nn.Module):
         Returns:
             The loss, which has a sparse gradient for `latents`.
         """
-        return self.loss(F.embedding(rows, self.latents, sparse=True), tokens, lengths, reduction=reduction)
+        return self.loss(self.latents_of(rows), tokens, lengths, reduction=reduction)
+
+    def latents_of(self, rows: Tensor) -> Tensor:
+        """The latent vectors of training sentences, (B, d); their gradient is sparse."""
+        return F.embedding(rows, self.latents, sparse=True)
 
     def loss(self, latents: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
         """How badly latent vectors name their sentences' words: `gloss_bow_loss` or `gloss_pos_loss`.
@@ -119,6 +123,13 @@ class Gloss(nn.Module):
             reduction: "mean" over sentences, "sum", or "none" for (B,).
         """
         return self._loss(latents, tokens, lengths, reduction, self.weight, self.bias, self.positions)
+
+    def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Which tokens, (B, L), the decoder is to name: all words of a sentence, of "bow" the known ones."""
+        within = _within(lengths, tokens.shape[1])
+        if self.positions is not None or self.unknown_id is None:
+            return within
+        return within & (tokens != self.unknown_id)
 
     def project(self, rows: Tensor | None = None) -> None:
         """Brings latent vectors, all or those of some rows, back to the ball."""
@@ -217,14 +228,10 @@ class Gloss(nn.Module):
             return gloss_pos_loss(
                 latents, places, weight, bias, tokens, lengths, reduction=reduction, memory=memory
             )
-        ids, offsets = self._bags(tokens, lengths)
+        named = self.targets(tokens, lengths)
+        counts = named.sum(1)
+        ids, offsets = tokens[named], counts.cumsum(0) - counts
         return gloss_bow_loss(latents, weight, bias, ids, offsets, reduction=reduction, memory=memory)
-
-    def _bags(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Known words, one sentence's after the other's, and where each sentence's begin."""
-        known = _within(lengths, tokens.shape[1]) & (tokens != self.unknown_id)
-        counts = known.sum(1)
-        return tokens[known], counts.cumsum(0) - counts
 
     def _projected(self, latents: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(latents, dim=1, keepdim=True)
