@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import check_option
+from fastqt.checks import check_option, input_dtype
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
+from fastqt.positional import Places, positional_loss, score_places
 
 DECODERS = ("bow", "pos")
 ROWS_AT_ONCE = 16  # inference works on multiples of so many sentences, so that all meet the same kernels
@@ -122,7 +124,12 @@ class Gloss(nn.Module):
             lengths: (B,) int64 in [0, L].
             reduction: "mean" over sentences, "sum", or "none" for (B,).
         """
-        return self._loss(latents, tokens, lengths, reduction, self.weight, self.bias, self.positions)
+        self._check(tokens, lengths)
+        if self.positions is None:
+            return self._bow_loss(latents, self.weight, self.bias, tokens, lengths, reduction=reduction)
+        return _pos_loss(
+            latents, self.positions, self.weight, self.bias, tokens, lengths, reduction=reduction
+        )
 
     def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Which tokens, (B, L), the decoder is to name: all words of a sentence, of "bow" the known ones."""
@@ -170,20 +177,16 @@ class Gloss(nn.Module):
         Returns:
             (B, d), without gradient.
         """
+        self._check(tokens, lengths)
         B = len(tokens)
         extra = -B % ROWS_AT_ONCE
         # What a caller made in inference mode could not take part in what follows.
         with torch.inference_mode(False), torch.enable_grad():
             tokens, lengths = F.pad(tokens, (0, 0, 0, extra)), F.pad(lengths, (0, extra))
-            positions = None if self.positions is None else self.positions.detach()
+            loss = self._frozen_loss(tokens, lengths)
             latents = self._beginnings(tokens, lengths, seed)
             for _ in range(steps):
-                latents.requires_grad_()
-                loss = self._loss(
-                    *(latents, tokens, lengths, "sum", self.weight.detach(), self.bias.detach(), positions),
-                    memory="low",
-                )
-                (gradient,) = torch.autograd.grad(loss, latents)
+                (gradient,) = torch.autograd.grad(loss(latents.requires_grad_()), latents)
                 latents = self._projected(latents.detach() - learning_rate * gradient)
         return latents[:B]
 
@@ -211,27 +214,44 @@ class Gloss(nn.Module):
             words = logits.topk(L, dim=1).indices
         return words.where(_within(lengths, L), 0)
 
-    def _loss(
+    def _frozen_loss(self, tokens: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
+        """The sum of sentences' losses as a function of their latent vectors alone."""
+        options = {"reduction": "sum", "memory": "low"}  # in tiles whose columns are the same in all batches
+        weight, bias = self.weight.detach(), self.bias.detach()
+        if self.positions is None:
+            return lambda latents: self._bow_loss(latents, weight, bias, tokens, lengths, **options)
+        positions = self.positions.detach()
+        places = score_places(positions[: tokens.shape[1]], weight)
+        return lambda latents: _pos_loss(
+            latents, positions, weight, bias, tokens, lengths, places=places, **options
+        )
+
+    def _bow_loss(
         self,
         latents: Tensor,
-        tokens: Tensor,
-        lengths: Tensor,
-        reduction: str,
         weight: Tensor,
         bias: Tensor,
-        positions: Tensor | None,
+        tokens: Tensor,
+        lengths: Tensor,
         *,
+        reduction: str,
         memory: str = "fast",
     ) -> Tensor:
-        if positions is not None:
-            places = positions[: tokens.shape[1]]
-            return gloss_pos_loss(
-                latents, places, weight, bias, tokens, lengths, reduction=reduction, memory=memory
-            )
         named = self.targets(tokens, lengths)
         counts = named.sum(1)
         ids, offsets = tokens[named], counts.cumsum(0) - counts
         return gloss_bow_loss(latents, weight, bias, ids, offsets, reduction=reduction, memory=memory)
+
+    def _check(self, tokens: Tensor, lengths: Tensor) -> None:
+        V, most = len(self.weight), math.inf if self.positions is None else len(self.positions)
+        if tokens.dim() != 2 or tokens.shape[1] > most:
+            raise ValueError(f"tokens: want shape (B, L), L at most {most}, got {tuple(tokens.shape)}")
+        B, L = tokens.shape
+        if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > L)).any()):
+            raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")
+        used = tokens[_within(lengths, L)]
+        if bool(((used < 0) | (used >= V)).any()):
+            raise ValueError(f"tokens: want integers in 0..{V - 1}, got {int(used.min())}..{int(used.max())}")
 
     def _projected(self, latents: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(latents, dim=1, keepdim=True)
@@ -253,3 +273,26 @@ class Gloss(nn.Module):
 def _within(lengths: Tensor, L: int) -> Tensor:
     """(B, L): whether there is such a place in a sentence."""
     return torch.arange(L, device=lengths.device) < lengths[:, None]
+
+
+def _pos_loss(
+    latents: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    *,
+    reduction: str,
+    memory: str = "fast",
+    places: Places | None = None,
+) -> Tensor:
+    """`gloss_pos_loss`, by the shorter way where it can be taken."""
+    positions = positions[: tokens.shape[1]]
+    if reduction != "none" and input_dtype(latents) in (torch.float32, torch.float64):
+        loss = positional_loss(latents, positions, weight, bias, tokens, lengths, places)
+        if loss is not None:
+            return loss / len(latents) if reduction == "mean" else loss
+    return gloss_pos_loss(
+        latents, positions, weight, bias, tokens, lengths, reduction=reduction, memory=memory
+    )

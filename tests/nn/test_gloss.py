@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gloss_oracle import Oracle
-from tolerances import FLOAT64, REORDERED_FLOAT64, relative
+from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
@@ -74,7 +74,9 @@ def test_the_loss_is_the_functions(decoder):
         )
     ours = gloss.loss(gloss.latents, tokens, lengths, reduction="none")
     assert torch.equal(ours, wanted)
-    assert relative(gloss(torch.arange(N), tokens, lengths), wanted.mean()) < REORDERED_FLOAT64
+    for reduction in ("mean", "sum"):
+        loss = gloss(torch.arange(N), tokens, lengths, reduction=reduction)
+        assert relative(loss, getattr(wanted, reduction)()) < FLOAT64
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -244,8 +246,38 @@ def test_bad_options(options, message):
 def test_more_places_than_there_are():
     gloss = model("pos")
     tokens = torch.zeros(2, L + 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"token_ids: want shape \(B, L\) = \(2, 6\), got \(2, 7\)"):
+    with pytest.raises(ValueError, match=r"tokens: want shape \(B, L\), L at most 6, got \(2, 7\)"):
         gloss(torch.tensor([3, 4]), tokens, torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "message"),
+    [
+        (torch.zeros(2, 3).long(), torch.tensor([1, 4]), r"lengths: want one in 0\.\.3 for each of B=2"),
+        (torch.zeros(2, 3).long(), torch.tensor([1]), r"lengths: want one in 0\.\.3 for each of B=2"),
+        (torch.full((2, 3), V), torch.tensor([0, 1]), r"tokens: want integers in 0\.\.12, got 13\.\.13"),
+        (torch.full((2, 3), -1), torch.tensor([0, 1]), r"tokens: want integers in 0\.\.12, got -1\.\.-1"),
+        (torch.zeros(3).long(), torch.tensor([1]), r"tokens: want shape \(B, L\), L at most"),
+    ],
+)
+def test_bad_sentences(decoder, tokens, lengths, message):
+    gloss = model(decoder)
+    for call in (gloss.infer, lambda *data: gloss(torch.tensor([0, 1]), *data)):
+        with pytest.raises(ValueError, match=message):
+            call(tokens, lengths)
+
+
+def test_scores_far_apart():
+    """Where the shorter way to the positional loss would lose them, each score is formed."""
+    gloss, (tokens, lengths) = model("pos"), sentences()
+    with torch.no_grad():
+        gloss.weight.zero_()[:6, 0] = gloss.weight[6:, 1] = 200
+        gloss.positions.zero_()[:, 1] = 1
+        gloss.latents.zero_()[:, 0] = 1
+    rows = gloss.loss(gloss.latents, tokens, lengths, reduction="none")
+    assert rows.isfinite().all()
+    assert relative(gloss(torch.arange(N), tokens, lengths), rows.mean()) < FLOAT64
 
 
 def test_repr():
