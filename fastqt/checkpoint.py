@@ -129,6 +129,14 @@ def load_model(path: Path, model: nn.Module) -> None:
             tensor.copy_(stored)
 
 
+def stored_shape(path: Path, name: str) -> tuple[int, ...]:
+    """The shape of a tensor that `save_model` wrote."""
+    with _opened(path) as file:
+        if name not in set(file.keys()):
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        return tuple(file.get_slice(name).get_shape())
+
+
 def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, write_text
+from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, stored_shape, write_text
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.nn import (
     BagOfWords,
     Encoder,
+    Gloss,
     GRUEncoder,
     LSTMEncoder,
     MixCSE,
@@ -33,17 +34,29 @@ if TYPE_CHECKING:
 CHECKPOINT_SHAPE = "huggingface"  # folder of a run, for its encoders' configuration and their tokenizer
 ROWS = 512  # sentences that are encoded at once
 
-Model = QuickThoughts | SimCSE
+Model = QuickThoughts | SimCSE | Gloss
 
 
-def build_model(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Model:
+def build_model(
+    config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True
+) -> Model:
     """A freshly initialised model of the kind that a run's settings name.
 
     Args:
         config: the settings.
         vocab_size: number of token ids.
+        sentences: how many GLOSS has latent vectors for.
         pretrained: begin with the weights of the settings' checkpoint, if they name one.
     """
+    if config.model.startswith("gloss"):
+        return Gloss(
+            vocab_size,
+            config.word_dim,
+            sentences=sentences,
+            decoder=config.model.removeprefix("gloss-"),
+            max_length=config.max_length,
+            radius=config.radius,
+        )
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
@@ -118,8 +131,8 @@ class SentenceEncoder:
     device: torch.device
 
     @classmethod
-    def load(cls, directory: str | Path, device: str = "auto") -> SentenceEncoder:
-        """Reads what `fastqt train` wrote.
+    def load(cls, directory: str | Path, device: str = "auto", *, trained: bool = True) -> SentenceEncoder:
+        """Reads what `fastqt train` wrote; unless `trained`, the weights are fresh ones and not read.
 
         Raises:
             InputError: a file is missing, damaged, from another version or does not fit the others.
@@ -131,8 +144,11 @@ class SentenceEncoder:
         vocabulary = load_lexicon(config, directory)
         if config.checkpoint is not None:  # which may be gone, and its weights are not wanted
             config = replace(config, checkpoint=str(directory / CHECKPOINT_SHAPE))
-        model = build_model(config, len(vocabulary), pretrained=False)
-        load_model(directory / MODEL, model)
+        is_gloss = config.model.startswith("gloss")
+        sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss and trained else 0
+        model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
+        if trained:
+            load_model(directory / MODEL, model)
         chosen = choose_device(device)
         return cls(model.to(chosen).eval(), vocabulary, chosen)
 

@@ -21,7 +21,7 @@ from fastqt.errors import InputError
 from fastqt.metrics import MetricsLog
 from fastqt.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
 from fastqt.objectives import Vectors, objective
-from fastqt.optim import Adam, clip_gradients
+from fastqt.optim import clip_gradients
 from fastqt.progress import Display, StopRequest
 from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
@@ -97,7 +97,7 @@ class Trainer:
         self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
-        self.optimizer = Adam(self.parameters, lr=config.learning_rate)
+        self.optimizer = self.objective.optimizer()
         self.pairs = None if config.dev is None else _development_pairs(config.dev)
         self.judges = bool(self.objective.held_out) or self.pairs is not None
         self.last_step = config.epochs * self.objective.steps(progress.sentences)
@@ -149,6 +149,7 @@ class Trainer:
         for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
+        self.objective.constrain(batch)
         return loss.detach(), (a.detach(), b.detach())
 
     def _remaining(self) -> Iterator[Batch | Sample]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,13 +12,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
-from fastqt.checkpoint import CONFIG, VOCABULARY
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.model import SentenceEncoder, build_model, choose_device
-from fastqt.text import Vocabulary
+from fastqt.model import SentenceEncoder
 from fastqt.text.reader import open_text
-from fastqt.text.vocabulary import Unknown
 
 # Letters with ' or - within, digits, and any other sign by itself.
 TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
@@ -128,16 +123,9 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto"
         seed: of the weights.
         device: where to compute.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"no trained model: {directory} is not a directory")
-    config = TrainConfig.load(directory / CONFIG)
-    vocabulary = Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build_model(config, len(vocabulary))
-    chosen = choose_device(device)
-    return SentenceEncoder(model.to(chosen).eval(), vocabulary, chosen)
+        return SentenceEncoder.load(directory, device, trained=False)
 
 
 def read_vectors(

@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from tolerances import FLOAT32, FLOAT64
 
+from fastqt import metrics
 from fastqt.evaluation import (
     alignment,
     correlate,
@@ -20,7 +21,6 @@ from fastqt.evaluation import (
     relatedness,
     uniformity,
 )
-from fastqt.evaluation import similarity as module
 
 
 @given(arrays(np.float64, st.integers(1, 20), elements=st.floats(1, 5)))
@@ -95,7 +95,7 @@ def test_relatedness_against_a_regression_with_weighted_rows():
 
 @pytest.mark.parametrize("t", [1.0, 2.0])
 def test_alignment_and_uniformity_by_their_formulae(t, monkeypatch):
-    monkeypatch.setattr(module, "ROWS", 7)
+    monkeypatch.setattr(metrics, "ROWS", 7)
     vectors = np.random.default_rng(0).standard_normal((20, 5)).astype(np.float32)
     vectors[3] = vectors[11]  # a pair at distance 0 counts, a row with itself does not
     unit = [[float(x) / math.sqrt(sum(float(y) ** 2 for y in row)) for x in row] for row in vectors]
