@@ -1,19 +1,21 @@
-"""The README shows what stored runs hold, and its Python is true."""
+"""README and docs show what stored runs hold, and the README's Python is true."""
 
 import re
-from pathlib import Path
 
+import pytest
 import torch
 
 import fastqt
-from benchmarks.render import README, rendered
+from benchmarks.render import PAGES, README, rendered
 from fastqt.nn import GRUEncoder, QuickThoughts
 
 TEXT = README.read_text()
 
 
-def test_figures_are_those_of_stored_runs():
-    assert rendered(TEXT) == TEXT, "run `python -m benchmarks.render`"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_are_those_of_stored_runs(page):
+    text = page.read_text()
+    assert rendered(text) == text, "run `python -m benchmarks.render`"
 
 
 def test_python_examples_run():
@@ -45,6 +47,7 @@ def test_python_examples_run():
     assert names["vectors"].shape == (12, 2000)
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
-        assert (Path(README).parent / target).exists(), target
+@pytest.mark.parametrize("page", [README, *README.parent.glob("docs/*.md")], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
