@@ -1,7 +1,7 @@
 """A training step of QuickThoughts beside one of skip-thoughts with encoders of the same size, in turns.
 
-As Logeswaran and Lee (arXiv:1803.02893) compare their efficiency: the same sentences, the same optimiser. Both
-with fastqt's GRU, losses and sparse gradients, so that it is the models that are compared.
+As Logeswaran and Lee (arXiv:1803.02893) compare their efficiency: the same sentences, the same optimiser;
+both with fastqt's GRU, losses and sparse gradients, so that it is the models that are compared.
 """
 
 from __future__ import annotations
