@@ -99,7 +99,7 @@ class SIF(WordVectors):
             if own is None:
                 raise InputError(f"{path} holds no `counts`: name a file of word counts too")
             return cls(words, vectors, own, a=a)
-        number = {word: int(count) for word, count in _split_lines(counts, 2)}
+        number = _read_counts(counts)
         numbers = np.array([number.get(word, 0) for word in words])
         return cls(words, vectors, numbers, total=sum(number.values()), a=a)
 
@@ -134,7 +134,7 @@ def read_vectors(
     """Words, their vectors, and their counts where the file has them; see `WordVectors.load`."""
     if str(path).endswith(".npz"):
         return _read_npz(path)
-    rows = _split_lines(path, None)
+    rows = _split_lines(path)
     try:
         vectors = np.array([row[1:] for row in rows], dtype=np.float32)
     except ValueError as error:
@@ -154,12 +154,16 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
     return words, vectors, counts
 
 
-def _split_lines(path: str | Path, wanted: int | None) -> list[list[str]]:
+def _read_counts(path: str | Path) -> dict[str, int]:
+    try:
+        return {word: int(count) for word, count in _split_lines(path)}
+    except ValueError as error:
+        raise InputError(f"{path}: wanted a word and a whole number a line: {error}") from None
+
+
+def _split_lines(path: str | Path) -> list[list[str]]:
     with open_text(str(path)) as file:
         try:
-            rows = [line.split(" ") for line in file.read().decode().rstrip("\n").split("\n")]
+            return [line.split(" ") for line in file.read().decode().rstrip("\n").split("\n")]
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8: {error}") from None
-    if wanted is not None and (odd := next((row for row in rows if len(row) != wanted), None)):
-        raise InputError(f"{path}: wanted {wanted} words a line, got {' '.join(odd)!r}")
-    return rows

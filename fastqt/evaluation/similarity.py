@@ -13,6 +13,8 @@ from scipy import stats
 from fastqt import metrics
 from fastqt.evaluation.classification import PAPER_GRID, held_out_validated, pair_features
 
+DECIMALS = 6
+
 
 class Correlation(NamedTuple):
     """With the judges' scores; 0 where either side is constant."""
@@ -25,8 +27,9 @@ def cosines(
     u: NDArray[np.floating],  # (n, d)
     v: NDArray[np.floating],  # (n, d)
 ) -> NDArray[np.float64]:
-    """Cosine of each pair of rows, (n,); 0 with a row of zeros."""
-    return np.asarray((_unit(u) * _unit(v)).sum(axis=1))
+    """Cosine of each pair of rows, (n,), to six decimals; 0 with a row of zeros."""
+    # Beyond the sixth is the noise of float32 vectors, and would rank what is equal.
+    return np.asarray((_unit(u) * _unit(v)).sum(axis=1).round(DECIMALS))
 
 
 def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Correlation:

@@ -45,6 +45,11 @@ def test_cosines_and_what_has_none():
     np.testing.assert_allclose(cosines(u, v), [1, 0, -1])
 
 
+def test_rounding_ranks_no_equal_cosines():
+    words = np.random.default_rng(0).standard_normal((100, 7, 20)).astype(np.float32)
+    assert set(cosines(words.mean(axis=1), words[:, ::-1].mean(axis=1))) == {1}
+
+
 def test_correlations_by_definition():
     generator = np.random.default_rng(0)
     x = generator.standard_normal(50)
