@@ -20,6 +20,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "cpu/row_passes.h"
@@ -342,25 +343,43 @@ const T* pointer(const std::optional<Tensor>& tensor) {
 
 int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
 
-// Each row's loss, and with row_weights the gradients of sum_i row_weights_i loss_i that are given
-// a place. Of a softmax this takes whole rows (no tile_columns), log-sum-exp and mass are found
-// besides, and in tiles row_weights asks for the gradients alone, from log-sum-exp and mass.
-// `report` tells of the first offending target: its status, row and column.
-void contrastive_walk_(
+// A scalar of `tensor`'s dtype.
+void store(const Tensor& tensor, double value) {
+  if (tensor.scalar_type() == torch::headeronly::ScalarType::Float) {
+    *tensor.mutable_data_ptr<float>() = static_cast<float>(value);
+  } else {
+    *tensor.mutable_data_ptr<double>() = value;
+  }
+}
+
+// Each row's loss. With `weight`, the gradients of total = weight * sum_i loss_i that are given a
+// place, which for a softmax takes whole rows (no tile_columns); with row_weights those of
+// sum_i row_weights_i loss_i, for a softmax from log-sum-exp and mass, which are found otherwise.
+// Returns status, row and column of the first offending target.
+std::tuple<int64_t, int64_t, int64_t> contrastive_walk_(
     const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
     const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale, int64_t link,
     int64_t diagonal, const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
     const std::optional<Tensor> weights, const std::optional<Tensor> dense, const std::optional<Tensor> background,
     const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
     const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns,
-    const std::optional<Tensor> row_weights, const Tensor logsumexp, const Tensor mass,
-    const Tensor loss, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+    const std::optional<double> weight, const std::optional<Tensor> row_weights,
+    const std::optional<Tensor> logsumexp, const std::optional<Tensor> mass, const std::optional<Tensor> loss,
+    const std::optional<Tensor> total, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
     const std::optional<Tensor> dnegatives, const std::optional<Tensor> drow_negatives,
-    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale, const Tensor report) {
+    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale) {
   const Embeddings embeddings{queries, candidates, negatives, row_negatives};
   const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dbias, dscale};
-  const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
-                     loss.mutable_data_ptr<double>()};
+  const int64_t n = queries.size(0);
+  std::vector<double> unwanted;
+  unwanted.reserve(4 * n);  // for all that follow, so that none moves
+  const auto place = [&](const std::optional<Tensor>& given, double value) {
+    if (given) return given->mutable_data_ptr<double>();
+    unwanted.resize(unwanted.size() + n, value);
+    return unwanted.data() + unwanted.size() - n;
+  };
+  const RowSums sums{place(logsumexp, 0), place(mass, 0), place(loss, 0)};
+  const double* const w = weight ? place({}, *weight) : pointer<double>(row_weights);
   const auto run = [&]<class T>(T) {
     const Cells<T> cells{candidates.size(0),
                          diagonal,
@@ -378,7 +397,6 @@ void contrastive_walk_(
                          stride(mask, 0),
                          stride(mask, 1)};
     Walk<T> walk(embeddings, scale, gradients, cells);
-    const double* const w = pointer<double>(row_weights);
     const int64_t width = tile_columns.value_or(std::numeric_limits<int64_t>::max());
     if (link == kSigmoid) {
       w ? walk.sigmoid_with_gradients(tile_rows, width, w, sums.loss) : walk.sigmoid(tile_rows, width, sums.loss);
@@ -389,10 +407,12 @@ void contrastive_walk_(
     } else {
       walk.softmax_with_gradients(tile_rows, w, sums);
     }
-    auto* const found = report.mutable_data_ptr<int64_t>();
-    found[0] = walk.report.status, found[1] = walk.report.row, found[2] = walk.report.column;
+    return std::tuple{walk.report.status, walk.report.row, walk.report.column};
   };
-  queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  const auto report =
+      queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  if (total) store(*total, weight.value_or(1) * std::accumulate(sums.loss, sums.loss + n, 0.0));
+  return report;
 }
 
 }  // namespace
@@ -402,9 +422,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
       "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
       "float scale, int link, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, "
       "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, "
-      "int? tile_columns, Tensor? row_weights, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!) loss, "
-      "Tensor(d!)? dqueries, Tensor(e!)? dcandidates, Tensor(f!)? dnegatives, Tensor(g!)? drow_negatives, "
-      "Tensor(h!)? dbias, Tensor(i!)? dscale, Tensor(j!) report) -> ()");
+      "int? tile_columns, float? weight, Tensor? row_weights, Tensor(a!)? logsumexp, Tensor(b!)? mass, "
+      "Tensor(c!)? loss, Tensor(d!)? total, Tensor(e!)? dqueries, Tensor(f!)? dcandidates, Tensor(g!)? dnegatives, "
+      "Tensor(h!)? drow_negatives, Tensor(i!)? dbias, Tensor(j!)? dscale) -> (int, int, int)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk_", TORCH_BOX(&contrastive_walk_)); }
