@@ -58,6 +58,7 @@ class _ContrastiveLoss(torch.autograd.Function):
     def forward(
         ctx: Any, p: Problem, reduction: str, backend: str, needs: Needs, *inputs: Tensor | None
     ) -> Tensor:
+        loss: Tensor
         in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend == "triton"
         at_once = reduction != "none" and in_one_walk and True in needs
         ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs

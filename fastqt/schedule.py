@@ -140,4 +140,4 @@ def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
 
 
 def _contiguous_like(x: Tensor | None) -> Tensor | None:
-    return None if x is None else torch.empty(x.shape, dtype=x.dtype)
+    return None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -5,6 +5,7 @@
 // operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
 // and a second one computes the scores once more from there: 8 N M D. A sigmoid's cells know of
 // no others, so that its gradient takes three products in tiles of any size.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -16,6 +17,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -73,10 +75,35 @@ void for_ranges(int64_t size, int64_t step, const F& visit) {
   for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
 }
 
+// Another view of a matrix, `offset` elements after its first, without the dispatcher, which takes longer
+// than a small product.
+Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  return Tensor(made);
+}
+
 Tensor part(const Tensor& matrix, int64_t dim, Range range) {
   if (range.size() == matrix.size(dim)) return matrix;
-  Tensor whole = matrix;
-  return torch::stable::narrow(whole, dim, range.begin, range.size());
+  std::array<int64_t, 2> sizes{matrix.size(0), matrix.size(1)};
+  sizes[dim] = range.size();
+  return view(matrix, sizes, {matrix.stride(0), matrix.stride(1)}, range.begin * matrix.stride(dim));
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)}, 0);
+}
+
+// An uninitialised matrix of the dtype of `like`.
+Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
+  const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes.data(), strides.data(), dtype,
+                                                         aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
 }
 
 // out = beta * out + alpha * a b
@@ -94,11 +121,6 @@ Tensor for_blas(const Tensor& matrix) {
     return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
   };
   return adjacent(0, 1) || adjacent(1, 0) ? matrix : torch::stable::contiguous(matrix);
-}
-
-Tensor transposed(const Tensor& matrix) {
-  Tensor given = matrix;
-  return torch::stable::transpose(given, 0, 1);
 }
 
 // A matrix whose rows are read or written by the functions of row_passes.h.
@@ -219,13 +241,13 @@ class Walk {
   }
 
   void scores_of(int64_t rows, int64_t columns) {
-    workspace_ = torch::stable::new_empty(queries_, {std::min(rows, queries_.size(0)), std::min(columns, width_)});
+    workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
     if (gradients_.bias) {
-      ones_ = torch::stable::new_empty(queries_, {1, workspace_.size(0)});
+      ones_ = new_matrix(queries_, 1, workspace_.size(0));
       torch::stable::fill_(ones_, 1);
     }
     if (gradients_.scale)
-      product_ = torch::stable::new_empty(queries_, {workspace_.size(0), queries_.size(1)});
+      product_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
   }
 
   void enter(Range rows) {
@@ -282,8 +304,9 @@ class Walk {
   }
 
   void add_to_bias(const Part& candidates) const {
-    Tensor whole = *gradients_.bias;
-    const Tensor gradient = part(torch::stable::unsqueeze(whole, 0), 1, candidates.columns);
+    const Tensor& whole = *gradients_.bias;
+    const Tensor gradient =
+        view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
     multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
   }
 
