@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,18 @@ def test_figures_are_those_of_stored_runs(page):
     assert rendered(text) == text, "run `python -m benchmarks.render`"
 
 
-def test_python_examples_run():
+def write_benchmarks(folder):
+    """Small files in the formats of MR and STS-B."""
+    for name, line in (("MR/all", "{0}\tsentence {1}"), ("STSB/dev", "g\t{1}\ta {1}\tb {0}")):
+        path = folder / f"{name}.tsv"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(line.format(number % 2, number) + "\n" for number in range(40)))
+    (folder / "STSB/test.tsv").write_text((folder / "STSB/dev.tsv").read_text())
+
+
+def test_python_examples_run(tmp_path, monkeypatch):
+    write_benchmarks(tmp_path / "eval")
+    monkeypatch.chdir(tmp_path)
     generator = torch.Generator().manual_seed(0)
     f, g, x, hard = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (12, 12, 12, 5))
     names = {
@@ -38,6 +50,7 @@ def test_python_examples_run():
         "labels": torch.arange(12),
         "tokens": torch.ones(12, 4, dtype=torch.long),
         "lengths": torch.full((12,), 4),
+        "encode": lambda texts: np.array([[len(text), sum(map(ord, text)) % 97, 1.0] for text in texts]),
     }
     blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len(blocks) >= 3
