@@ -130,6 +130,19 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
     plot.set_defaults(command=_plot)
 
+    interpolate = commands.add_parser(
+        "interpolate", help="sentences between two, as a GLOSS model generates them"
+    )
+    interpolate.add_argument("model", metavar="MODEL", help="a directory that train --model gloss-... wrote")
+    interpolate.add_argument(
+        "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
+    )
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last one")
+    interpolate.add_argument("--steps", type=int, default=4, metavar="N", help="how many (default: 4)")
+    interpolate.add_argument("--slerp", action="store_true", help="go along an arc, not a straight line")
+    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    interpolate.set_defaults(command=_interpolate)
+
     bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
     bench.set_defaults(command=_bench)
 
@@ -152,7 +165,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else {"valid": "FILE"}.get(name, "N" if kind is int else "X"),
+        metavar=None if choices else {"valid": "FILE", "dev": "FILE"}.get(name, "N" if kind is int else "X"),
     )
 
 
@@ -238,6 +251,16 @@ def _evaluate(
     print(results.table())
     if json is not None:
         results.save(json, command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key)
+    return 0
+
+
+def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
+    from fastqt.gloss import between
+    from fastqt.model import SentenceEncoder
+
+    encoder = SentenceEncoder.load(model, device)
+    for share, text in between(encoder, source, target, steps=steps, slerp=slerp):
+        print(f"{share:.2f}  {text}")
     return 0
 
 

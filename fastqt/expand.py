@@ -13,6 +13,7 @@ from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.model import SentenceEncoder, build_model
+from fastqt.text import Vocabulary
 from fastqt.text.expansion import expand_table, expand_vocabulary
 from fastqt.text.vocabulary import UNKNOWN
 
@@ -45,10 +46,12 @@ def expand_model(
     if any((out / name).exists() for name in (CONFIG, VOCABULARY, MODEL)):
         raise InputError(f"{out} already holds a model: choose another directory")
     encoder = SentenceEncoder.load(directory, "cpu")
-    config = TrainConfig.load(directory / CONFIG)
+    config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
+    if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
+        raise InputError(f"{directory}: wanted a model with word vectors of its own, got {config.model}")
 
-    ids = encoder.vocabulary.tokenizer.get_vocab()
-    split = encoder.vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
+    ids = vocabulary.tokenizer.get_vocab()
+    split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
     found = [
         number
         for number, word in enumerate(words)
@@ -64,7 +67,7 @@ def expand_model(
     for name, table in weights.items():
         if name.endswith("embedding.weight"):
             weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
-    vocabulary = expand_vocabulary(encoder.vocabulary, new)
+    vocabulary = expand_vocabulary(vocabulary, new)
     with torch.device("meta"):
         model = build_model(config, len(vocabulary))
     model.load_state_dict(weights, assign=True)

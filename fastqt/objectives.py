@@ -14,8 +14,9 @@ from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.functional import contrastive_loss
 from fastqt.metrics import context_accuracy, view_figures
-from fastqt.model import build_model
-from fastqt.text import Batch, Corpus, Position, Sample, Vocabulary, batches
+from fastqt.model import Model, build_model
+from fastqt.optim import Adam, RowAdam
+from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, batches
 
 B = TypeVar("B", bound=Batch | Sample)
 Vectors = tuple[Tensor, Tensor]
@@ -36,13 +37,25 @@ class Objective(ABC, Generic[B]):
     """
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
         self.smallest = 2
         torch.manual_seed(config.seed)
-        self.model: Any = build_model(config, len(vocabulary)).to(device)
+        # A checkpoint's model comes in evaluation mode.
+        self.model: Any = self._model().to(device).train()
         self.held_out = list(self._held_out())
+
+    def _model(self) -> Model:
+        return build_model(self.config, len(self.vocabulary))
+
+    def optimizer(self) -> Adam:
+        """What takes the steps."""
+        return Adam(self.model.parameters(), lr=self.config.learning_rate)
+
+    def constrain(self, batch: B) -> None:
+        """Brings the model back to where it has to lie, after a step on a batch."""
+        return
 
     def steps(self, sentences: int) -> int:
         """Batches of one pass over so many sentences."""
@@ -90,7 +103,7 @@ class ContextObjective(Objective[Batch]):
     """QuickThoughts: tell a sentence's neighbours from all others of a batch in the corpus's order."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
         self.smallest = config.context_size + 1
@@ -115,14 +128,14 @@ class ContextObjective(Objective[Batch]):
         return {"forward_accuracy": forward, "backward_accuracy": backward, "chance": 1 / len(vectors[0])}
 
 
-class ViewsObjective(Objective[Sample]):
-    """SimCSE and MixCSE: tell a sentence's second view from all others of a batch in random order."""
+class ShuffledObjective(Objective[Sample]):
+    """Batches of sentences in random order, from a corpus in memory."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
-        super().__init__(config, corpus, vocabulary, device)
         self.sentences = Corpus(corpus, vocabulary)
+        super().__init__(config, corpus, vocabulary, device)
 
     def batches(self, progress: Progress) -> Iterator[tuple[Sample, Position | None]]:
         first = progress.step - progress.epoch * self.steps(len(self.sentences))
@@ -134,6 +147,10 @@ class ViewsObjective(Objective[Sample]):
             smallest=self.smallest,
         ):
             yield sample, None
+
+
+class ViewsObjective(ShuffledObjective):
+    """SimCSE and MixCSE: tell a sentence's second view from all others of a batch."""
 
     def loss(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
         views = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
@@ -151,9 +168,45 @@ class ViewsObjective(Objective[Sample]):
             yield
 
 
+class GlossObjective(ShuffledObjective):
+    """GLOSS: name each sentence's words from a latent vector of its own."""
+
+    def __init__(
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
+    ) -> None:
+        super().__init__(config, corpus, vocabulary, device)
+        self.smallest = 1
+
+    def _model(self) -> Model:
+        return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
+
+    def optimizer(self) -> Adam:
+        kind = RowAdam if self.config.latents == "rows" else Adam
+        return kind(self.model.parameters(), lr=self.config.learning_rate)
+
+    def constrain(self, batch: Sample) -> None:
+        self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
+
+    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
+        """The loss, and of what is held out that of inferred vectors; these, and the loss of a word."""
+        tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
+        if isinstance(batch, Sample):
+            latents = self.model.latents_of(batch.rows.to(self.device))
+        else:
+            latents = self.model.infer(tokens, lengths)
+        loss = self.model.loss(latents, tokens, lengths)
+        words = self.model.targets(tokens, lengths).sum().clamp(min=1)
+        return loss, (latents, loss * len(lengths) / words)
+
+    def measure(self, vectors: Vectors) -> dict[str, float]:
+        latents, loss_per_word = vectors
+        return {"loss_per_word": loss_per_word.item(), "latent_norm": latents.norm(dim=1).mean().item()}
+
+
 def objective(
-    config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
 ) -> Objective[Any]:
     """What a run's settings ask for."""
-    kind = ContextObjective if config.model == "quickthoughts" else ViewsObjective
-    return kind(config, corpus, vocabulary, device)
+    kinds: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
+    kinds |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
+    return kinds.get(config.model, ViewsObjective)(config, corpus, vocabulary, device)

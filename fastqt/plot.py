@@ -24,6 +24,9 @@ PANELS = {
     "cosine": ("positive_cosine", "negative_cosine", "mixed_cosine"),
     "alignment": ("alignment",),
     "uniformity": ("uniformity",),
+    "loss per word": ("loss_per_word",),
+    "norm": ("latent_norm",),
+    "development pairs": ("dev_spearman",),
 }
 # By which figure a training is judged while it runs, the first that there is.
 JUDGED_BY = ("dev_spearman", "validation_forward_accuracy")
@@ -36,7 +39,9 @@ class Run:
     name: str
     config: TrainConfig
     lines: list[dict[str, float]]  # of metrics.jsonl
-    score: Any  # the mean over the tasks of its evaluation, a float; None if it has not been evaluated
+    # Of its evaluation, None without one: the mean over classifications, and a vector's width.
+    accuracy: Any
+    width: Any
 
     @classmethod
     def load(cls, directory: str | Path) -> Run:
@@ -54,9 +59,7 @@ class Run:
             raise InputError(f"{directory / METRICS} cannot be read: {error}") from None
         if not lines:
             raise InputError(f"nothing to draw: {directory / METRICS} has no line yet")
-        evaluation = directory / EVALUATION
-        score = json.loads(evaluation.read_text(encoding="utf-8"))["mean"] if evaluation.exists() else None
-        return cls(directory.resolve().name, config, lines, score)
+        return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
         """A figure over steps or hours, where it was reported."""
@@ -71,21 +74,26 @@ class Run:
     def hours(self) -> float:
         return self.lines[-1]["seconds"] / 3600
 
-    @property
-    def width(self) -> int:
-        """The width of a sentence's vector, of QuickThoughts both halves."""
-        own = self.config.encoder in ("bow", "transformer")
-        width = self.config.word_dim if own else self.config.hidden_size
-        return 2 * width if self.config.model == "quickthoughts" else width
+
+def _evaluation(path: Path) -> tuple[Any, Any]:
+    if not path.exists():
+        return None, None
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        tasks, width = results["tasks"], results["width"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not what `fastqt evaluate --json` writes: {error}") from error
+    accuracies = [figures["accuracy"] for figures in tasks.values() if "accuracy" in figures]
+    return (sum(accuracies) / len(accuracies) if accuracies else None), width
 
 
 def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Draws all figures that the runs have the data for.
 
     training.svg: each reported figure over the steps, thin on the training text, thick on held-out text.
-    efficiency.svg: held-out accuracy over the hours of training, and the tasks' mean over the hours that a
-    whole training took. sizes.svg: the tasks' mean over the width of a sentence's vector. views.svg:
-    uniformity over alignment, a point a report, dark ones late.
+    efficiency.svg: held-out accuracy over the hours of training, and the mean accuracy over the hours that a
+    whole training took. sizes.svg: that mean over the width of a sentence's vector. views.svg: uniformity
+    over alignment, a point a report, dark ones late.
 
     Args:
         directories: runs, as `fastqt train` wrote them; with `evaluation.json` where they were evaluated.
@@ -102,7 +110,7 @@ def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
     except ImportError:
         raise InputError("plot: needs matplotlib; pip install 'fastqt[plot]'") from None
     runs = [Run.load(directory) for directory in directories]
-    evaluated = [run for run in runs if run.score is not None]
+    evaluated = [run for run in runs if run.accuracy is not None]
     judged = [(run, name) for run in runs for name in JUDGED_BY if run.has(name)]
     views = [run for run in runs if run.has("uniformity")]
     figures: dict[str, list[Callable[[Axes], None]]] = {
@@ -155,9 +163,9 @@ def _efficiency(axes: Axes, judged: list[tuple[Run, str]]) -> None:
 
 def _scores(axes: Axes, runs: list[Run], over: str) -> None:
     for run in runs:
-        axes.plot(getattr(run, over), run.score, "o", label=run.name)
+        axes.plot(getattr(run, over), run.accuracy, "o", label=run.name)
     label = {"hours": "hours of training", "width": "width of a sentence's vector"}[over]
-    axes.set(xlabel=label, ylabel="mean over tasks")
+    axes.set(xlabel=label, ylabel="mean accuracy")
 
 
 def _views(axes: Axes, runs: list[Run]) -> None:

@@ -14,12 +14,12 @@ def line(step, **figures):
     return {"step": step, "loss": 5 - step / 100, "seconds": 36.0 * step, **figures}
 
 
-def write_run(directory, lines, mean=None, **settings):
+def write_run(directory, lines, tasks=None, width=0, **settings):
     directory.mkdir()
     (directory / "config.json").write_text(TrainConfig(("corpus.txt",), **settings).to_json())
     (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    if mean is not None:
-        (directory / "evaluation.json").write_text(json.dumps({"mean": mean}))
+    if tasks is not None:
+        (directory / "evaluation.json").write_text(json.dumps({"tasks": tasks, "width": width}))
     return directory
 
 
@@ -30,7 +30,12 @@ def quick(tmp_path):
         line(200, forward_accuracy=0.3, backward_accuracy=0.2, chance=0.01)
         | {"validation_loss": 4.5, "validation_forward_accuracy": 0.05, "validation_backward_accuracy": 0.1},
     ]
-    return write_run(tmp_path / "quick", lines, mean=70.0, word_dim=60)
+    return write_run(
+        tmp_path / "quick",
+        lines,
+        tasks={"MR": {"accuracy": 0.8}, "TREC": {"accuracy": 0.6}, "STSB": {"pearson": 0.1}},
+        width=120,
+    )
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def mixed(tmp_path):
     cosines = {"positive_cosine": 0.9, "negative_cosine": 0.1, "mixed_cosine": 0.4}
     lines = [line(step, alignment=0.2 / step, uniformity=-step / 10, **cosines) for step in (1, 2, 3)]
     options = {"model": "mixcse", "encoder": "gru", "hidden_size": 50}
-    return write_run(tmp_path / "mixed", lines, mean=60.0, **options)
+    return write_run(tmp_path / "mixed", lines, tasks={"MR": {"accuracy": 0.6}}, width=50, **options)
 
 
 @pytest.fixture
@@ -75,13 +80,13 @@ def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
     assert training["step", "cosine"]["mixed mixed cosine"] == [[1, 2, 3], [0.4] * 3]
     efficiency = drawn["efficiency"]
     assert efficiency["hours of training", "on held-out text"] == {"quick forward accuracy": [[2], [0.05]]}
-    assert efficiency["hours of training", "mean over tasks"] == {
-        "quick": [[2], [70]],
-        "mixed": [[0.03], [60]],
+    assert efficiency["hours of training", "mean accuracy"] == {
+        "quick": [[2], [pytest.approx(0.7)]],
+        "mixed": [[0.03], [0.6]],
     }
-    assert drawn["sizes"]["width of a sentence's vector", "mean over tasks"] == {
-        "quick": [[120], [70]],
-        "mixed": [[50], [60]],
+    assert drawn["sizes"]["width of a sentence's vector", "mean accuracy"] == {
+        "quick": [[120], [pytest.approx(0.7)]],
+        "mixed": [[50], [0.6]],
     }
     assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
 
@@ -95,6 +100,9 @@ def test_what_there_is_no_data_for_is_not_drawn(tmp_path, drawn):
 def test_a_directory_without_a_run_is_named(tmp_path, quick):
     with pytest.raises(InputError, match=r"no trained model in .*empty: config.json is missing"):
         plot([quick, tmp_path / "empty"], tmp_path)
+    (quick / "evaluation.json").write_text("[]")
+    with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
+        plot([quick], tmp_path)
     (quick / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
         plot([quick], tmp_path)

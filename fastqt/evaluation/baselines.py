@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,13 +12,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
-from fastqt.checkpoint import CONFIG, VOCABULARY
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.model import SentenceEncoder, build_model, choose_device
-from fastqt.text import Vocabulary
+from fastqt.model import SentenceEncoder
 from fastqt.text.reader import open_text
-from fastqt.text.vocabulary import Unknown
 
 # Letters with ' or - within, digits, and any other sign by itself.
 TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
@@ -104,7 +99,7 @@ class SIF(WordVectors):
             if own is None:
                 raise InputError(f"{path} holds no `counts`: name a file of word counts too")
             return cls(words, vectors, own, a=a)
-        number = {word: int(count) for word, count in _split_lines(counts, 2)}
+        number = _read_counts(counts)
         numbers = np.array([number.get(word, 0) for word in words])
         return cls(words, vectors, numbers, total=sum(number.values()), a=a)
 
@@ -128,16 +123,9 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto"
         seed: of the weights.
         device: where to compute.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"no trained model: {directory} is not a directory")
-    config = TrainConfig.load(directory / CONFIG)
-    vocabulary = Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build_model(config, len(vocabulary))
-    chosen = choose_device(device)
-    return SentenceEncoder(model.to(chosen).eval(), vocabulary, chosen)
+        return SentenceEncoder.load(directory, device, trained=False)
 
 
 def read_vectors(
@@ -146,7 +134,7 @@ def read_vectors(
     """Words, their vectors, and their counts where the file has them; see `WordVectors.load`."""
     if str(path).endswith(".npz"):
         return _read_npz(path)
-    rows = _split_lines(path, None)
+    rows = _split_lines(path)
     try:
         vectors = np.array([row[1:] for row in rows], dtype=np.float32)
     except ValueError as error:
@@ -166,12 +154,16 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
     return words, vectors, counts
 
 
-def _split_lines(path: str | Path, wanted: int | None) -> list[list[str]]:
+def _read_counts(path: str | Path) -> dict[str, int]:
+    try:
+        return {word: int(count) for word, count in _split_lines(path)}
+    except ValueError as error:
+        raise InputError(f"{path}: wanted a word and a whole number a line: {error}") from None
+
+
+def _split_lines(path: str | Path) -> list[list[str]]:
     with open_text(str(path)) as file:
         try:
-            rows = [line.split(" ") for line in file.read().decode().rstrip("\n").split("\n")]
+            return [line.split(" ") for line in file.read().decode().rstrip("\n").split("\n")]
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8: {error}") from None
-    if wanted is not None and (odd := next((row for row in rows if len(row) != wanted), None)):
-        raise InputError(f"{path}: wanted {wanted} words a line, got {' '.join(odd)!r}")
-    return rows

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from fastqt import metrics
 from fastqt.evaluation.classification import PAPER_GRID, held_out_validated, pair_features
 
-ROWS = 512
+DECIMALS = 6
 
 
 class Correlation(NamedTuple):
@@ -25,8 +27,9 @@ def cosines(
     u: NDArray[np.floating],  # (n, d)
     v: NDArray[np.floating],  # (n, d)
 ) -> NDArray[np.float64]:
-    """Cosine of each pair of rows, (n,); 0 with a row of zeros."""
-    return np.asarray((_unit(u) * _unit(v)).sum(axis=1))
+    """Cosine of each pair of rows, (n,), to six decimals; 0 with a row of zeros."""
+    # Beyond the sixth is the noise of float32 vectors, and would rank what is equal.
+    return np.asarray((_unit(u) * _unit(v)).sum(axis=1).round(DECIMALS))
 
 
 def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Correlation:
@@ -126,17 +129,7 @@ def uniformity(
     t: float = 2.0,
 ) -> float:
     """log E exp(−t ‖x − y‖²) over pairs of different rows, scaled to norm 1. (Wang & Isola 2020.)"""
-    unit = _unit(vectors)
-    n = len(unit)
-    norms = (unit**2).sum(axis=1)
-    total = 0.0
-    for begin in range(0, n, ROWS):
-        rows = slice(begin, begin + ROWS)
-        squares = norms[rows, None] + norms - 2 * unit[rows] @ unit.T
-        kernel = np.exp(-t * np.maximum(squares, 0))
-        kernel[np.arange(len(kernel)), np.arange(begin, begin + len(kernel))] = 0
-        total += kernel.sum()
-    return float(np.log(total / (n * (n - 1))))
+    return metrics.uniformity(torch.from_numpy(_unit(vectors)), t)
 
 
 def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float64]:

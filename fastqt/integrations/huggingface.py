@@ -79,9 +79,8 @@ class HuggingFaceEncoder(Encoder):
 
         On the CPU, whatever the model's device.
         """
-        ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        return pad(Encoded(np.concatenate(ids).astype(np.int64), lengths))
+        shape = self.model.config
+        return pad(CheckpointVocabulary(self.tokenizer, shape, max_length=self.max_length).encode(sentences))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         check_batch(tokens, lengths)
@@ -136,19 +135,72 @@ class HuggingFaceEncoder(Encoder):
         self.tokenizer.save_pretrained(directory)
 
 
+class CheckpointVocabulary:
+    """The tokenizer of a checkpoint as the vocabulary of a training, and the shape of its model.
+
+    Args:
+        tokenizer: of the `transformers` library.
+        shape: the model's configuration.
+        max_length: tokens of a sentence that are kept, the special ones among them.
+    """
+
+    def __init__(self, tokenizer: Any, shape: Any, *, max_length: int) -> None:
+        self.tokenizer, self.shape, self.max_length = tokenizer, shape, max_length
+
+    @classmethod
+    def load(cls, directory: str | Path, *, max_length: int) -> CheckpointVocabulary:
+        """Reads a checkpoint's directory, or what `save` wrote; weights are not looked at.
+
+        Raises:
+            ImportError, InputError: as of `HuggingFaceEncoder`.
+        """
+        shape, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+        return cls(tokenizer, shape, max_length=max_length)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, sentences: Sequence[str]) -> Encoded:
+        """Ids of the sentences' tokens, special ones added: at most `max_length` each."""
+        ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
+        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        return Encoded(np.concatenate(ids).astype(np.int64), lengths)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes tokenizer and shape."""
+        self.tokenizer.save_pretrained(directory)
+        self.shape.save_pretrained(directory)
+
+
+def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
+    """A model of a checkpoint's shape with fresh weights, and its tokenizer."""
+    shape, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+    model: nn.Module = _transformers().AutoModel.from_config(shape)
+    return model.float(), tokenizer
+
+
 def _load(directory: Path) -> tuple[nn.Module, Any]:
     """The model, in float32, and the tokenizer of a checkpoint."""
+    model, tokenizer = _from_pretrained(directory, "AutoModel", "AutoTokenizer")
+    return model.float(), tokenizer
+
+
+def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
+    transformers = _transformers()
+    if not directory.is_dir():
+        raise InputError(f"model: expected the directory of a checkpoint, got {str(directory)!r}")
     try:
-        transformers: Any = importlib.import_module("transformers")
+        return [
+            getattr(transformers, name).from_pretrained(directory, local_files_only=True) for name in classes
+        ]
+    except (OSError, ValueError) as error:
+        raise InputError(f"model: {directory} holds no checkpoint that can be loaded: {error}") from error
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
     except ModuleNotFoundError as error:
         raise ImportError(
             "HuggingFaceEncoder needs the transformers library: pip install 'fastqt[hf]'"
         ) from error
-    if not directory.is_dir():
-        raise InputError(f"model: expected the directory of a checkpoint, got {str(directory)!r}")
-    try:
-        model: nn.Module = transformers.AutoModel.from_pretrained(directory, local_files_only=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model: {directory} holds no checkpoint that can be loaded: {error}") from error
-    return model.float(), tokenizer

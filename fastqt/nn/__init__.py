@@ -9,6 +9,7 @@ from fastqt.nn.encoders import (
     LSTMEncoder,
     MultiChannel,
 )
+from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU
 from fastqt.nn.loss import (
     CLIPLoss,
@@ -39,6 +40,7 @@ __all__ = [
     "ContrastiveLoss",
     "Encoder",
     "GRUEncoder",
+    "Gloss",
     "GlossBagOfWordsLoss",
     "GlossPositionalLoss",
     "InfoNCELoss",

@@ -1,6 +1,9 @@
 """A Hugging Face checkpoint as an encoder."""
 
+import json
+import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +11,12 @@ import torch
 from tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 import fastqt
+from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.integrations.huggingface import POOLINGS, HuggingFaceEncoder
+from fastqt.model import SentenceEncoder
 from fastqt.nn import QuickThoughts
+from fastqt.train import train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
@@ -102,6 +108,38 @@ def test_simcse_trains_it_and_a_checkpoint_holds_what_was_learnt(checkpoint, tmp
     encoder.save(tmp_path)
     assert np.array_equal(HuggingFaceEncoder(tmp_path).encode(TEXT), vectors)
     assert not np.array_equal(HuggingFaceEncoder(checkpoint).encode(TEXT), vectors)
+
+
+def test_a_run_needs_its_checkpoint_no_more(checkpoint, tmp_path):
+    corpus, folder, run = tmp_path / "corpus.txt", tmp_path / "bert", tmp_path / "run"
+    corpus.write_text("\n".join(TEXT * 8) + "\n")
+    shutil.copytree(checkpoint, folder)
+    config = TrainConfig(
+        (str(corpus),), model="mixcse", encoder="huggingface", checkpoint=str(folder), batch_size=8
+    )
+    assert config.learning_rate == 3e-5
+    config = replace(config, learning_rate=1e-2, epochs=3)
+    assert train(replace(config, steps=5), run).step == 5
+    assert train(config, run, resume=True).step == 12
+    shutil.rmtree(folder)
+    encoder = SentenceEncoder.load(run)
+    vectors = encoder.encode(TEXT)
+    assert vectors.shape == (4, 8)
+    assert not np.allclose(vectors, HuggingFaceEncoder(checkpoint).encode(TEXT, normalize=True), atol=0.1)
+    # In two parts or in one; and its dropout, in the checkpoint's layers too, is on.
+    assert train(replace(config, checkpoint=str(checkpoint)), tmp_path / "whole").step == 12
+    assert np.array_equal(SentenceEncoder.load(tmp_path / "whole").encode(TEXT), vectors)
+    still = replace(config, checkpoint=str(checkpoint), dropout=0.0, steps=1)
+    train(still, tmp_path / "still")
+    line = json.loads((tmp_path / "still" / "metrics.jsonl").read_text())
+    assert line["alignment"] > 1e-3
+
+
+def test_bad_settings_of_a_training(checkpoint, tmp_path):
+    with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got None"):
+        TrainConfig(("x",), encoder="huggingface")
+    with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got 'y'"):
+        TrainConfig(("x",), checkpoint="y")
 
 
 def test_a_loaded_model_and_an_encoder_of_quickthoughts(checkpoint):
