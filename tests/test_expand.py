@@ -83,3 +83,10 @@ def test_what_does_not_fit_is_named(model, tmp_path):
         expand_model(model, words, vectors, model)
     with pytest.raises(InputError, match="no trained model"):
         expand_model(tmp_path / "absent", words, vectors, tmp_path / "expanded")
+
+
+def test_a_model_without_a_table_of_words_is_refused(planted, tmp_path):
+    config = TrainConfig((planted[0],), model="gloss-bow", word_dim=6, batch_size=48, steps=2, device="cpu")
+    train(config, tmp_path / "model")
+    with pytest.raises(InputError, match="wanted a model with word vectors of its own, got gloss-bow"):
+        expand_model(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
