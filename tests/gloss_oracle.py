@@ -35,6 +35,21 @@ class Oracle:
     def latent_gradient(self, latents, tokens, lengths):
         return self._gradients(latents, tokens, lengths)[1]["latents"]
 
+    def descend(self, latents, tokens, lengths, steps, rate, safeguard=True):
+        """Projected gradient descent, sentence by sentence."""
+        found = []
+        for z, words, n in zip(latents, tokens, lengths, strict=True):
+            z, own = z[None], rate
+            for _ in range(steps):
+                moved = self.ball(z - own * self.latent_gradient(z, words[None], [n]))
+                back = (self.latent_gradient(moved, words[None], [n]) * (z - moved)).sum() < 0
+                if safeguard and back:
+                    own /= 2
+                    continue
+                z, own = moved, min(own * 1.2, rate)
+            found.append(z[0])
+        return np.stack(found)
+
     def ball(self, latents):
         norms = np.sqrt((latents**2).sum(1, keepdims=True))
         return self.radius * latents / np.maximum(norms, self.radius)

@@ -15,6 +15,7 @@ from fastqt.losses import gloss_bow_loss, gloss_pos_loss
 from fastqt.positional import Places, positional_loss, score_places
 
 DECODERS = ("bow", "pos")
+GROWTH = 1.2  # of a step size, after a step that did not go too far
 ROWS_AT_ONCE = 16  # inference works on multiples of so many sentences, so that all meet the same kernels
 
 
@@ -161,7 +162,14 @@ class Gloss(nn.Module):
         return F.normalize(latents, dim=1) if normalize else latents
 
     def infer(
-        self, tokens: Tensor, lengths: Tensor, *, steps: int = 250, learning_rate: float = 1.0, seed: int = 0
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        steps: int = 250,
+        learning_rate: float = 1.0,
+        seed: int = 0,
+        safeguard: bool = True,
     ) -> Tensor:
         """Latent vectors of any sentences: gradient descent from a random one, the decoder as it is.
 
@@ -173,6 +181,9 @@ class Gloss(nn.Module):
             steps: how many, of plain gradient descent on the loss of each sentence, each then projected.
             learning_rate: its step size.
             seed: >= 0, of the random beginnings.
+            safeguard: take a step back that went too far, halve the sentence's step size, and let it grow by
+                a fifth at each further step, to `learning_rate` at most. The losses are convex, so that it
+                shows in the gradient at the step's end: it points back. Without such steps, nothing differs.
 
         Returns:
             (B, d), without gradient.
@@ -185,9 +196,16 @@ class Gloss(nn.Module):
             tokens, lengths = F.pad(tokens, (0, 0, 0, extra)), F.pad(lengths, (0, extra))
             loss = self._frozen_loss(tokens, lengths)
             latents = self._beginnings(tokens, lengths, seed)
+            gradients = _gradient(loss, latents)
+            rates = torch.full_like(latents[:, :1], learning_rate)
             for _ in range(steps):
-                (gradient,) = torch.autograd.grad(loss(latents.requires_grad_()), latents)
-                latents = self._projected(latents.detach() - learning_rate * gradient)
+                moved = self._projected(latents - rates * gradients)
+                there = _gradient(loss, moved)
+                if safeguard:
+                    too_far = (there * (moved - latents)).sum(1, keepdim=True) > 0
+                    moved, there = moved.where(~too_far, latents), there.where(~too_far, gradients)
+                    rates = (rates * torch.where(too_far, 0.5, GROWTH)).clamp(max=learning_rate)
+                latents, gradients = moved, there
         return latents[:B]
 
     @torch.no_grad()
@@ -268,6 +286,11 @@ class Gloss(nn.Module):
             generator = np.random.default_rng([seed, len(words), *words])
             rows.append(generator.standard_normal(self.embedding_dim))
         return self._projected(torch.from_numpy(np.stack(rows)).to(self.weight))
+
+
+def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    at = at.detach().requires_grad_()
+    return torch.autograd.grad(loss(at), at)[0]
 
 
 def _within(lengths: Tensor, L: int) -> Tensor:

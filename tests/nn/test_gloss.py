@@ -1,7 +1,7 @@
 """GLOSS's decoder and latent table: training steps, inference and generation."""
 
 import math
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -114,23 +114,47 @@ def test_projection():
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_inference_is_projected_gradient_descent(decoder):
     gloss, (tokens, lengths) = model(decoder, sentences=0, radius=1.0), sentences()
-    start, seven = (gloss.infer(tokens, lengths, steps=steps, learning_rate=0.2) for steps in (0, 7))
+    start = gloss.infer(tokens, lengths, steps=0)
     oracle = Oracle(gloss)
-    wanted = start.numpy()
-    for _ in range(7):
-        gradient = oracle.latent_gradient(wanted, tokens.numpy(), lengths.numpy())
-        wanted = oracle.ball(wanted - 0.2 * gradient)
-    assert relative(seven, wanted) < FLOAT64
+
+    def after_seven(**options):
+        return gloss.infer(tokens, lengths, steps=7, learning_rate=0.2, **options)
+
+    seven = after_seven()
+    assert relative(seven, oracle.descend(start.numpy(), tokens.numpy(), lengths.numpy(), 7, 0.2)) < FLOAT64
+    assert torch.equal(after_seven(safeguard=False), seven)  # no step went too far
     losses = [gloss.loss(z, tokens, lengths, reduction="none") for z in (start, seven)]
     moved = gloss.decoder == "bow" or lengths > 0
     assert ((losses[1] < losses[0]) | ~torch.as_tensor(moved)).all()
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_steps_that_go_too_far_are_taken_back(decoder):
+    gloss, (tokens, lengths) = model(decoder, sentences=0), sentences()
+    with torch.no_grad():
+        gloss.weight *= 8
+    start = gloss.infer(tokens, lengths, steps=0)
+    oracle = Oracle(gloss)
+    data = tokens.numpy(), lengths.numpy()
+    for safeguard, steps in ((False, 2), (True, 12)):  # without it, each step enlarges rounding errors
+        found = gloss.infer(tokens, lengths, steps=steps, safeguard=safeguard)
+        wanted = oracle.descend(start.numpy(), *data, steps, 1.0, safeguard=safeguard)
+        assert relative(found, wanted) < 1e2 * FLOAT64
+    losses = [
+        gloss.loss(gloss.infer(tokens, lengths, steps=steps), tokens, lengths, reduction="none")
+        for steps in range(0, 24, 3)
+    ]
+    for before, after in pairwise(losses):
+        assert (after <= before * (1 + FLOAT64)).all()
+    wild = gloss.infer(tokens, lengths, steps=21, safeguard=False)
+    assert gloss.loss(wild, tokens, lengths) > 2 * losses[-1].mean()
+
+
 def test_encoding_is_inference():
     gloss, (tokens, lengths) = model("bow"), sentences()
-    found = gloss.infer(tokens, lengths)
-    assert torch.equal(gloss.encode(tokens, lengths, normalize=False), found)
-    assert relative(gloss.encode(tokens, lengths), found / found.norm(dim=1, keepdim=True)) < FLOAT64
+    raw = gloss.encode(tokens, lengths, normalize=False)
+    assert torch.equal(raw, gloss.infer(tokens, lengths, steps=250, learning_rate=1.0, seed=0))
+    assert relative(gloss.encode(tokens, lengths), raw / raw.norm(dim=1, keepdim=True)) < FLOAT64
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -201,10 +225,7 @@ def test_generation_takes_the_likeliest_words():
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_what_is_learnt_is_reconstructed(decoder):
-    """A corpus learnt by heart: its latents, and those inferred without them, give each sentence back.
-
-    The step is shorter than the paper's: at 1, descent overshoots where so few words bear so large weights.
-    """
+    """A corpus learnt by heart: its latents, and those inferred without them, give each sentence back."""
     torch.manual_seed(4)
     gloss = Gloss(40, 24, decoder=decoder, max_length=L, sentences=12)
     tokens = torch.stack([torch.randperm(39)[:L] + 1 for _ in range(12)])
@@ -217,7 +238,7 @@ def test_what_is_learnt_is_reconstructed(decoder):
         optimizer.step()
         optimizer.zero_grad()
         gloss.project()
-    start, found = (gloss.infer(tokens, lengths, steps=steps, learning_rate=0.1) for steps in (0, 250))
+    start, found = (gloss.infer(tokens, lengths, steps=steps) for steps in (0, 250))
     losses = [gloss.loss(z, tokens, lengths, reduction="none") for z in (start, found, gloss.latents)]
     assert (losses[1] < losses[0] / 5).all()
     assert losses[1].mean() < 1.1 * losses[2].mean()
