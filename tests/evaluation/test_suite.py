@@ -162,7 +162,9 @@ def test_vectors_are_kept(data, tmp_path, monkeypatch):
     # As when a run ends between the two files.
     kept = np.load(cache.directory / "key.npy")
     np.save(cache.directory / "key.npy", np.concatenate([kept, np.ones((5, 21))]))
-    assert evaluate(None, data, ["STS14"], cache=cache).tasks["STS14"] == more.tasks["STS14"]
+    years = ["STS14", "STS15"]
+    for encode in (BagOfWords(), None):
+        assert evaluate(encode, data, years, cache=cache).tasks == evaluate(BagOfWords(), data, years).tasks
     (cache.directory / "key.json").write_text("[")
     with pytest.raises(InputError, match=r"key\.json and key\.npy are damaged, remove them"):
         evaluate(None, data, ["STS14"], cache=cache)
