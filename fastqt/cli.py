@@ -130,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
     plot.set_defaults(command=_plot)
 
+    expand = commands.add_parser("expand", help="teach a model the words of pre-trained vectors")
+    expand.add_argument("model", metavar="MODEL", help="a directory that train wrote")
+    expand.add_argument("vectors", metavar="VECTORS", help="words and vectors: .npz, or text, a word a line")
+    expand.add_argument("--out", required=True, metavar="DIR", help="where the model goes that knows them")
+    expand.set_defaults(command=_expand)
+
     interpolate = commands.add_parser(
         "interpolate", help="sentences between two, as a GLOSS model generates them"
     )
@@ -251,6 +257,15 @@ def _evaluate(
     print(results.table())
     if json is not None:
         results.save(json, command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key)
+    return 0
+
+
+def _expand(model: str, vectors: str, out: str) -> int:
+    from fastqt.expand import expand_model
+    from fastqt.text.vectors import read_vectors
+
+    words, table, _ = read_vectors(vectors)
+    print(f"{out}: {expand_model(model, words, table, out)} words more")
     return 0
 
 

@@ -90,3 +90,19 @@ def test_a_model_without_a_table_of_words_is_refused(planted, tmp_path):
     train(config, tmp_path / "model")
     with pytest.raises(InputError, match="wanted a model with word vectors of its own, got gloss-bow"):
         expand_model(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
+
+
+def test_the_command_reads_files_of_vectors(planted, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(TrainConfig((planted[0],), **SMALL, batch_size=48, steps=2, device="cpu"), run)
+    words, vectors = pretrained(run)
+    words = [word.replace(" ", "_") for word in words]
+    np.savez(tmp_path / "vectors.npz", words=np.array(words), vectors=vectors)
+    lines = (f"{word} {' '.join(map(repr, row.tolist()))}" for word, row in zip(words, vectors, strict=True))
+    (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
+    for name in ("vectors.npz", "vectors.txt"):
+        out = tmp_path / f"of_{name}"
+        assert main(["expand", str(run), str(tmp_path / name), "--out", str(out)]) == 0
+        assert capsys.readouterr().out == f"{out}: {len(NEW)} words more\n"
+    one, other = ((tmp_path / f"of_{name}" / "model.safetensors") for name in ("vectors.npz", "vectors.txt"))
+    assert one.read_bytes() == other.read_bytes()

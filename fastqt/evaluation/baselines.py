@@ -14,7 +14,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
 from fastqt.model import SentenceEncoder
-from fastqt.text.reader import open_text
+from fastqt.text.vectors import read_counts, read_vectors
 
 # Letters with ' or - within, digits, and any other sign by itself.
 TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
@@ -99,7 +99,7 @@ class SIF(WordVectors):
             if own is None:
                 raise InputError(f"{path} holds no `counts`: name a file of word counts too")
             return cls(words, vectors, own, a=a)
-        number = _read_counts(counts)
+        number = read_counts(counts)
         numbers = np.array([number.get(word, 0) for word in words])
         return cls(words, vectors, numbers, total=sum(number.values()), a=a)
 
@@ -126,44 +126,3 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return SentenceEncoder.load(directory, device, trained=False)
-
-
-def read_vectors(
-    path: str | Path,
-) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    """Words, their vectors, and their counts where the file has them; see `WordVectors.load`."""
-    if str(path).endswith(".npz"):
-        return _read_npz(path)
-    rows = _split_lines(path)
-    try:
-        vectors = np.array([row[1:] for row in rows], dtype=np.float32)
-    except ValueError as error:
-        raise InputError(f"{path}: wanted a word and equally many numbers a line: {error}") from None
-    return [row[0] for row in rows], vectors, None
-
-
-def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            words, vectors = arrays["words"].tolist(), arrays["vectors"].astype(np.float32)
-            counts = arrays["counts"].astype(np.int64) if "counts" in arrays else None
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except (KeyError, ValueError, OSError) as error:
-        raise InputError(f"{path} is not an .npz with `words` and `vectors`: {error}") from error
-    return words, vectors, counts
-
-
-def _read_counts(path: str | Path) -> dict[str, int]:
-    try:
-        return {word: int(count) for word, count in _split_lines(path)}
-    except ValueError as error:
-        raise InputError(f"{path}: wanted a word and a whole number a line: {error}") from None
-
-
-def _split_lines(path: str | Path) -> list[list[str]]:
-    with open_text(str(path)) as file:
-        try:
-            return [line.split(" ") for line in file.read().decode().rstrip("\n").split("\n")]
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8: {error}") from None

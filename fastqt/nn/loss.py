@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fastqt import losses
 from fastqt.checks import check_number, check_scale
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.max_margin import max_margin_loss
 
 
 class Loss(nn.Module):
@@ -122,6 +123,13 @@ class SigmoidLoss(ScaledLoss):
 
     function = staticmethod(sigmoid_loss)
     of_batch = ContrastiveLoss.of_batch
+
+
+class MaxMarginLoss(Loss):
+    """`fastqt.max_margin_loss` with its options fixed."""
+
+    function = staticmethod(max_margin_loss)
+    of_batch = ("document_ids",)
 
 
 class InfoNCELoss(ScaledLoss):

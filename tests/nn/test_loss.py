@@ -63,6 +63,13 @@ MODULES = {
         (QUERIES, CANDIDATES),
         {},
     ),
+    "max_margin": (
+        nn.MaxMarginLoss,
+        fastqt.max_margin_loss,
+        {"margin": 0.5, "reduction": "sum"},
+        (QUERIES, CANDIDATES),
+        {"document_ids": torch.arange(len(QUERIES)) // 3},
+    ),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
     "curl_block": (
         nn.CURLBlockLoss,
