@@ -17,7 +17,7 @@ from benchmarks.tables import table
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "trainings.md")
+PAGES = (README, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "trainings.md")
 MIB = 2**20
 
 Run = dict[str, Any]
@@ -121,6 +121,74 @@ def training_step_table(run: Run) -> str:
     )
 
 
+LAYERS = {
+    "empty": "an autograd function that does nothing, forward and backward",
+    "call": "`contrastive_loss`, forward and backward",
+    "forward": "its forward",
+    "problem": "of which checks and targets",
+    "function": "… the autograd function",
+    "engine": "… its engine",
+    "operator": "… the operator",
+    "products": "… three matrix products",
+}
+
+
+def call_table(run: Run) -> str:
+    (found,) = rows_of(run, "test_call")
+    return table(
+        ("at N=8, D=8", "µs"),
+        ((title, f"{found['microseconds'][name]:.0f}") for name, title in LAYERS.items()),
+    )
+
+
+def efficiency_table(run: Run) -> str:
+    header = ("H", "V", "QuickThoughts sentences/s", "skip-thoughts sentences/s", "faster")
+    return table(
+        header,
+        (
+            (
+                f"{r['H']:,}",
+                f"{r['V']:,}",
+                f"{r['sentences_per_second']:,.0f}",
+                f"{r['skip_thoughts_sentences_per_second']:,.0f}",
+                times(r["times_faster"]),
+            )
+            for r in rows_of(run, "test_quickthoughts_beside_skip_thoughts")
+        ),
+    )
+
+
+def inference_table(run: Run) -> str:
+    header = (
+        "decoder",
+        "sentences",
+        "V",
+        "d",
+        "fastqt ms",
+        "× GEMMs",
+        "eager × GEMMs",
+        "fastqt MiB",
+        "eager MiB",
+    )
+    return table(
+        header,
+        (
+            (
+                r["decoder"],
+                f"{r['sentences']:,}",
+                f"{r['V']:,}",
+                f"{r['D']:,}",
+                milliseconds(r["seconds"]),
+                times(r["ratio_to_gemm"]),
+                times(r["eager_ratio_to_gemm"]),
+                mebibytes(r["peak"]),
+                mebibytes(r["eager_peak"]),
+            )
+            for r in rows_of(run, "test_inference_step")
+        ),
+    )
+
+
 def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         "machine": lambda: machine(run),
@@ -128,6 +196,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "family": lambda: family_table(run),
         "gru": lambda: gru_table(run),
         "training step": lambda: training_step_table(run),
+        "call": lambda: call_table(run),
+        "efficiency": lambda: efficiency_table(run),
+        "inference": lambda: inference_table(run),
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
