@@ -5,7 +5,7 @@ TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
 CSRC   := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test bench wheel lint clean
+.PHONY: demo test bench sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -24,8 +24,17 @@ lint: .venv/built
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# One wheel for every Python and torch, in dist: with CUDA code where nvcc is found. What it links to is torch's.
 wheel: .venv/built
-	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+	rm -rf build/wheel
+	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
+		--wheel-dir dist build/wheel/*.whl
+	$(BIN)/abi3audit --strict dist/*.whl
+
+# The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer.
+sanitize: .venv/built
+	$(BIN)/python -m pytest tests/cpp/test_sanitizers.py --sanitize-problems 2000
 
 clean:
 	rm -rf .venv build dist *.egg-info fastqt/*.so

@@ -9,6 +9,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="select the tests that use the benchmark fixture, and time them",
     )
+    parser.addoption("--sanitize-problems", help="how many random problems run under each sanitizer")
 
 
 @pytest.hookimpl(tryfirst=True)

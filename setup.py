@@ -1,8 +1,9 @@
 """Build of the one native extension, `fastqt._C`.
 
-It uses libtorch's stable ABI and Python's limited API, so that one wheel serves
-every Python >= 3.10 and torch >= 2.11. Without a C++ compiler (or with
-FASTQT_PURE=1) the package is built without it and runs on its PyTorch path.
+It uses libtorch's stable ABI and Python's limited API, so that one wheel serves every Python >= 3.10 and
+torch >= 2.11, with and without CUDA. CUDA code is part of it where nvcc is found, in FASTQT_CUDA_HOME,
+CUDA_HOME or /usr/local/cuda, for the architectures of TORCH_CUDA_ARCH_LIST. Without a C++ compiler (or with
+FASTQT_PURE=1) the package is built without the extension and runs on its PyTorch path.
 """
 
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from setuptools import setup
 
+CUDA_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
+
 
 def compiler() -> str | None:
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
@@ -20,28 +23,60 @@ def compiler() -> str | None:
     return None
 
 
+def cuda_home() -> Path | None:
+    """Where CUDA's compiler is; an empty FASTQT_CUDA_HOME says that it is not wanted."""
+    own = os.environ.get("FASTQT_CUDA_HOME")
+    places = (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if own is None else (own,)
+    return next((Path(place) for place in places if place and (Path(place) / "bin" / "nvcc").exists()), None)
+
+
+def sources(*suffixes: str) -> list[str]:
+    return sorted(str(path) for path in Path("csrc").rglob("*") if path.suffix in suffixes)
+
+
 def native_build() -> dict[str, object]:
     if os.environ.get("FASTQT_PURE") == "1" or compiler() is None:
         print("fastqt: building without fastqt._C (no C++ compiler, or FASTQT_PURE=1)", file=sys.stderr)
         return {}
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
+    from torch.utils import cpp_extension
 
-    extension = CppExtension(
+    common = ["-O3", "-std=c++20"]
+    cxx = [
+        *("-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"),
+        # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
+        *("-fno-trapping-math", "-fno-math-errno"),
+    ]
+    kernels = sources(".cu")
+    home = cuda_home() if kernels else None
+    options: dict[str, list[str]] = {}
+    if home is None:
+        kernels = []
+        print("fastqt: building without CUDA code (no nvcc, or none wanted)", file=sys.stderr)
+    else:
+        cpp_extension.CUDA_HOME = str(home)  # a torch without CUDA does not look for it
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
+        options = {
+            "libraries": ["cudart_static", "rt", "pthread", "dl"],
+            "library_dirs": [str(home / "lib64")],
+            # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
+            "extra_link_args": ["-Wl,--no-as-needed", "-ltorch"],
+        }
+    extension = cpp_extension.CppExtension(
         "fastqt._C",
-        sources=sorted(str(path) for path in Path("csrc").rglob("*.cpp")),
+        sources=[*sources(".cpp"), *kernels],
         include_dirs=[str(Path("csrc").resolve())],
-        depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),
+        depends=sources(".h", ".cuh"),
         define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
-        extra_compile_args=[
-            *("-O3", "-std=c++20", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"),
-            # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
-            *("-fno-trapping-math", "-fno-math-errno"),
-        ],
+        extra_compile_args={
+            "cxx": [*common, *cxx],
+            "nvcc": [*common, "-Xcompiler", "-fvisibility=hidden", "-Xfatbin", "-compress-all"],
+        },
         py_limited_api=True,
+        **options,
     )
     return {
         "ext_modules": [extension],
-        "cmdclass": {"build_ext": BuildExtension},
+        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 

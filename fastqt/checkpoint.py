@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from fastqt.text import Position
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+EVALUATION = "evaluation.json"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Progress:
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one pass over the corpus
     corpus_bytes: tuple[int, ...] = ()  # size of each file of the corpus
+    best: float = -math.inf  # of all models so far, on the development pairs
 
 
 @contextlib.contextmanager

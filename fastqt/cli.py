@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -95,6 +96,40 @@ def _parser() -> argparse.ArgumentParser:
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     neighbors.set_defaults(command=_neighbors)
 
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="judge sentence vectors by the benchmarks of the literature",
+        description="MODEL is a directory that train wrote, random:DIR for its model with fresh weights, "
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their weighted mean.",
+    )
+    evaluate.add_argument("model", metavar="MODEL", help="what to judge")
+    evaluate.add_argument("--data", required=True, type=Path, metavar="DIR", help="holds a folder a task")
+    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="which (default: all that are there)")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="where all figures go")
+    evaluate.add_argument(
+        "--grid",
+        default="paper",
+        choices=("paper", "senteval"),
+        help="C from 2^0 to 2^8, or from 2^-2 to 2^3",
+    )
+    evaluate.add_argument(
+        "--sst", default="phrases", choices=("phrases", "sentences"), help="what SST2 is trained on"
+    )
+    evaluate.add_argument(
+        "--tokenised", action="store_true", help="STS lower-cased and tokenised, as SentEval has it"
+    )
+    evaluate.add_argument("-t", type=float, default=2.0, help="of uniformity (default: 2)")
+    evaluate.add_argument("--seed", type=int, default=0, help="of folds and fresh weights (default: 0)")
+    evaluate.add_argument("--cache", type=Path, metavar="DIR", help="keep vectors there for the next time")
+    evaluate.add_argument("--raw", action="store_true", help="do not scale the halves of a vector to norm 1")
+    evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    evaluate.set_defaults(command=_evaluate)
+
+    plot = commands.add_parser("plot", help="draw the training curves of runs, and what they came to")
+    plot.add_argument("runs", nargs="+", metavar="DIR", help="directories that train wrote")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
+    plot.set_defaults(command=_plot)
+
     interpolate = commands.add_parser(
         "interpolate", help="sentences between two, as a GLOSS model generates them"
     )
@@ -130,7 +165,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else {"valid": "FILE"}.get(name, "N" if kind is int else "X"),
+        metavar=None if choices else {"valid": "FILE", "dev": "FILE"}.get(name, "N" if kind is int else "X"),
     )
 
 
@@ -176,6 +211,46 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
         print(text)
         for neighbor in found:
             print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+    return 0
+
+
+def _plot(runs: list[str], out: Path | None) -> int:
+    from fastqt.plot import plot
+
+    for path in plot(runs, out or runs[0]):
+        print(path)
+    return 0
+
+
+def _evaluate(
+    model: str,
+    data: Path,
+    tasks: str | None,
+    json: Path | None,
+    grid: str,
+    cache: Path | None,
+    raw: bool,
+    device: str,
+    **options: Any,
+) -> int:
+    try:
+        from fastqt import evaluation
+    except ModuleNotFoundError as error:
+        raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    if json is not None and not json.parent.is_dir():
+        raise InputError(f"cannot write {json}: {json.parent} is not a directory")
+    encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"])
+    results = evaluation.evaluate(
+        encoder.encode,
+        data,
+        None if tasks is None else tasks.split(","),
+        grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
+        cache=None if cache is None else evaluation.Cache(cache, encoder.key),
+        **options,
+    )
+    print(results.table())
+    if json is not None:
+        results.save(json, command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key)
     return 0
 
 

@@ -13,7 +13,7 @@ from fastqt.errors import InputError
 
 FORMAT = 1  # of config.json, and of the files that lie beside it
 MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
-ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer")
+ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
 
 # What the sources train with: a model, and it with bags of words.
 SOURCES: dict[str, dict[str, Any]] = {
@@ -29,6 +29,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 SOURCES["simcse"] = SOURCES["quickthoughts"] | {"batch_size": 64, "max_length": 32}
 SOURCES["mixcse"] = SOURCES["simcse"]
+SOURCES["simcse huggingface"] = SOURCES["mixcse huggingface"] = {"learning_rate": 3e-5}
 SOURCES["gloss-bow"] = SOURCES["quickthoughts"] | {
     "batch_size": 512,  # which the paper does not say
     "learning_rate": 3e-4,
@@ -64,8 +65,13 @@ class TrainConfig:
 
     corpus: tuple[str, ...]  # files, read one after the other
     valid: str | None = option(None, "held-out text for validation")
+    dev: str | None = option(
+        None, "sentence pairs with gold scores, as STS-B's dev.tsv: keep the model that ranks them best"
+    )
     model: str = option("quickthoughts", "what to learn from", choices=MODELS)
     encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
+    checkpoint: str | None = option(None, "of a huggingface encoder: a directory with model and tokenizer")
+    pooling: str = option("cls", "of its tokens' states", choices=("cls", "cls_before_pooler", "mean"))
     word_dim: int = option(
         300, "width of word vectors (and of a bow, transformer or gloss sentence vector)", at_least=1
     )
@@ -103,7 +109,11 @@ class TrainConfig:
     max_length: int = option(
         None, "words of a sentence that are used (default: 50; for simcse, mixcse 32)", at_least=1
     )
-    learning_rate: float = option(None, "of Adam, constant (default: 5e-4; for gloss 3e-4)", at_least=0)
+    learning_rate: float = option(
+        None,
+        "of Adam, constant (default: 5e-4; for gloss 3e-4; for simcse, mixcse of huggingface 3e-5)",
+        at_least=0,
+    )
     clip: float = option(
         None, "largest norm of the gradient; 0 for any (default: 5; for gloss 25)", at_least=0
     )
@@ -127,6 +137,8 @@ class TrainConfig:
         for name, value in (SOURCES[self.model] | SOURCES.get(f"{self.model} {self.encoder}", {})).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if (self.encoder == "huggingface") != (self.checkpoint is not None):
+            raise InputError(f"checkpoint: wanted with encoder huggingface alone, got {self.checkpoint!r}")
         if self.encoder == "transformer" and self.word_dim % self.heads:
             raise InputError(f"heads: wanted a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:
@@ -169,6 +181,8 @@ class TrainConfig:
 FREE = {
     "corpus",
     "valid",
+    "dev",
+    "checkpoint",
     "epochs",
     "steps",
     "report_every",

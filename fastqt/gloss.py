@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,9 @@ def between(
     latents = interpolate(first, last, shares, slerp=slerp)
     counts = model.targets(tokens, lengths).sum(1).to(shares.dtype)
     numbers = torch.lerp(counts[0], counts[1], shares).round().long()
-    texts = spelt(encoder.vocabulary, model.generate(latents, numbers), numbers)
+    # GLOSS takes no checkpoint: its lexicon is a vocabulary of words.
+    vocabulary = cast(Vocabulary, encoder.vocabulary)
+    texts = spelt(vocabulary, model.generate(latents, numbers), numbers)
     return [(step / (steps + 1), text) for step, text in enumerate(texts)]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, stored_shape
+from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, stored_shape, write_text
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.nn import (
@@ -25,16 +25,29 @@ from fastqt.nn import (
     Transformer,
 )
 from fastqt.nn.init import Init
-from fastqt.text import Encoded, Vocabulary, pad
+from fastqt.text import Encoded, Lexicon, Vocabulary, pad
 from fastqt.text.vocabulary import Unknown
 
+if TYPE_CHECKING:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+CHECKPOINT_SHAPE = "huggingface"  # folder of a run, for its encoders' configuration and their tokenizer
 ROWS = 512  # sentences that are encoded at once
 
 Model = QuickThoughts | SimCSE | Gloss
 
 
-def build_model(config: TrainConfig, vocab_size: int, sentences: int = 0) -> Model:
-    """A freshly initialised model of the kind that a run's settings name; GLOSS for so many sentences."""
+def build_model(
+    config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True
+) -> Model:
+    """A freshly initialised model of the kind that a run's settings name.
+
+    Args:
+        config: the settings.
+        vocab_size: number of token ids.
+        sentences: how many GLOSS has latent vectors for.
+        pretrained: begin with the weights of the settings' checkpoint, if they name one.
+    """
     if config.model.startswith("gloss"):
         return Gloss(
             vocab_size,
@@ -44,16 +57,23 @@ def build_model(config: TrainConfig, vocab_size: int, sentences: int = 0) -> Mod
             max_length=config.max_length,
             radius=config.radius,
         )
+    encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
-        return QuickThoughts(build_encoder(config, vocab_size), build_encoder(config, vocab_size))
-    encoder = build_encoder(config, vocab_size)
+        return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
     if config.model == "simcse":
         return SimCSE(encoder, dropout=config.dropout, scale=config.scale)
     return MixCSE(encoder, dropout=config.dropout, scale=config.scale, mix=config.mix, form=config.form)
 
 
-def build_encoder(config: TrainConfig, vocab_size: int) -> Encoder:
-    """A freshly initialised sentence encoder."""
+def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
+    """A freshly initialised sentence encoder, or that of a checkpoint."""
+    if config.checkpoint is not None:
+        from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
+
+        given = (config.checkpoint,) if pretrained else untrained(config.checkpoint)
+        return HuggingFaceEncoder(
+            *given, pooling=cast("Pooling", config.pooling), max_length=config.max_length
+        )
     init = cast("Init", config.init)
     if config.encoder == "bow":
         return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
@@ -76,6 +96,23 @@ def build_encoder(config: TrainConfig, vocab_size: int) -> Encoder:
     return GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, init=init, sparse=True)
 
 
+def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
+    """The vocabulary in a run's directory, or its checkpoint's tokenizer there."""
+    if config.encoder == "huggingface":
+        from fastqt.integrations.huggingface import CheckpointVocabulary
+
+        return CheckpointVocabulary.load(directory / CHECKPOINT_SHAPE, max_length=config.max_length)
+    return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+
+
+def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
+    """Writes into a run's directory what `load_lexicon` reads."""
+    if isinstance(lexicon, Vocabulary):
+        write_text(directory / VOCABULARY, lexicon.to_json())
+    else:
+        cast("CheckpointVocabulary", lexicon).save(directory / CHECKPOINT_SHAPE)
+
+
 def choose_device(name: str) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means here."""
     if name == "cuda" and not torch.cuda.is_available():
@@ -90,12 +127,12 @@ class SentenceEncoder:
     """A trained model with its vocabulary: text in, vectors out."""
 
     model: Model
-    vocabulary: Vocabulary
+    vocabulary: Lexicon
     device: torch.device
 
     @classmethod
-    def load(cls, directory: str | Path, device: str = "auto") -> SentenceEncoder:
-        """Reads what `fastqt train` wrote.
+    def load(cls, directory: str | Path, device: str = "auto", *, trained: bool = True) -> SentenceEncoder:
+        """Reads what `fastqt train` wrote; unless `trained`, the weights are fresh ones and not read.
 
         Raises:
             InputError: a file is missing, damaged, from another version or does not fit the others.
@@ -104,12 +141,14 @@ class SentenceEncoder:
         if not directory.is_dir():
             raise InputError(f"no trained model: {directory} is not a directory")
         config = TrainConfig.load(directory / CONFIG)
-        vocabulary = Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
-        sentences = 0
-        if config.model.startswith("gloss"):
-            sentences, _ = stored_shape(directory / MODEL, "latents")
-        model = build_model(config, len(vocabulary), sentences)
-        load_model(directory / MODEL, model)
+        vocabulary = load_lexicon(config, directory)
+        if config.checkpoint is not None:  # which may be gone, and its weights are not wanted
+            config = replace(config, checkpoint=str(directory / CHECKPOINT_SHAPE))
+        is_gloss = config.model.startswith("gloss")
+        sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss and trained else 0
+        model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
+        if trained:
+            load_model(directory / MODEL, model)
         chosen = choose_device(device)
         return cls(model.to(chosen).eval(), vocabulary, chosen)
 

@@ -16,7 +16,7 @@ from fastqt.functional import contrastive_loss
 from fastqt.metrics import context_accuracy, view_figures
 from fastqt.model import Model, build_model
 from fastqt.optim import Adam, RowAdam
-from fastqt.text import Batch, Corpus, Position, Sample, Vocabulary, batches
+from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, batches
 
 B = TypeVar("B", bound=Batch | Sample)
 Vectors = tuple[Tensor, Tensor]
@@ -37,12 +37,13 @@ class Objective(ABC, Generic[B]):
     """
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
         self.smallest = 2
         torch.manual_seed(config.seed)
-        self.model: Any = self._model().to(device)
+        # A checkpoint's model comes in evaluation mode.
+        self.model: Any = self._model().to(device).train()
         self.held_out = list(self._held_out())
 
     def _model(self) -> Model:
@@ -102,7 +103,7 @@ class ContextObjective(Objective[Batch]):
     """QuickThoughts: tell a sentence's neighbours from all others of a batch in the corpus's order."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
         self.smallest = config.context_size + 1
@@ -131,7 +132,7 @@ class ShuffledObjective(Objective[Sample]):
     """Batches of sentences in random order, from a corpus in memory."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         self.sentences = Corpus(corpus, vocabulary)
         super().__init__(config, corpus, vocabulary, device)
@@ -171,13 +172,13 @@ class GlossObjective(ShuffledObjective):
     """GLOSS: name each sentence's words from a latent vector of its own."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
         self.smallest = 1
 
     def _model(self) -> Model:
-        return build_model(self.config, len(self.vocabulary), len(self.sentences))
+        return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
 
     def optimizer(self) -> Adam:
         kind = RowAdam if self.config.latents == "rows" else Adam
@@ -203,7 +204,7 @@ class GlossObjective(ShuffledObjective):
 
 
 def objective(
-    config: TrainConfig, corpus: list[str], vocabulary: Vocabulary, device: torch.device
+    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
 ) -> Objective[Any]:
     """What a run's settings ask for."""
     kinds: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}

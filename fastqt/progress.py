@@ -24,7 +24,12 @@ def _figures(line: dict[str, float]) -> str:
     def show(figures: list[tuple[str, float]]) -> str:
         shown = []
         for name, value in figures:
-            label = name.removeprefix(HELD_OUT).removesuffix("_accuracy").removesuffix("_cosine")
+            label = (
+                name.removeprefix(HELD_OUT)
+                .removesuffix("_accuracy")
+                .removesuffix("_cosine")
+                .replace("_", " ")
+            )
             shown.append(f"{label} {value:.{4 if name == 'chance' else 3}f}")
         return " ".join(shown)
 

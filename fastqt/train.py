@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -19,14 +19,17 @@ from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.metrics import MetricsLog
-from fastqt.model import choose_device
+from fastqt.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
 from fastqt.objectives import Vectors, objective
 from fastqt.optim import clip_gradients
 from fastqt.progress import Display, StopRequest
-from fastqt.text import Batch, Sample, Vocabulary, read_blocks
+from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
+
+if TYPE_CHECKING:
+    from fastqt.evaluation.development import DevelopmentPairs
 
 RUN_FILES = (files.CONFIG, files.VOCABULARY, files.METRICS, files.MODEL, files.CHECKPOINT)
 
@@ -45,12 +48,13 @@ def train(
 ) -> Outcome:
     """Trains a model and writes it to a directory.
 
-    `out` receives config.json, vocabulary.json, metrics.jsonl, model.safetensors and
-    checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed training
-    computes bit for bit what an uninterrupted one does on the same machine with as many threads.
+    `out` gets config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or with `dev`
+    the best) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
+    training computes bit for bit what an uninterrupted one does on the same machine with as many threads.
 
     Args:
-        config: the settings; the corpus is streamed and may be larger than memory.
+        config: the settings. QuickThoughts streams its corpus, which may be larger than memory; SimCSE and
+            MixCSE, which shuffle it, hold four bytes a word.
         out: a directory, made if absent; it must not hold a run, unless that one is resumed.
         resume: go on from the last checkpoint in `out`; begin where there is none.
         display: what shows the progress.
@@ -68,12 +72,12 @@ def train(
         vocabulary, progress = _begin(config, corpus)
     else:
         _check_unchanged(corpus, progress.corpus_bytes)
-        vocabulary = Vocabulary.load(directory / files.VOCABULARY, unknown=cast("Unknown", config.unknown))
+        vocabulary = load_lexicon(config, directory)
     trainer = Trainer(config, corpus, vocabulary, directory, progress)
     if progress.step:
         files.load_checkpoint(saved, trainer.model, trainer.optimizer)
     files.write_text(directory / files.CONFIG, config.to_json())
-    files.write_text(directory / files.VOCABULARY, vocabulary.to_json())
+    save_lexicon(vocabulary, directory)
     return trainer.run(display)
 
 
@@ -84,7 +88,7 @@ class Trainer:
         self,
         config: TrainConfig,
         corpus: list[str],
-        vocabulary: Vocabulary,
+        vocabulary: Lexicon,
         directory: Path,
         progress: Progress,
     ) -> None:
@@ -94,6 +98,8 @@ class Trainer:
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
+        self.pairs = None if config.dev is None else _development_pairs(config.dev)
+        self.judges = bool(self.objective.held_out) or self.pairs is not None
         self.last_step = config.epochs * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
@@ -115,9 +121,7 @@ class Trainer:
                 sentences += len(batch.lengths)
                 display.advance(len(batch.lengths))
                 ends, stops = progress.step == self.last_step, stop.signal is not None
-                validates = bool(self.objective.held_out) and (
-                    ends or progress.step % config.valid_every == 0
-                )
+                validates = self.judges and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
                 if reports or saves:
@@ -162,7 +166,21 @@ class Trainer:
 
     def _measure(self, loss: Tensor, vectors: Vectors, validates: bool) -> dict[str, float]:
         line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(vectors)}
-        return line | self.objective.validate() if validates else line
+        if validates and self.objective.held_out:
+            line |= self.objective.validate()
+        if validates and self.pairs is not None:
+            line |= self._judge(self.pairs)
+        return line
+
+    def _judge(self, pairs: DevelopmentPairs) -> dict[str, float]:
+        """How well the model ranks the development pairs; keeps it if none before did better."""
+        self.model.eval()
+        figures = pairs.judge(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
+        self.model.train()
+        if figures["dev_spearman"] > self.progress.best:
+            self.progress.best = figures["dev_spearman"]
+            files.save_model(self.directory / files.MODEL, self.model)
+        return figures
 
     def _check_finite(self, loss: Tensor) -> None:
         if not math.isfinite(loss.item()):
@@ -175,7 +193,16 @@ class Trainer:
         self.progress.metrics_length = log.sync()
         progress = replace(self.progress, seconds=self.progress.seconds + seconds)
         files.save_checkpoint(self.directory / files.CHECKPOINT, self.model, self.optimizer, progress)
-        files.save_model(self.directory / files.MODEL, self.model)
+        if self.progress.best == -math.inf:  # there are no pairs, or they were not looked at yet
+            files.save_model(self.directory / files.MODEL, self.model)
+
+
+def _development_pairs(path: str) -> DevelopmentPairs:
+    try:
+        from fastqt.evaluation.development import DevelopmentPairs
+    except ModuleNotFoundError as error:
+        raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
+    return DevelopmentPairs(path)
 
 
 def _prepare(directory: Path, config: TrainConfig, resume: bool) -> None:
@@ -201,8 +228,8 @@ def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[st
     return [str(kept) if name == STDIN else name for name in config.corpus]
 
 
-def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress]:
-    """Reads the corpus once: counts its sentences and takes its vocabulary."""
+def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once: counts its sentences and takes its vocabulary, if no checkpoint has one."""
     progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
 
     def sentences() -> Iterator[str]:
@@ -210,12 +237,28 @@ def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress
             progress.sentences += len(block.sentences)
             yield from block.sentences
 
-    vocabulary = Vocabulary.build(
-        sentences(), config.vocab_size, unknown=cast("Unknown", config.unknown), max_length=config.max_length
-    )
+    vocabulary: Lexicon
+    if config.checkpoint is not None:
+        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+        for _ in sentences():
+            pass
+    else:
+        unknown = cast("Unknown", config.unknown)
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
     if progress.sentences < config.batch_size:
         raise InputError(too_short(corpus, progress.sentences, config.batch_size))
     return vocabulary, progress
+
+
+def _checkpoint_vocabulary(checkpoint: str, max_length: int) -> Lexicon:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(checkpoint, max_length=max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
 
 
 def _sizes(corpus: list[str]) -> Iterator[int]:

@@ -50,7 +50,7 @@ def test_steps_are_those_of_numpy(planted, tmp_path, model):
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
     corpus = Corpus([planted[0]], vocabulary)
     torch.manual_seed(5)
-    oracle = Oracle(build_model(config, 30, len(corpus)), lr=3e-4, clip=1.0)
+    oracle = Oracle(build_model(config, 30, sentences=len(corpus)), lr=3e-4, clip=1.0)
     for _, batch in zip(range(3), corpus.shuffled(48, seed=5, epoch=0), strict=False):
         loss, _ = oracle.step(batch.rows.numpy(), batch.tokens.numpy(), batch.lengths.numpy())
         latents, words = oracle.values["latents"][batch.rows], batch.lengths
@@ -201,4 +201,4 @@ def test_what_cannot_be_interpolated(learnt, planted, tmp_path, capsys):
 def test_a_radius_that_cannot_be():
     with pytest.raises(InputError, match="radius: wanted at least 1e-06, got 0"):
         TrainConfig(("x",), model="gloss-bow", radius=0.0)
-    assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9, 1).radius, 3)
+    assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9).radius, 3)

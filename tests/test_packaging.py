@@ -1,19 +1,18 @@
-"""What is built installs elsewhere: with the extension, and without a compiler."""
+"""What is built installs elsewhere: with the extension, from the sdist, and without a compiler."""
 
 import os
 import subprocess
 import sys
-import zipfile
+import sysconfig
+import tarfile
 from pathlib import Path
+from shutil import which
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 USE = """
-import sys
-# The finder of an editable install would fill in what the wheel lacks.
-sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 import torch, fastqt
 loss = fastqt.contrastive_loss(*(torch.randn(9, 4, requires_grad=True) for _ in range(2)))
 loss.backward()
@@ -24,51 +23,117 @@ fastqt.show_config()
 """
 
 
-def build_and_use(folder: Path, environment: dict[str, str]) -> tuple[Path, str]:
-    """Builds a wheel from a copy of the sources, and runs USE against what it unpacks to."""
-    source, unpacked = folder / "source", folder / "unpacked"
+def run(*command: object, cwd: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def copy_sources(folder: Path) -> Path:
+    """The files under version control, and no others that happen to lie about."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
-        folders, files = (
-            ("fastqt/", "csrc/", "kernels/"),
-            ("setup.py", "pyproject.toml", "README.md", "LICENSE"),
-        )
-        if name.startswith(folders + files):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+        if not (ROOT / name).is_file():
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+def build_wheel(source: Path, folder: Path, environment: dict[str, str]) -> Path:
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--wheel-dir", folder, source], env=environment, check=True)
+    run(*pip, "--wheel-dir", folder, source, cwd=folder, environment=environment)
     (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(unpacked)
-    run = subprocess.run(
-        [sys.executable, "-c", USE],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(unpacked)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.startswith(str(unpacked))
-    return wheel, run.stdout
+    return wheel
 
 
-@pytest.fixture
+def install_and_use(wheel: Path, folder: Path, environment: dict[str, str]) -> tuple[Path, str]:
+    """The package's folder in a fresh environment that borrows this torch, and what USE prints there."""
+    place = folder / "fresh"
+    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=folder, environment=environment)
+    python = place / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    run(*pip, wheel, cwd=folder, environment=environment)
+    (packages,) = place.glob("lib/python*/site-packages")
+    # A path file that another one's folder holds is not read: an editable install there is not seen.
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    printed = run(python, "-c", USE, cwd=folder, environment=environment)
+    assert printed.startswith(str(packages))
+    return packages / "fastqt", printed
+
+
+@pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "FASTQT_PURE"}
+    return {name: x for name, x in os.environ.items() if name not in ("FASTQT_PURE", "PYTHONPATH")}
 
 
-def test_one_wheel_for_every_python(tmp_path, environment):
-    wheel, config = build_and_use(tmp_path, environment)
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory, environment) -> Path:
+    """The unpacked source distribution."""
+    folder = tmp_path_factory.mktemp("sdist")
+    source = copy_sources(folder / "source")
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, folder, cwd=source, environment={**environment, "FASTQT_PURE": "1"})
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory, environment) -> Path:
+    """The one wheel, built from the source distribution."""
+    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"), environment)
+
+
+def test_the_sdist_holds_all_that_is_built(sdist):
+    for folder in ("csrc", "fastqt", "kernels"):
+        kept = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.*") if path.is_file()}
+        kept = {path for path in kept if path.suffix in (".cpp", ".h", ".cu", ".cuh", ".py", ".typed")}
+        assert kept
+        assert [path for path in kept if not (sdist / path).exists()] == []
+
+
+def test_one_wheel_for_every_python(wheel, tmp_path, environment):
+    package, config = install_and_use(wheel, tmp_path, environment)
     assert "-cp310-abi3-" in wheel.name
     assert "not built" not in config
     assert wheel.stat().st_size < 2 * 2**20
-    assert (tmp_path / "unpacked" / "fastqt" / "py.typed").exists()
+    assert (package / "py.typed").exists()
+    assert (package / "kernels" / "__init__.py").exists()
+
+
+def test_the_wheel_keeps_to_the_limited_api(wheel, tmp_path, environment):
+    run(sys.executable, "-m", "abi3audit", "--strict", wheel, cwd=tmp_path, environment=environment)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF symbols")
+def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
+    """Whatever it wants of CUDA is resolved when it is used, or inside it."""
+    if which("nm") is None:
+        pytest.skip("wants nm")
+    package, _ = install_and_use(wheel, tmp_path, environment)
+    symbols = run(
+        "nm", "-D", "--undefined-only", package / "_C.abi3.so", cwd=tmp_path, environment=environment
+    )
+    wanted = [line.split()[-2:] for line in symbols.splitlines()]
+    assert any(name.startswith("aoti_torch_") for _, name in wanted)
+    strong = [name for kind, name in wanted if kind not in ("w", "v") and "cuda" in name.lower()]
+    # Of these every torch has one, with a number for CUDA or without a device to give it.
+    assert [name for name in strong if name != "aoti_torch_device_type_cuda"] == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a manylinux tag")
+def test_the_wheel_deserves_a_manylinux_tag(wheel, tmp_path, environment):
+    shown = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path, environment=environment)
+    assert '"manylinux_' in " ".join(shown.split()), shown
 
 
 def test_without_a_compiler(tmp_path, environment):
-    environment["CXX"] = "no-such-compiler"
-    environment["PATH"] = str(Path(sys.executable).parent)
-    wheel, config = build_and_use(tmp_path, environment)
+    source = copy_sources(tmp_path / "source")
+    bare = {**environment, "CXX": "no-such-compiler", "PATH": str(Path(sys.executable).parent)}
+    wheel = build_wheel(source, tmp_path, bare)
     assert wheel.name.endswith("-py3-none-any.whl")
+    _, config = install_and_use(wheel, tmp_path, bare)
     assert "fastqt._C is not built" in config

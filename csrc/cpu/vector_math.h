@@ -3,7 +3,7 @@
 // loader choose. NaN goes in, NaN comes out; infinities reach their limits.
 //
 // fp32: exp_ within 1.5 ulp (subnormal results included), tanh_, sigmoid_ and log1p_unit_
-// within 3 ulp. The polynomials are Chebyshev interpolants of the named functions.
+// within 3 ulp (sigmoid_ where it is a normal number, else within the least one). The polynomials are Chebyshev interpolants of the named functions.
 // fp64: the C library's own functions.
 #pragma once
 
@@ -11,7 +11,10 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__gnu_linux__)
+// A build that defines FASTQT_CLONES itself, to nothing, gets the one level of its -march. (Sanitizers do:
+// the loader chooses before they have started.)
+#if defined(FASTQT_CLONES)
+#elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__gnu_linux__)
 #define FASTQT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FASTQT_CLONES
@@ -28,15 +31,15 @@
 
 namespace fastqt {
 
-// 2^n for integers |n| <= 126.
-FASTQT_INLINE float power_of_two(int32_t n) {
-  return std::bit_cast<float>((n + 127) << 23);
+// 2^n for integers |n| <= 126. Unsigned, as all of these are, so that what no caller keeps may overflow.
+FASTQT_INLINE float power_of_two(uint32_t n) {
+  return std::bit_cast<float>((n + 127u) << 23);
 }
 
 // exp(x) = y * 2^exponent with y in [1/sqrt(2), sqrt(2)]
 struct ScaledExp {
   float y;
-  int32_t exponent;  // its low 9 bits are right whatever x is
+  uint32_t exponent;  // in two's complement; its low 9 bits are right whatever x is
 };
 
 FASTQT_INLINE ScaledExp scaled_exp(float x) {
@@ -46,7 +49,7 @@ FASTQT_INLINE ScaledExp scaled_exp(float x) {
   const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
   // (exp(r) - 1 - r) / r^2 on |r| <= log(2) / 2
   const float p = (((1.3926927e-3f * r + 8.3637739e-3f) * r + 4.16665501e-2f) * r + 1.666657338e-1f) * r + 0.5f;
-  return {(p * r) * r + r + 1.0f, std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(12582912.0f)};
+  return {(p * r) * r + r + 1.0f, std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(12582912.0f)};
 }
 
 FASTQT_INLINE float exp_(float x) {
@@ -55,14 +58,14 @@ FASTQT_INLINE float exp_(float x) {
   x = x > 89.0f ? 89.0f : x;
   const auto [y, exponent] = scaled_exp(x);
   // In two factors, as 2^128 and 2^-149 are no normal numbers.
-  const int32_t half = exponent >> 1;
+  const auto half = static_cast<uint32_t>(static_cast<int32_t>(exponent) >> 1);
   return y * power_of_two(half) * power_of_two(exponent - half);
 }
 
 // exp(x) where that is a normal number, 0 where it is smaller; for x <= 88, at half exp_'s cost.
 FASTQT_INLINE float exp_normal_(float x) {
   const auto [y, exponent] = scaled_exp(x);
-  const float e = std::bit_cast<float>(std::bit_cast<int32_t>(y) + (exponent << 23));
+  const float e = std::bit_cast<float>(std::bit_cast<uint32_t>(y) + (exponent << 23));
   return x < -87.0f ? 0.0f : e;
 }
 

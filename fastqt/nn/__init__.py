@@ -26,6 +26,7 @@ from fastqt.nn.loss import (
 )
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
+from fastqt.nn.skip_thoughts import SkipThoughts
 from fastqt.nn.transformer import Transformer
 
 __all__ = [
@@ -52,5 +53,6 @@ __all__ = [
     "SigmoidLoss",
     "SimCSE",
     "SimCSELoss",
+    "SkipThoughts",
     "Transformer",
 ]

@@ -140,7 +140,8 @@ class TransformerLayer(nn.Module):
     def forward(self, words: Tensor, places: Places) -> Tensor:
         words = words + self.dropout(self._attention(self.attention_norm(words), places))
         hidden = self.dropout(F.relu(self.expand(self.feedforward_norm(words))))
-        return words + self.dropout(self.contract(hidden))
+        result: Tensor = words + self.dropout(self.contract(hidden))
+        return result
 
     def _attention(self, words: Tensor, places: Places) -> Tensor:
         padded = places.pad(self.query_key_value(words))

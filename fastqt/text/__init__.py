@@ -3,13 +3,14 @@
 from fastqt.text.batches import Batch, batches, pad
 from fastqt.text.corpus import Corpus, Sample
 from fastqt.text.reader import Block, Position, read_blocks
-from fastqt.text.vocabulary import Encoded, Vocabulary
+from fastqt.text.vocabulary import Encoded, Lexicon, Vocabulary
 
 __all__ = [
     "Batch",
     "Block",
     "Corpus",
     "Encoded",
+    "Lexicon",
     "Position",
     "Sample",
     "Vocabulary",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.text.batches import pad
 from fastqt.text.reader import read_blocks
-from fastqt.text.vocabulary import Encoded, Vocabulary
+from fastqt.text.vocabulary import Encoded, Lexicon
 
 
 class Sample(NamedTuple):
@@ -34,7 +34,7 @@ class Corpus:
         InputError: as `read_blocks`.
     """
 
-    def __init__(self, files: Sequence[str], vocabulary: Vocabulary) -> None:
+    def __init__(self, files: Sequence[str], vocabulary: Lexicon) -> None:
         parts = [vocabulary.encode(block.sentences) for block in read_blocks(files)]
         self._ids = np.concatenate([np.zeros(0, np.int32), *(part.ids.astype(np.int32) for part in parts)])
         self._lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])

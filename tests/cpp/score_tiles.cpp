@@ -1,0 +1,179 @@
+// Random losses through csrc/cpu's tiles, in memory of the exact size, on threads: what `make sanitize` runs.
+//
+// A tile of whole rows, and tiles of any size in two walks, must give the same loss and gradient. No libtorch is
+// needed: torch's parallel_for is replaced by one that always uses several threads.
+#include <torch/csrc/stable/c/shim.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cpu/row_passes.h"
+#include "cpu/score_tile.h"
+
+extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t, ParallelFunc body, void* context) {
+  constexpr int64_t kThreads = 4;
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < kThreads; ++t) {
+    const int64_t from = begin + (end - begin) * t / kThreads, to = begin + (end - begin) * (t + 1) / kThreads;
+    if (from < to) threads.emplace_back([=] { body(from, to, context); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return 0;
+}
+
+namespace fastqt {
+namespace {
+
+std::mt19937_64 random_bits(0);
+
+int64_t between(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_bits); }
+bool chance() { return between(0, 1) == 1; }
+
+// Memory without a spare element, whose every overrun is seen.
+template <class T>
+struct Exactly {
+  explicit Exactly(int64_t size) : size(size), data(new T[size]()) {}
+  T* get() const { return data.get(); }
+  T& operator[](int64_t i) { return data[i]; }
+  int64_t size;
+  std::unique_ptr<T[]> data;
+};
+
+template <class T>
+Exactly<T> normal(int64_t size, double deviation) {
+  Exactly<T> made(size);
+  std::normal_distribution<double> distribution(0, deviation);
+  for (int64_t i = 0; i < size; ++i) made[i] = static_cast<T>(distribution(random_bits));
+  return made;
+}
+
+Exactly<int64_t> groups(int64_t size) {
+  Exactly<int64_t> made(size);
+  for (int64_t i = 0; i < size; ++i) made[i] = between(0, 3);
+  return made;
+}
+
+void require(bool held, const char* what, int64_t problem) {
+  if (held) return;
+  std::fprintf(stderr, "problem %ld: %s\n", static_cast<long>(problem), what);
+  std::exit(1);
+}
+
+template <class T>
+void expect_close(const Exactly<T>& a, const Exactly<T>& b, double tolerance, const char* what, int64_t problem) {
+  double largest = 1e-30, difference = 0;
+  for (int64_t i = 0; i < a.size; ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(b.get()[i])));
+    difference = std::max(difference, std::abs(static_cast<double>(a.get()[i]) - b.get()[i]));
+  }
+  require(difference <= tolerance * largest, what, problem);
+}
+
+// Every cell of (n, width) once, in tiles.
+template <class T, class F>
+void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns, const F& visit) {
+  for (int64_t r = 0; r < n; r += rows)
+    for (int64_t c = 0; c < width; c += columns)
+      visit(Tile<T>{scores + r * width + c, width, r, std::min(rows, n - r), c, std::min(columns, width - c)});
+}
+
+template <class T>
+void run(int64_t problem) {
+  const int64_t n = between(1, 40), candidates = between(1, 80), width = candidates + between(0, 20);
+  const double tolerance = sizeof(T) == 8 ? 1e-11 : 2e-4;
+  const auto scores = normal<T>(n * width, chance() ? 1 : 30);
+  const auto bias = normal<T>(candidates, 1);
+  const auto query_groups = groups(n), candidate_groups = groups(candidates);
+  Exactly<int64_t> starts(n + 1), columns(n);
+  Exactly<double> weights(n), background(n), row_weights(n);
+  Exactly<bool> mask(n * candidates);
+  const auto diagonal = chance() ? kKeep : chance() ? kZero : kExclude;
+  const bool smoothed = diagonal != kExclude && chance();
+  for (int64_t i = 0; i < n; ++i) {
+    starts[i + 1] = i + 1;
+    columns[i] = between(0, candidates - 1);
+    weights[i] = diagonal != kKeep && columns[i] == i ? 0 : 1;
+    background[i] = 0.01;
+    row_weights[i] = 1.0 / n;
+  }
+  for (int64_t i = 0; i < n * candidates; ++i) mask[i] = between(0, 9) == 0 && columns[i / candidates] != i % candidates;
+  const bool masked = !smoothed && chance(), grouped = !smoothed && chance();
+  const Cells<T> cells{candidates, diagonal, chance() ? bias.get() : nullptr,
+                       starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
+                       smoothed ? background.get() : nullptr,
+                       grouped ? query_groups.get() : nullptr, grouped ? candidate_groups.get() : nullptr,
+                       masked ? mask.get() : nullptr, candidates, 1};
+  const int64_t tile_rows = between(1, n), tile_columns = between(1, width);
+  const auto copy = [&] {
+    Exactly<T> made(scores.size);
+    std::copy_n(scores.get(), scores.size, made.get());
+    return made;
+  };
+  Report report;
+
+  const auto whole = copy(), once = copy(), again = copy();
+  Exactly<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n), tiled_loss(n);
+  softmax_rows(cells, Tile<T>{whole.get(), width, 0, n, 0, width}, row_weights.get(),
+               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  std::fill_n(tiled_logsumexp.get(), n, -INFINITY);
+  const RowSums sums{tiled_logsumexp.get(), tiled_mass.get(), tiled_loss.get()};
+  for_tiles(once.get(), n, width, tile_rows, tile_columns,
+            [&](const Tile<T>& tile) { softmax_tile(cells, tile, sums, report); });
+  for_tiles(again.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+    softmax_tile_backward(cells, tile, row_weights.get(), sums.logsumexp, sums.mass, report);
+  });
+  expect_close(tiled_mass, mass, 1e-12, "mass of a softmax in tiles", problem);
+  expect_close(tiled_loss, loss, tolerance, "loss of a softmax in tiles", problem);
+  expect_close(again, whole, tolerance, "gradient of a softmax in tiles", problem);
+
+  const auto plain = copy(), differentiated = copy();
+  Exactly<double> sigmoid(n), sigmoid_again(n);
+  for_tiles(plain.get(), n, width, n, width, [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
+  for_tiles(differentiated.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+    sigmoid_tile_backward(cells, tile, row_weights.get(), sigmoid_again.get(), report);
+  });
+  expect_close(sigmoid_again, sigmoid, tolerance, "loss of a sigmoid in tiles", problem);
+  require(report.status == kOk, "targets reported", problem);
+
+  // The passes that the walk makes over embeddings.
+  const auto x = normal<T>(width, 1);
+  Exactly<T> y(width);
+  row_multiple(y.get(), x.get(), width, T(2), false);
+  row_multiple(y.get(), x.get(), width, T(1), true);
+  const double square = row_dot(x.get(), x.get(), width), triple = row_dot(x.get(), y.get(), width);
+  require(std::abs(triple - 3 * square) <= tolerance * (1 + square), "dot of a multiple", problem);
+}
+
+// A target outside the candidates, seen by every thread, is reported for the first row that has it.
+void report_of_bad_targets() {
+  const int64_t n = 64;
+  const auto scores = normal<float>(n * n, 1);
+  Exactly<int64_t> starts(n + 1), columns(n);
+  Exactly<double> weights(n), row_weights(n), logsumexp(n), mass(n), loss(n);
+  for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i < 3 ? 0 : n, weights[i] = 1;
+  const Cells<float> cells{n, kKeep, nullptr, starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
+                           nullptr, nullptr, nullptr, nullptr, 0, 0};
+  Report report;
+  softmax_rows(cells, Tile<float>{scores.get(), n, 0, n, 0, n}, row_weights.get(),
+               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  require(report.status == kTargetOutside && report.row == 3 && report.column == n, "report of a bad target", -1);
+}
+
+}  // namespace
+}  // namespace fastqt
+
+int main(int count, char** arguments) {
+  const int64_t problems = count > 1 ? std::atol(arguments[1]) : 200;
+  for (int64_t problem = 0; problem < problems; ++problem) {
+    fastqt::run<float>(problem);
+    fastqt::run<double>(problem);
+  }
+  fastqt::report_of_bad_targets();
+  std::printf("%ld problems\n", static_cast<long>(problems));
+}

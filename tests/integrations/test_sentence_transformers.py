@@ -1,0 +1,48 @@
+"""The loss in sentence-transformers' form, against that library's own."""
+
+import pytest
+import torch
+from tolerances import FLOAT32, relative
+
+import fastqt
+from fastqt.integrations.sentence_transformers import SentenceTransformerLoss
+
+COLUMNS = (
+    ["the cat sat on a mat .", "cats", "a cat .", "the mat"],
+    ["the cat", "cats .", "a cat", "the mats"],
+    ["on a mat", "the mat sat .", ". .", "a"],
+)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
+    return library.SentenceTransformer(str(checkpoint), device="cpu", local_files_only=True).eval()
+
+
+def features(model, columns):
+    return [dict(model.preprocess(column)) for column in columns]
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_by_default_it_is_the_librarys_loss(model, columns):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    results = []
+    for loss in (SentenceTransformerLoss(model), MultipleNegativesRankingLoss(model)):
+        model.zero_grad()
+        value = loss(features(model, COLUMNS[:columns]), torch.zeros(4))
+        value.backward()
+        results.append([value, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    largest = max(gradient.abs().max() for gradient in results[1][1:])
+    assert relative(results[0][0], results[1][0]) <= FLOAT32
+    for ours, theirs in zip(results[0][1:], results[1][1:], strict=True):
+        assert (ours - theirs).abs().max() <= FLOAT32 * largest
+
+
+def test_other_losses_and_their_options(model):
+    loss = SentenceTransformerLoss(model, fastqt.mixcse_loss, mix=0.3)
+    found = loss(features(model, COLUMNS[:2]))
+    embeddings = [model(f)["sentence_embedding"] for f in features(model, COLUMNS[:2])]
+    assert relative(found, fastqt.mixcse_loss(*embeddings, mix=0.3)) <= FLOAT32
+    assert loss.get_config_dict() == {"loss": "mixcse_loss", "mix": 0.3}
