@@ -84,14 +84,16 @@ def test_a_step_moves_the_latents_it_is_to(planted, tmp_path, latents):
     assert stored.norm(dim=1).max() < 2 + 1e-6
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("latents", ["rows", "all"])
-@pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
+@pytest.mark.parametrize(
+    ("model", "latents"), [("gloss-bow", "rows"), ("gloss-bow", "all"), ("gloss-pos", "rows")]
+)
+@pytest.mark.parametrize("pause", [4, 10])  # within the first pass, and at its end
 def test_a_run_in_two_parts(planted, tmp_path, model, latents, pause):
     config = TrainConfig((planted[0],), model=model, latents=latents, epochs=2, **SMALL | {"report_every": 1})
+    config = replace(config, steps=13)
     train(config, tmp_path / "whole")
     train(replace(config, steps=pause), tmp_path / "parts")
-    assert train(config, tmp_path / "parts", resume=True).step == 20
+    assert train(config, tmp_path / "parts", resume=True).step == 13
     for name in ("model.safetensors", "checkpoint.safetensors"):
         whole, parts = (load_file(tmp_path / run / name) for run in ("whole", "parts"))
         assert whole.keys() == parts.keys()

@@ -204,7 +204,7 @@ class Gloss(nn.Module):
                 if safeguard:
                     too_far = (there * (moved - latents)).sum(1, keepdim=True) > 0
                     moved, there = moved.where(~too_far, latents), there.where(~too_far, gradients)
-                    rates = (rates * torch.where(too_far, 0.5, GROWTH)).clamp(max=learning_rate)
+                    rates = torch.where(too_far, rates / 2, rates * GROWTH).clamp(max=learning_rate)
                 latents, gradients = moved, there
         return latents[:B]
 

@@ -136,7 +136,7 @@ def test_steps_that_go_too_far_are_taken_back(decoder):
     start = gloss.infer(tokens, lengths, steps=0)
     oracle = Oracle(gloss)
     data = tokens.numpy(), lengths.numpy()
-    for safeguard, steps in ((False, 2), (True, 12)):  # without it, each step enlarges rounding errors
+    for safeguard, steps in ((False, 2), (True, 5)):  # few: long steps enlarge rounding errors
         found = gloss.infer(tokens, lengths, steps=steps, safeguard=safeguard)
         wanted = oracle.descend(start.numpy(), *data, steps, 1.0, safeguard=safeguard)
         assert relative(found, wanted) < 1e2 * FLOAT64
@@ -216,6 +216,8 @@ def test_generation_takes_the_likeliest_words():
             assert words[b, place] == (scores.argmax() if place < lengths[b] else 0)
 
     gloss = model("bow")
+    with torch.no_grad():
+        gloss.bias[0] = 10  # the likeliest of all, were it a word
     words = gloss.generate(latents, lengths)
     scores = (latents @ gloss.weight.T + gloss.bias)[:, 1:]
     for b in range(N):
