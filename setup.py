@@ -48,6 +48,8 @@ def native_build() -> dict[str, object]:
     ]
     kernels = sources(".cu")
     home = cuda_home() if kernels else None
+    # Python's own flags ask for debugging symbols, four fifths of the file.
+    link = ["-Wl,-s"] if sys.platform.startswith("linux") else []
     options: dict[str, list[str]] = {}
     if home is None:
         kernels = []
@@ -58,9 +60,9 @@ def native_build() -> dict[str, object]:
         options = {
             "libraries": ["cudart_static", "rt", "pthread", "dl"],
             "library_dirs": [str(home / "lib64")],
-            # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
-            "extra_link_args": ["-Wl,--no-as-needed", "-ltorch"],
         }
+        # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
+        link += ["-Wl,--no-as-needed", "-ltorch"]
     extension = cpp_extension.CppExtension(
         "fastqt._C",
         sources=[*sources(".cpp"), *kernels],
@@ -71,6 +73,7 @@ def native_build() -> dict[str, object]:
             "cxx": [*common, *cxx],
             "nvcc": [*common, "-Xcompiler", "-fvisibility=hidden", "-Xfatbin", "-compress-all"],
         },
+        extra_link_args=link,
         py_limited_api=True,
         **options,
     )
