@@ -50,7 +50,7 @@ def test_inference_step(benchmark, decoder, sentences):
     gloss = Gloss(V, D, decoder=decoder, radius=RADIUS)
     tokens = torch.randint(V, (sentences, WORDS))
     lengths = torch.full((sentences,), WORDS)
-    ours = partial(gloss.infer, tokens, lengths, steps=1)
+    ours = partial(gloss.infer, tokens, lengths, steps=1, safeguard=False)  # which looks once more at the end
     eager = partial(plain_inference, gloss, tokens, 1)
     peaks = [peak_memory(lambda run=run: [run()])[1] for run in (ours, eager)]
     latents = ours()

@@ -84,7 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("model", metavar="MODEL", help="a directory that train wrote")
     embed.add_argument("input", metavar="INPUT", help="text, a sentence a line; - is standard input")
     embed.add_argument("--out", required=True, metavar="X.npy", help="float32, a row a sentence")
-    embed.add_argument("--raw", action="store_true", help="do not scale the two halves of a vector to norm 1")
+    embed.add_argument(
+        "--raw",
+        action="store_true",
+        help="do not scale a vector, or the two halves of QuickThoughts', to norm 1",
+    )
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     embed.set_defaults(command=_embed)
 

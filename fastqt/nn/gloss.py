@@ -196,16 +196,18 @@ class Gloss(nn.Module):
             tokens, lengths = F.pad(tokens, (0, 0, 0, extra)), F.pad(lengths, (0, extra))
             loss = self._frozen_loss(tokens, lengths)
             latents = self._beginnings(tokens, lengths, seed)
+            if not safeguard:
+                for _ in range(steps):
+                    latents = self._projected(latents - learning_rate * _gradient(loss, latents))
+                return latents[:B]
             gradients = _gradient(loss, latents)
             rates = torch.full_like(latents[:, :1], learning_rate)
             for _ in range(steps):
                 moved = self._projected(latents - rates * gradients)
                 there = _gradient(loss, moved)
-                if safeguard:
-                    too_far = (there * (moved - latents)).sum(1, keepdim=True) > 0
-                    moved, there = moved.where(~too_far, latents), there.where(~too_far, gradients)
-                    rates = torch.where(too_far, rates / 2, rates * GROWTH).clamp(max=learning_rate)
-                latents, gradients = moved, there
+                too_far = (there * (moved - latents)).sum(1, keepdim=True) > 0
+                latents, gradients = moved.where(~too_far, latents), there.where(~too_far, gradients)
+                rates = torch.where(too_far, rates / 2, rates * GROWTH).clamp(max=learning_rate)
         return latents[:B]
 
     @torch.no_grad()
