@@ -34,7 +34,7 @@ def row_bytes(launch: Launch) -> int:
     """What a row kernel reads and writes, targets' rows from the cache not counted."""
     arguments, programs = launch.arguments, launch.programs
     name = launch.kernel.__name__
-    if name == "statistics_kernel":
+    if name in ("statistics_kernel", "sigmoid_statistics_kernel"):
         partial = arguments["partial"]
         return 4 * partial.numel() + 64 * partial.shape[1]
     if name == "raise_references_kernel":
@@ -42,6 +42,8 @@ def row_bytes(launch: Launch) -> int:
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
+    if name == "finish_biases_kernel":
+        return 16 * arguments["columns"]
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
     if name == "references_kernel":
         return 2 * programs * D * itemsize
