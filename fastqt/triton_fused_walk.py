@@ -6,8 +6,9 @@ dG = Eᵀ F. What is particular to a row (its sum, its weight) rides on the rows
 so E is written once and never rescaled. The reference r need not be the maximum: float32
 and bfloat16 have range to spare, and a row that needed more is found and done again.
 
-memory="low" keeps a narrow chunk of rows for dF, then a narrow one of columns for dG, and
-takes the scores once more for the second: 8 N M D instead of 6.
+memory="low" takes dF from chunks of whole rows, then dG from chunks of columns and tiles of these,
+with the scores taken once more for the second: 8 N M D instead of 6. Until it is written, dG's own
+memory holds the chunk of rows.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from torch import Tensor
 
 from fastqt.kernels.cells import ExactCells, PrivateNegatives, RowState
 from fastqt.kernels.finish import finish_biases, finish_candidates, finish_queries
+from fastqt.kernels.launch import multiprocessors
 from fastqt.kernels.references import choose_references, raise_references
 from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores, row_blocks
 from fastqt.kernels.statistics import row_statistics
 from fastqt.kernels.tuning import score_config
 from fastqt.problem import Problem
 from fastqt.schedule import Needs
-from fastqt.triton_walk import Block, Walk, aligned, fitting, multiply, ranges
+from fastqt.triton_walk import ROW_MULTIPLE, Block, Walk, aligned, even, fitting, multiply, ranges
 
 SUM_ROWS = 8192  # whose partial sums are kept at a time when nothing else is
 SAMPLE = 256  # candidates whose scores help to choose references
@@ -232,32 +234,55 @@ class FusedWalk(Walk):
             self._finish_candidates(block, slice(0, block.matrix.shape[0]), block.product)
 
     def rows_then_columns(self) -> None:
-        """dF from chunks of rows, then dG from chunks of columns: nothing is summed over chunks."""
-        p, itemsize = self.p, self.p.queries.element_size()
-        height = fitting(self.room, itemsize * self.width)
-        E = p.queries.new_empty(min(height, self.N), aligned(self.width))
-        for rows in ranges(self.N, height):
+        """dF from chunks of rows, then dG from chunks of columns: neither is kept in float32."""
+        p = self.p
+        E = self._rows_at_once()
+        for rows in ranges(self.N, len(E)):
             self.sum_rows(rows, E[: rows.stop - rows.start])
             self._finish_queries(rows, self._times_columns(E[: rows.stop - rows.start]), None)
         del E
         factors = self.weights_in_columns()
-        columns_at_once = fitting(self.room, itemsize * self.N)
-        everything = slice(0, self.N)
         for block in self.blocks:
             sums = self.column_sums if block.first == 0 else None
             if block.gradient is None and sums is None:
                 continue
-            E = p.queries.new_empty(self.N, min(columns_at_once, aligned(block.matrix.shape[0])))
-            for columns in ranges(block.matrix.shape[0], columns_at_once):
-                part = E[:, : columns.stop - columns.start]
-                tile = self.tile(block, everything, columns)
-                with self._column_sums(tile) as column_partial:
-                    self.fill(tile, part, factors=factors, column_partial=column_partial)
-                if block.gradient is None:
-                    continue
-                product = p.queries.new_empty(part.shape[1], self.D, dtype=torch.float32)
-                multiply(product, part.T, p.queries, add=False)
+            height, length = self._tile_of_columns(block)
+            E = p.queries.new_empty(height, length)
+            for columns in ranges(block.matrix.shape[0], length):
+                product = None
+                if block.gradient is not None:
+                    product = p.queries.new_empty(columns.stop - columns.start, self.D, dtype=torch.float32)
+                for rows in ranges(self.N, height):
+                    part = E[: rows.stop - rows.start, : columns.stop - columns.start]
+                    tile = self.tile(block, rows, columns)
+                    with self._column_sums(tile) as column_partial:
+                        self.fill(tile, part, factors=factors, column_partial=column_partial)
+                    if product is not None:
+                        multiply(product, part.T, p.queries[rows], add=rows.start > 0)
                 self._finish_candidates(block, columns, product)
+
+    def _rows_at_once(self) -> Tensor:
+        """Room for whole rows of E, (rows, width): the memory of a gradient to come where that is more."""
+        itemsize = self.p.queries.element_size()
+        later = [b.gradient.view(-1) for b in self.blocks if b.gradient is not None]
+        memory = max(later, key=len, default=None)
+        if memory is None or len(memory) * itemsize < self.room:
+            memory = self.p.queries.new_empty(self.room // itemsize)
+        width = aligned(self.width)
+        height = min(fitting(len(memory), width), self.N)
+        if height * width > len(memory):  # the least of rows at once
+            return memory.new_empty(height, width)
+        return memory[: height * width].view(height, width)
+
+    def _tile_of_columns(self, block: Block) -> tuple[int, int]:
+        """Rows and columns of E in the room, beside a sum over rows for each of the columns."""
+        queries, columns = self.p.queries, block.matrix.shape[0]
+        itemsize = queries.element_size()
+        # Tiles of 128 x 256, as the vendor cuts the product, then fill all multiprocessors once.
+        one_wave = 128 * max(multiprocessors(queries) // math.ceil(self.D / 256), 1)
+        length = min(one_wave, fitting(self.room // 2, 4 * self.D), aligned(columns))
+        height = fitting(self.room - 4 * self.D * length, itemsize * length)
+        return even(self.N, min(height, self.N), ROW_MULTIPLE), length
 
     @contextlib.contextmanager
     def _column_sums(self, tile: Tile) -> Iterator[Tensor | None]:
