@@ -70,6 +70,31 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
         assert relative(case.loss(inputs, backend="triton"), whole[0]) < REORDERED[torch.float32]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
+    """Without room of their own they are where the candidates' gradient is written after them."""
+    N, D = 20, 30
+    for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
+        monkeypatch.setattr(triton_walk, name, value)
+    kept, genuine = [], triton_fused_walk.FusedWalk._rows_at_once
+
+    def rows_at_once(walk):
+        E = genuine(walk)
+        kept.append((E.data_ptr() == walk.blocks[0].gradient.data_ptr(), len(E)))
+        return E
+
+    monkeypatch.setattr(triton_fused_walk.FusedWalk, "_rows_at_once", rows_at_once)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(N, D, generator=generator).to(dtype).requires_grad_() for _ in range(2)]
+    T = oracle.window(N, N, [-1, 1])
+    exact = oracle.contrastive(*(x.detach().double().numpy() for x in inputs), T)
+    loss = fastqt.contrastive_loss(*inputs, backend="triton", memory="low")
+    found = torch.autograd.grad(loss, inputs)
+    assert kept == [(True, 5)]
+    for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
+        assert relative(gradient, wanted) < FLOAT32 + EPSILON[dtype]
+
+
 @by_memory
 @by_large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
