@@ -23,6 +23,8 @@ from benchmarks.roofline import Rates, Stored, blocks_per_multiprocessor, event_
 DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu_estimates.md"
 STORED = DOCUMENT.with_suffix(".json")
 SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
+SIGLIP = "SigLIP"
+SIGLIP_SHAPES = ((65536, 768), (16384, 1024))
 GOALS = {"fast": 1.12, "low": 1.45}  # times GEMM time
 GOAL_SMALL = 20e-6  # seconds, of the paper's batch
 SMALL = 400
@@ -34,7 +36,7 @@ def row_bytes(launch: Launch) -> int:
     """What a row kernel reads and writes, targets' rows from the cache not counted."""
     arguments, programs = launch.arguments, launch.programs
     name = launch.kernel.__name__
-    if name == "statistics_kernel":
+    if name in ("statistics_kernel", "sigmoid_statistics_kernel"):
         partial = arguments["partial"]
         return 4 * partial.numel() + 64 * partial.shape[1]
     if name == "raise_references_kernel":
@@ -42,6 +44,8 @@ def row_bytes(launch: Launch) -> int:
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
+    if name == "finish_biases_kernel":
+        return 16 * arguments["columns"]
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
     if name == "references_kernel":
         return 2 * programs * D * itemsize
@@ -95,15 +99,21 @@ def collect() -> Stored:
 
     gpu = next(gpu for gpu in GPUS if gpu.arch == 90)
     schedules, kernels = [], {}
-    for N, D in SHAPES:
+    cases = [Case("QuickThoughts", N=N, D=D) for N, D in SHAPES]
+    cases += [
+        Case(SIGLIP, N=N, D=D, targets="own", diagonal="keep", link="sigmoid", bias=True, scale=True)
+        for N, D in SIGLIP_SHAPES
+    ]
+    for case in cases:
         for memory in GOALS:
-            events = noted(Case(f"{N}", N=N, D=D, memory=memory), gpu)
+            events = noted(replace(case, memory=memory), gpu)
             for launch in (event for event in events if isinstance(event, Launch)):
                 if kernel_key(launch) not in kernels:
                     kernels[kernel_key(launch)] = used(launch, gpu)
             counted = Counter(json.dumps(stored_event(event)) for event in events)
             listed = [{**json.loads(event), "count": count} for event, count in counted.items()]
-            schedules.append({"N": N, "D": D, "memory": memory, "events": listed})
+            made = {"loss": case.name, "N": case.N, "D": case.D, "memory": memory}
+            schedules.append({**made, "events": listed})
     versions = {"triton": triton.__version__, "torch": torch.__version__.split("+")[0]}
     return {"versions": versions, "rates": asdict(Rates()), "kernels": kernels, "schedules": schedules}
 
@@ -159,7 +169,7 @@ def milliseconds(value: float) -> str:
 
 def summary_table(stored: Stored) -> str:
     header = (
-        *("N = M", "D", "memory", "chunks of E", "chunks", "launches", "GEMM ms", "predicted ms"),
+        *("loss", "N = M", "D", "memory", "chunks of E", "chunks", "launches", "GEMM ms", "predicted ms"),
         *("× GEMM time", "at 700 to 790 TFLOP/s", "goal", "met"),
     )
     rates = Rates(**stored["rates"])
@@ -177,7 +187,7 @@ def summary_table(stored: Stored) -> str:
         met = total <= GOAL_SMALL if small else total / gemm <= GOALS[memory]
         lines.append(
             (
-                *(f"{N:,}", f"{D:,}", memory, sizes, f"{chunks:,}"),
+                *(schedule["loss"], f"{N:,}", f"{D:,}", memory, sizes, f"{chunks:,}"),
                 f"{sum(e['count'] for e in schedule['events']):,}",
                 *(milliseconds(gemm), milliseconds(total), f"{total / gemm:.2f}"),
                 *(f"{min(ratios):.2f} to {max(ratios):.2f}", goal, "yes" if met else "no"),
@@ -234,12 +244,12 @@ def kernels_table(stored: Stored) -> str:
 
 def sums_table(stored: Stored) -> str:
     rates = Rates(**stored["rates"])
-    header = ("N = M", "D", "memory", "float32 results GB", "ms of memory traffic", "× GEMM time")
+    header = ("loss", "N = M", "D", "memory", "float32 results GB", "ms of memory traffic", "× GEMM time")
     return table(
         header,
         (
             (
-                *(f"{s['N']:,}", f"{s['D']:,}", s["memory"], f"{sums_bytes(s) / 1e9:.2f}"),
+                *(s["loss"], f"{s['N']:,}", f"{s['D']:,}", s["memory"], f"{sums_bytes(s) / 1e9:.2f}"),
                 milliseconds(sums_bytes(s) / rates.memory),
                 f"{sums_bytes(s) / rates.memory / gemm_time(s['N'], s['D'], rates):.2f}",
             )
@@ -251,7 +261,8 @@ def sums_table(stored: Stored) -> str:
 def rendered(stored: Stored) -> str:
     rates, versions = stored["rates"], stored["versions"]
     sections = "\n\n".join(
-        f'### N = M = {s["N"]:,}, D = {s["D"]:,}, memory="{s["memory"]}"\n\n{parts_table(s, stored)}'
+        f'### {s["loss"]}, N = M = {s["N"]:,}, D = {s["D"]:,}, memory="{s["memory"]}"'
+        f"\n\n{parts_table(s, stored)}"
         for s in stored["schedules"]
     )
     return f"""# What an H100 should take: predictions
@@ -274,8 +285,9 @@ The model is a roofline a launch. It assumes
 Every SASS instruction of the scores' kernel counts once a tile, those of branches not taken included. Where
 only one program fits a multiprocessor they come after the tile's products, else beside those of another.
 Where no load runs ahead of the products, each step along D waits for its operands. The vendor's products take
-the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16 with the targets of
-`Window(1)`, whose lowering is not counted; GEMM time is three products of the same shapes.
+the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16, of QuickThoughts
+with the targets of `Window(1)`, of SigLIP those of scale and bias too; the targets' lowering is not counted.
+GEMM time is three products of the same shapes.
 
 ## Against the goals
 

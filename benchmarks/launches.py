@@ -56,7 +56,7 @@ class Case:
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
     diagonal: str = "zero"
-    targets: str = "window"  # or "dense", "smoothed"
+    targets: str = "window"  # or "own", "dense", "smoothed"
     private: str | None = None  # or "rows", "mixed"
     negatives: int = 0
     groups: bool = False
@@ -212,13 +212,14 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
 def problem_of(case: Case) -> Problem:
     """A case as the schedule takes it, on torch's default device."""
     from fastqt.problem import Problem
-    from fastqt.targets import TargetRows, Window
+    from fastqt.targets import Diagonal, TargetRows, Window
 
     N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
     queries, candidates, private = (torch.empty(N, D, dtype=dtype) for _ in range(3))
     groups, mask = torch.empty(N, dtype=torch.int64), torch.empty(N, N, dtype=torch.bool)
     negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
-    targets = Window(1).rows(N, N, queries.device)
+    lowered = Diagonal() if case.targets == "own" else Window(1)
+    targets = lowered.rows(N, N, queries.device)
     if case.targets == "smoothed":
         targets = replace(targets, background=torch.empty(N, dtype=torch.float64))
     if case.targets == "dense":

@@ -6,27 +6,31 @@ dG = Eᵀ F. What is particular to a row (its sum, its weight) rides on the rows
 so E is written once and never rescaled. The reference r need not be the maximum: float32
 and bfloat16 have range to spare, and a row that needed more is found and done again.
 
-memory="low" keeps a narrow chunk of rows for dF, then a narrow one of columns for dG, and
-takes the scores once more for the second: 8 N M D instead of 6.
+memory="low" takes dF from chunks of whole rows, then dG from chunks of columns and tiles of these,
+with the scores taken once more for the second: 8 N M D instead of 6. Until it is written, dG's own
+memory holds the chunk of rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fastqt.kernels.cells import ExactCells, PrivateNegatives, RowState
-from fastqt.kernels.finish import finish_candidates, finish_queries
+from fastqt.kernels.finish import finish_biases, finish_candidates, finish_queries
+from fastqt.kernels.launch import multiprocessors
 from fastqt.kernels.references import choose_references, raise_references
-from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
+from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores, row_blocks
 from fastqt.kernels.statistics import row_statistics
 from fastqt.kernels.tuning import score_config
 from fastqt.problem import Problem
 from fastqt.schedule import Needs
-from fastqt.triton_walk import Block, Walk, aligned, fitting, multiply, ranges
+from fastqt.triton_walk import ROW_MULTIPLE, Block, Walk, aligned, even, fitting, multiply, ranges
 
 SUM_ROWS = 8192  # whose partial sums are kept at a time when nothing else is
 SAMPLE = 256  # candidates whose scores help to choose references
@@ -38,20 +42,33 @@ class FusedWalk(Walk):
     def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
         super().__init__(p, weights, needs)
         shape = self.N, self.width, self.D
-        self.config = score_config(p.queries.device, p.queries.dtype, *shape, p.mask is not None)
+        heavy = p.mask is not None or p.link == "sigmoid"
+        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy)
         self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = self._exact_cells()
         self.state = self._row_state()
-        self._choose_references()
+        self.column_sums = None
+        if self.needs.bias:
+            self.column_sums = p.queries.new_zeros(self.M, dtype=torch.float32)
+        self.prepare()
 
     def run(self) -> None:
         if not self.differentiates:
             for rows in ranges(self.N, SUM_ROWS):
-                self.sum_exponentials(rows)
-        elif self.p.memory == "fast":
-            self.whole_rows_once()
+                self.sum_rows(rows)
+        elif self.fits_in_one_walk:
+            self.all_at_once()
         else:
             self.rows_then_columns()
+        if self.bias_gradient is not None and self.column_sums is not None:
+            finish_biases(
+                *(self.column_sums, self.weight_norm, self.gain, self._targets_by_column),
+                *(self.cells.coefficients, self.bias_gradient),
+            )
+
+    @property
+    def fits_in_one_walk(self) -> bool:
+        return self.p.memory == "fast"
 
     def _exact_cells(self) -> ExactCells:
         p = self.p
@@ -91,20 +108,23 @@ class FusedWalk(Walk):
             bases=new(N, dtype=torch.float32),
             references=new(N, dtype=torch.float32),
             redo=new(N, dtype=torch.int32),
-            sums=new(N, dtype=torch.float64),
+            factors=new(N, dtype=torch.float64),
             logsumexp=self.logsumexp,
             mass=self.mass,
             loss=self.loss,
         )
 
-    def _choose_references(self) -> None:
-        sampled = None
+    def prepare(self) -> None:
+        """Scores of the exact cells, and what exponentials are taken against."""
+        p, sampled = self.p, None
         if self.M > 4 * SAMPLE:
-            sample = Tile(0, self.N, self.p.candidates[:: self.M // SAMPLE][:SAMPLE])
-            maxima = self._partial(sample.candidates.shape[0], self.N)
-            max_scores(sample, self.p.queries, self.scale, maxima, self.config)
+            every = slice(None, SAMPLE * (self.M // SAMPLE), self.M // SAMPLE)
+            bias = None if p.bias is None else p.bias[every].contiguous()
+            sample = Tile(0, self.N, p.candidates[every], bias=bias)
+            maxima = self._partial(SAMPLE, self.N)
+            max_scores(sample, p.queries, self.scale, maxima, self.config)
             sampled = maxima.amax(0)
-        choose_references(self.p.queries, self.p.candidates, self.scale, self.cells, self.state, sampled)
+        choose_references(p.queries, p.candidates, self.scale, p.bias, self.cells, self.state, sampled)
 
     def _partial(self, columns: int, rows: int) -> Tensor:
         return self.p.queries.new_empty(column_blocks(columns, self.config), rows, dtype=torch.float32)
@@ -112,37 +132,36 @@ class FusedWalk(Walk):
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         """Some rows of E against a block, or against some of its columns."""
         p, height = self.p, rows.stop - rows.start
+        columns = columns or slice(0, block.matrix.shape[0])
         if block.first:
-            return Tile(rows.start, height, block.matrix if columns is None else block.matrix[columns])
+            return Tile(rows.start, height, block.matrix[columns])
         return Tile(
             rows.start,
             height,
-            block.matrix if columns is None else block.matrix[columns],
-            0 if columns is None else columns.start,
+            block.matrix[columns],
+            columns.start,
             p.diagonal != "keep",
             *(self.cells.starts, self.cells.columns, self.cells.lowest, self.cells.highest),
             *self.groups,
             p.mask,
+            None if p.bias is None else p.bias[columns],
         )
 
-    def sum_exponentials(self, rows: slice, E: Tensor | None = None) -> None:
+    def sum_rows(self, rows: slice, E: Tensor | None = None) -> None:
         """Finds all that is known of some rows, and writes their E where it is given."""
         if E is not None and self.gain != 1:
-            self.sum_exponentials(rows)
+            self.sum_rows(rows)
             self._refer_to_logsumexp(rows)
             for block in self.blocks:
-                self._exponentiate(self.tile(block, rows), E[:, block.columns])
+                self.fill(self.tile(block, rows), E[:, block.columns])
             return
         p, state, first = self.p, self.state, rows.start
         tiles = [self.tile(block, rows) for block in self.blocks]
-        sizes = [column_blocks(block.matrix.shape[0], self.config) for block in self.blocks]
-        partial = p.queries.new_empty(sum(sizes), rows.stop - first, dtype=torch.float32)
-        parts = partial.split(sizes)
+        partial, parts = self._parts_of_blocks(rows)
 
         def add_up(redo: tuple[Tensor, Tensor] | None) -> None:
             for block, tile, part in zip(self.blocks, tiles, parts, strict=True):
-                out = None if E is None else E[:, block.columns]
-                self._exponentiate(tile, out, part, redo)
+                self.fill(tile, None if E is None else E[:, block.columns], partial=part, redo=redo)
             row_statistics(partial, self.cells, state, first, only_redo=redo is not None)
 
         add_up(None)
@@ -152,34 +171,46 @@ class FusedWalk(Walk):
         raise_references(state, partial, first)
         add_up(redo)
 
-    def _exponentiate(
+    def _parts_of_blocks(self, rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Room for the sums of some rows over blocks of columns, and each block's part of it."""
+        sizes = [column_blocks(block.matrix.shape[0], self.config) for block in self.blocks]
+        partial = self.p.queries.new_empty(sum(sizes), rows.stop - rows.start, dtype=torch.float32)
+        return partial, partial.split(sizes)
+
+    def fill(
         self,
         tile: Tile,
         out: Tensor | None,
+        *,
         partial: Tensor | None = None,
-        redo: tuple[Tensor, Tensor] | None = None,
         factors: Tensor | None = None,
+        column_partial: Tensor | None = None,
+        redo: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        """E of a tile, and its sums."""
         exp_scores(
-            tile,
-            self.p.queries,
-            self.scale,
-            self.state.references,
-            self.config,
+            *(tile, self.p.queries, self.scale, self.state.references, self.config),
             exponentials=out,
             factors=factors,
             partial=partial,
+            column_partial=column_partial,
             redo=redo,
         )
 
     def _refer_to_logsumexp(self, rows: slice) -> None:
         state = self.state
-        logsumexp, has_targets = state.logsumexp[rows], state.mass[rows] > 0
+        logsumexp, mass = state.logsumexp[rows], state.mass[rows]
         references = ((logsumexp - math.log(self.gain)) / math.log(2)).float()
-        state.references[rows] = references.where(has_targets, math.inf)
-        state.sums[rows] = (logsumexp - math.log(2) * references.double()).exp()
+        state.references[rows] = references.where(mass > 0, math.inf)
+        sums = (logsumexp - math.log(2) * references.double()).exp()
+        state.factors[rows] = (state.weights[rows] * mass / sums).where(mass > 0, 0)
 
-    def whole_rows_once(self) -> None:
+    def weights_in_columns(self) -> Tensor:
+        """What E's rows are to be multiplied by for its columns to add up to gradients, (N,) float32."""
+        weights: Tensor = self.gain * self.state.factors / self.weight_norm
+        return weights.float()
+
+    def all_at_once(self) -> None:
         """All gradients from one walk over chunks of whole rows."""
         itemsize = self.p.queries.element_size()
         row_bytes = itemsize * aligned(self.width) + (4 + itemsize) * self.D
@@ -191,44 +222,89 @@ class FusedWalk(Walk):
             weighted = self.p.queries.new_empty(height, self.D)
         for rows in ranges(self.N, height):
             n = rows.stop - rows.start
-            self.sum_exponentials(rows, E[:n])
-            self._finish_queries(rows, E[:n], weighted)
+            self.sum_rows(rows, E[:n])
+            self._finish_queries(rows, self._times_columns(E[:n]), weighted)
             for block in self.blocks:
                 if block.product is not None and weighted is not None:
                     multiply(block.product, E[:n, block.columns].T, weighted[:n], add=rows.start > 0)
+            if self.column_sums is not None:
+                weights = self.weights_in_columns()[rows].to(E.dtype)
+                multiply(self.column_sums[None], weights[None], E[:n, : self.M], add=True)
         for block in self.blocks:
             self._finish_candidates(block, slice(0, block.matrix.shape[0]), block.product)
 
     def rows_then_columns(self) -> None:
-        """dF from chunks of rows, then dG from chunks of columns: nothing is summed over chunks."""
-        p, state, itemsize = self.p, self.state, self.p.queries.element_size()
-        height = fitting(self.room, itemsize * self.width)
-        E = p.queries.new_empty(min(height, self.N), aligned(self.width))
-        for rows in ranges(self.N, height):
-            self.sum_exponentials(rows, E[: rows.stop - rows.start])
-            self._finish_queries(rows, E[: rows.stop - rows.start], None)
+        """dF from chunks of rows, then dG from chunks of columns: neither is kept in float32."""
+        p = self.p
+        E = self._rows_at_once()
+        for rows in ranges(self.N, len(E)):
+            self.sum_rows(rows, E[: rows.stop - rows.start])
+            self._finish_queries(rows, self._times_columns(E[: rows.stop - rows.start]), None)
         del E
-        share = (state.mass / state.sums).where(state.mass > 0, 0)
-        factors = (self.gain * state.weights / self.weight_norm * share).float()
-        columns_at_once = fitting(self.room, itemsize * self.N)
-        everything = slice(0, self.N)
+        factors = self.weights_in_columns()
         for block in self.blocks:
-            if block.gradient is None:
+            sums = self.column_sums if block.first == 0 else None
+            if block.gradient is None and sums is None:
                 continue
-            E = p.queries.new_empty(self.N, min(columns_at_once, aligned(block.matrix.shape[0])))
-            for columns in ranges(block.matrix.shape[0], columns_at_once):
-                part = E[:, : columns.stop - columns.start]
-                self._exponentiate(self.tile(block, everything, columns), part, factors=factors)
-                product = p.queries.new_empty(part.shape[1], self.D, dtype=torch.float32)
-                multiply(product, part.T, p.queries, add=False)
+            height, length = self._tile_of_columns(block)
+            E = p.queries.new_empty(height, length)
+            for columns in ranges(block.matrix.shape[0], length):
+                product = None
+                if block.gradient is not None:
+                    product = p.queries.new_empty(columns.stop - columns.start, self.D, dtype=torch.float32)
+                for rows in ranges(self.N, height):
+                    part = E[: rows.stop - rows.start, : columns.stop - columns.start]
+                    tile = self.tile(block, rows, columns)
+                    with self._column_sums(tile) as column_partial:
+                        self.fill(tile, part, factors=factors, column_partial=column_partial)
+                    if product is not None:
+                        multiply(product, part.T, p.queries[rows], add=rows.start > 0)
                 self._finish_candidates(block, columns, product)
 
-    def _finish_queries(self, rows: slice, E: Tensor, weighted: Tensor | None) -> None:
-        product = None
-        if self.needs.queries or self.needs.scale:
-            product = self.p.queries.new_empty(E.shape[0], self.D, dtype=torch.float32)
-            for block in self.blocks:
-                multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
+    def _rows_at_once(self) -> Tensor:
+        """Room for whole rows of E, (rows, width): the memory of a gradient to come where that is more."""
+        itemsize = self.p.queries.element_size()
+        later = [b.gradient.view(-1) for b in self.blocks if b.gradient is not None]
+        memory = max(later, key=len, default=None)
+        if memory is None or len(memory) * itemsize < self.room:
+            memory = self.p.queries.new_empty(self.room // itemsize)
+        width = aligned(self.width)
+        height = min(fitting(len(memory), width), self.N)
+        if height * width > len(memory):  # the least of rows at once
+            return memory.new_empty(height, width)
+        return memory[: height * width].view(height, width)
+
+    def _tile_of_columns(self, block: Block) -> tuple[int, int]:
+        """Rows and columns of E in the room, beside a sum over rows for each of the columns."""
+        queries, columns = self.p.queries, block.matrix.shape[0]
+        itemsize = queries.element_size()
+        # Tiles of 128 x 256, as the vendor cuts the product, then fill all multiprocessors once.
+        one_wave = 128 * max(multiprocessors(queries) // math.ceil(self.D / 256), 1)
+        length = min(one_wave, fitting(self.room // 2, 4 * self.D), aligned(columns))
+        height = fitting(self.room - 4 * self.D * length, itemsize * length)
+        return even(self.N, min(height, self.N), ROW_MULTIPLE), length
+
+    @contextlib.contextmanager
+    def _column_sums(self, tile: Tile) -> Iterator[Tensor | None]:
+        """Room for the sums of a tile's columns, if they are wanted; then adds these up."""
+        if self.column_sums is None or tile.target_starts is None:  # negatives have no biases
+            yield None
+            return
+        columns = tile.candidates.shape[0]
+        partial = self.column_sums.new_empty(row_blocks(tile.rows, self.config), columns)
+        yield partial
+        self.column_sums[tile.first_column : tile.first_column + columns] += partial.sum(0)
+
+    def _times_columns(self, E: Tensor) -> Tensor | None:
+        """E G over all blocks, float32, if anything needs it."""
+        if not (self.needs.queries or self.needs.scale):
+            return None
+        product = self.p.queries.new_empty(E.shape[0], self.D, dtype=torch.float32)
+        for block in self.blocks:
+            multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
+        return product
+
+    def _finish_queries(self, rows: slice, product: Tensor | None, weighted: Tensor | None) -> None:
         finish_queries(
             self.p.queries,
             self.p.candidates,

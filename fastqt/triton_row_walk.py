@@ -9,14 +9,11 @@ from torch import Tensor
 
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
-from fastqt.schedule import Gradients
 from fastqt.triton_walk import Walk, aligned, multiply, ranges
 
 
 class RowWalk(Walk):
     """Scores by a plain product in float32, then a kernel that sees whole rows of them."""
-
-    bias_gradient: Tensor | None = None  # (M,)
 
     def run(self) -> None:
         p = self.p
@@ -33,15 +30,15 @@ class RowWalk(Walk):
         self.make_products()
         if p.link == "sigmoid":
             self.logsumexp.zero_(), self.mass.zero_()
-        if self.needs.bias:
-            self.bias_gradient = queries.new_zeros(self.M, dtype=torch.float32)
+        if self.bias_gradient is not None:
+            self.bias_gradient.zero_()
         for rows in ranges(self.N, height):
             f, scores = queries[rows], S[: rows.stop - rows.start, :width]
             for block in self.blocks:
                 multiply(scores[:, block.columns], f, block.matrix.T, add=False)
             if private is not None:
                 scores[:, -1] = (f.float() * private[rows].float()).sum(1)
-            out = dS[: len(scores), :width] if self.differentiates or self.needs.bias else None
+            out = dS[: len(scores), :width] if self.differentiates else None
             found = self.logsumexp, self.mass, self.loss
             loss_rows(scores, self.scale, p, rows.start, weights, found, out)
             if out is not None:
@@ -49,8 +46,7 @@ class RowWalk(Walk):
         factor = self._factor()
         for block in self.blocks:
             if block.gradient is not None and block.product is not None:
-                torch.mul(block.product, factor, out=block.product)
-                block.gradient.copy_(block.product)
+                torch.mul(block.product, factor, out=block.gradient)
 
     def _multiply_out(self, rows: slice, f: Tensor, dS: Tensor) -> None:
         """Adds some rows of dS to the gradients."""
@@ -76,9 +72,6 @@ class RowWalk(Walk):
             self.scale_gradient[rows] = by_row * (self.weight_norm / self.gain).float()
         if self.query_gradient is not None:
             self.query_gradient[rows] = product.mul_(factor).to(f.dtype)
-
-    def gradients(self) -> Gradients:
-        return replace(super().gradients(), bias=self.bias_gradient)
 
     def _factor(self) -> Tensor:
         """What a product of dS lacks."""

@@ -1,7 +1,7 @@
 """The walk over the score matrix on a GPU, or on the CPU where Triton interprets.
 
-For a softmax of scores without biases, whose targets can be told one by one, `FusedWalk` never
-writes a score; for all else `RowWalk` takes whole rows of them. No step waits for the device.
+Where targets can be told one by one, `FusedWalk` for a softmax and `SigmoidWalk` for a sigmoid never
+write a score; for all else `RowWalk` takes whole rows of them. No step waits for the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fastqt.reference import check_targets
 from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.triton_fused_walk import FusedWalk
 from fastqt.triton_row_walk import RowWalk
+from fastqt.triton_sigmoid_walk import SigmoidWalk
 
 
 def forward(p: Problem) -> Rows:
@@ -36,7 +37,8 @@ def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, n
 
 def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Gradients]:
     _check_targets(p)
-    kind = RowWalk if needs_whole_rows(p) else FusedWalk
+    fused = SigmoidWalk if p.link == "sigmoid" else FusedWalk
+    kind = RowWalk if needs_whole_rows(p) else fused
     walk = kind(p, weights, needs)
     walk.run()
     return Rows(walk.logsumexp, walk.mass, walk.loss), walk.gradients()
@@ -44,8 +46,7 @@ def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Grad
 
 def needs_whole_rows(p: Problem) -> bool:
     """Whether it is one of those that the fused product does not serve."""
-    any_cell_a_target = p.targets.dense is not None or p.targets.background is not None
-    return any_cell_a_target or p.link == "sigmoid" or p.bias is not None
+    return p.targets.dense is not None or p.targets.background is not None
 
 
 def _check_targets(p: Problem) -> None:

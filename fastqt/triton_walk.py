@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ class Walk:
         self.gain = 1.0
         if dtype is torch.float16:
             self.gain = HALF_GAIN
-            self.weight_norm *= _largest_mass(p).clamp(min=1)
+            if p.link == "softmax":
+                self.weight_norm *= _largest_mass(p).clamp(min=1)
 
         def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
             return new(x.shape) if wanted and x is not None else None
@@ -59,6 +61,7 @@ class Walk:
         self.query_gradient = gradient_of(p.queries, needs.queries)
         self.private_gradient = gradient_of(p.row_negatives, needs.row_negatives)
         self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None
+        self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
         if p.negatives is not None:
             self.blocks.append(Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
@@ -68,31 +71,47 @@ class Walk:
     @property
     def differentiates(self) -> bool:
         needs = self.needs
-        return any((needs.queries, needs.candidates, needs.negatives, needs.row_negatives, needs.scale))
+        return any(getattr(needs, field.name) for field in fields(needs))
 
     def run(self) -> None:
         raise NotImplementedError
 
     def make_products(self) -> None:
-        """Room for the sums over chunks of rows, in float32."""
+        """Room for the sums over chunks of rows, in float32: the gradients' own where they are of it."""
         for block in self.blocks:
             if block.gradient is not None:
-                block.product = block.matrix.new_empty(block.matrix.shape, dtype=torch.float32)
+                in_place = block.gradient.dtype is torch.float32
+                block.product = (
+                    block.gradient
+                    if in_place
+                    else block.gradient.new_empty(block.gradient.shape, dtype=torch.float32)
+                )
 
     @property
     def room(self) -> int:
         """Bytes that may be taken beside inputs and gradients."""
         return FAST_BYTES if self.p.memory == "fast" else LOW_BYTES
 
-    def fitting_rows(self, row_bytes: int) -> int:
-        """As many rows as fit beside those sums, or in half of the room, at most N."""
+    @property
+    def product_bytes(self) -> int:
+        """What `make_products` takes."""
+        if self.p.queries.dtype is torch.float32:
+            return 0
+        return sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
+
+    @property
+    def room_beside_products(self) -> int:
+        """Bytes for all else: at least half of the room, and no more than half of the free memory."""
         most, device = self.room, self.p.queries.device
         if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             free, _ = torch.cuda.mem_get_info(device)
             reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             most = min(most, int(free + reusable) // 2)
-        sums = sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
-        return min(fitting(max(most - sums, most // 2), row_bytes), self.N)
+        return max(most - self.product_bytes, most // 2)
+
+    def fitting_rows(self, row_bytes: int) -> int:
+        """As many rows as fit there, at most N."""
+        return min(fitting(self.room_beside_products, row_bytes), self.N)
 
     def gradients(self) -> Gradients:
         by_scale = self.scale_gradient
@@ -102,6 +121,7 @@ class Walk:
             negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
             row_negatives=self.private_gradient,
             scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
+            bias=self.bias_gradient,
         )
 
 
@@ -138,6 +158,12 @@ def fitting(room: int, line_bytes: int) -> int:
     lines = room // line_bytes
     multiple = ROW_MULTIPLE if lines < 2 * ROW_MULTIPLE else 2 * ROW_MULTIPLE
     return max(lines // multiple, 1) * multiple
+
+
+def even(length: int, most: int, multiple: int) -> int:
+    """A step that covers `length` in about as few steps as `most` would: the least multiple, so evenly."""
+    steps = math.ceil(length / most)
+    return math.ceil(length / steps / multiple) * multiple
 
 
 def aligned(columns: int) -> int:

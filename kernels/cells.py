@@ -85,7 +85,7 @@ class RowState:
     bases: Tensor  # float32: the largest score among its exact cells, to base 2
     references: Tensor  # float32, to base 2
     redo: Tensor  # int32: whether the reference was too far off
-    sums: Tensor  # float64: of the exponentials against the reference
-    logsumexp: Tensor  # float64, as the following
+    factors: Tensor  # float64, as the following: what its E lacks to be dL/dS
+    logsumexp: Tensor
     mass: Tensor
     loss: Tensor

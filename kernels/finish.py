@@ -8,6 +8,8 @@ from fastqt.kernels.cells import NO_PRIVATE, ExactCells, RowState, private_part
 from fastqt.kernels.launch import block, on_device
 from torch import Tensor
 
+BIASES_AT_ONCE = 128
+
 
 @triton.jit
 def finish_queries_kernel(
@@ -15,9 +17,7 @@ def finish_queries_kernel(
     candidates,
     scale,
     product,  # (rows, D) float32: E G
-    sums,
-    mass,
-    row_weights,
+    row_factors,  # (N,) float64
     weight_norm,  # () float64
     target_starts,
     target_columns,
@@ -49,16 +49,15 @@ def finish_queries_kernel(
 ):
     """A program a row: its gradient, and the row as the candidates' product takes it.
 
-    dF_i = s (w rho / l (E G)_i + sum over exact cells of c g), and the weighted row is
-    gain * rho w / (l weight_norm) f_i, whose size is that of f_i whatever the weights are.
+    dF_i = s (factor (E G)_i + sum over exact cells of c g), and the weighted row is
+    gain * factor / weight_norm f_i, whose size is that of f_i whatever the weights are.
     """
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
-    w, rho, total = tl.load(row_weights + i), tl.load(mass + i), tl.load(sums + i)
-    share = tl.where(rho > 0, rho / total, 0.0)
-    factor = (w * share).to(tl.float32)
-    relative = (gain * (w / tl.load(weight_norm)) * share).to(tl.float32)
+    exact_factor = tl.load(row_factors + i)
+    factor = exact_factor.to(tl.float32)
+    relative = (gain * (exact_factor / tl.load(weight_norm))).to(tl.float32)
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -132,6 +131,31 @@ def finish_candidates_kernel(
         tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def finish_biases_kernel(
+    column_sums,  # (columns,) float32: of E over all rows, weighted
+    weight_norm,
+    column_starts,  # (columns + 1,) int64
+    column_targets,  # (targets,) int64
+    target_coefficients,
+    bias_gradient,  # (columns,) float32
+    gain,
+    columns,
+    BLOCK: tl.constexpr,
+):
+    """db_j = weight_norm / gain * column_sums_j + sum over its targets of c."""
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < columns
+    factor = (tl.load(weight_norm) / gain).to(tl.float32)
+    gradient = factor * tl.load(column_sums + j, mask=inside, other=0.0)
+    first = tl.load(column_starts + j, mask=inside, other=0)
+    count = tl.load(column_starts + j + 1, mask=inside, other=0) - first
+    for k in range(0, tl.max(count, 0)):
+        t = tl.load(column_targets + first + k, mask=k < count, other=0)
+        gradient += tl.load(target_coefficients + t, mask=k < count, other=0.0)
+    tl.store(bias_gradient + j, gradient, mask=inside)
+
+
 def finish_queries(
     queries: Tensor,
     candidates: Tensor,
@@ -153,7 +177,7 @@ def finish_queries(
     matrix, partners, _, norms, coefficients = cells.private_tensors
     with on_device(queries):
         finish_queries_kernel[(rows,)](
-            *(queries, candidates, scale, product, state.sums, state.mass, state.weights, weight_norm),
+            *(queries, candidates, scale, product, state.factors, weight_norm),
             *(cells.starts, cells.columns, cells.coefficients, matrix, partners, norms, coefficients),
             *(query_gradient, weighted_queries, private_gradient, scale_gradient, cells.mix, gain),
             *(D, first_row, *queries.stride(), *candidates.stride(), *cells.private_strides),
@@ -186,6 +210,25 @@ def finish_candidates(
             *(candidate_gradient, gain, D, *queries.stride()),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+
+
+def finish_biases(
+    column_sums: Tensor,  # (M,) float32
+    weight_norm: Tensor,
+    gain: float,
+    by_column: tuple[Tensor, Tensor, Tensor],
+    coefficients: Tensor,
+    bias_gradient: Tensor,  # (M,) float32
+) -> None:
+    (columns,) = column_sums.shape
+    starts, targets, _ = by_column
+    with on_device(column_sums):
+        finish_biases_kernel[(triton.cdiv(columns, BIASES_AT_ONCE),)](
+            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, gain, columns),
+            BLOCK=BIASES_AT_ONCE,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -54,9 +54,12 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def programs(x: Tensor, tiles: int) -> int:
     """A grid for a kernel that walks over its tiles and mostly has none to do: one wave."""
-    if not x.is_cuda:
-        return min(tiles, 4)
-    return min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    return min(tiles, multiprocessors(x))
+
+
+def multiprocessors(x: Tensor) -> int:
+    """Of the device of `x`; without one as few as leave each program something to do."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
 
 
 def block(n: int, most: int) -> int:

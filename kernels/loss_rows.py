@@ -1,8 +1,8 @@
 """Whole rows of float32 scores to dL/dS: the way where the scores come from a plain product.
 
-Beside cuBLAS it serves what the fused product does not: target matrices and smoothed targets,
-sigmoids and biases, and problems so small that a row of scores never leaves the cache. The true
-maximum of a row is known here, so float16 is as good as any dtype.
+Beside cuBLAS it serves what the fused products do not: target matrices and smoothed targets,
+which make a target of every cell. The true maximum of a row is known here, so float16 is as good
+as any dtype.
 """
 
 from __future__ import annotations

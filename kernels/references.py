@@ -14,6 +14,7 @@ def references_kernel(
     queries,
     candidates,
     scale,
+    bias,  # (M,) float32, added to the scores of targets if BIAS
     target_starts,
     target_columns,
     sampled,  # (N,) float32: maxima over a sample of candidates, to base 2
@@ -35,6 +36,7 @@ def references_kernel(
     candidate_stride,
     private_row_stride,
     private_stride,
+    BIAS: tl.constexpr,
     ZEROED: tl.constexpr,
     SAMPLED: tl.constexpr,
     PRIVATE: tl.constexpr,
@@ -61,6 +63,8 @@ def references_kernel(
                 b = tl.load(g + d * candidate_stride, mask=d < width, other=0.0)
                 dot += a.to(tl.float32) * b.to(tl.float32)
         score = s * tl.sum(dot, 0)
+        if BIAS:
+            score += tl.load(bias + at, mask=at >= 0, other=0.0)
         tl.store(target_scores + t, score)
         if at >= 0:
             base = tl.maximum(base, score)
@@ -126,6 +130,7 @@ def choose_references(
     queries: Tensor,
     candidates: Tensor,
     scale: Tensor,
+    bias: Tensor | None,  # (M,) float32
     cells: ExactCells,
     state: RowState,
     sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates, to base 2
@@ -139,6 +144,7 @@ def choose_references(
                 queries,
                 candidates,
                 scale,
+                bias,
                 cells.starts,
                 cells.columns,
                 sampled,
@@ -149,6 +155,7 @@ def choose_references(
             *(cells.scores, scores, norms, cells.lowest, cells.highest),
             *(state.bases, state.references, cells.mix),
             *(D, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            BIAS=bias is not None,
             ZEROED=cells.zeroed is not None,
             SAMPLED=sampled is not None,
             PRIVATE=cells.private_kind,

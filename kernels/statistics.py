@@ -27,7 +27,7 @@ def statistics_kernel(
     logsumexp,  # (N,) float64
     mass,
     loss,
-    sums,  # (N,) float64: of all exponentials, against the reference
+    factors,  # (N,) float64: w rho / sum of all exponentials, against the reference
     target_coefficients,  # (targets,) float32
     private_coefficients,  # (N,) float32
     rows,
@@ -95,7 +95,7 @@ def statistics_kernel(
         tl.store(logsumexp + row, lse, mask=inside)
         tl.store(mass + row, rho, mask=inside)
         tl.store(loss + row, row_loss, mask=inside)
-        tl.store(sums + row, total, mask=inside)
+        tl.store(factors + row, tl.where(rho > 0, w * rho / total, 0.0), mask=inside)
         if not ONLY_REDO:
             sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
             tl.store(redo + row, tl.where(sound, 0, 1), mask=inside)
@@ -119,7 +119,7 @@ def row_statistics(
                 cells.zeroed,
                 scores,
             ),
-            *(state.weights, state.redo, state.logsumexp, state.mass, state.loss, state.sums),
+            *(state.weights, state.redo, state.logsumexp, state.mass, state.loss, state.factors),
             *(cells.coefficients, coefficients, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,
             PRIVATE=cells.private_kind,

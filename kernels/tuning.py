@@ -23,10 +23,11 @@ WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 
 
 def score_config(
-    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, masked: bool = False
+    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, heavy: bool = False
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
+    A heavy epilogue, a sigmoid's or that of a mask, takes the registers of a large tile.
     The table's entries for a GPU and dtype are tried in order; the first that covers the problem counts.
     """
     if INTERPRETED or device.type != "cuda":
@@ -41,8 +42,7 @@ def score_config(
         return SMALL_MEMORY
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
-    # A mask's cells take the registers of a large tile.
-    return HOPPER if large and not masked else DEFAULT[dtype]
+    return HOPPER if large and not heavy else DEFAULT[dtype]
 
 
 @functools.cache

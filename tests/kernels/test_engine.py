@@ -9,15 +9,17 @@ from cases import CASES, Case
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import triton_fused_walk, triton_walk
+from fastqt import triton_fused_walk, triton_sigmoid_walk, triton_walk
 
 # A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
 # interpreter cuts bfloat16 off where a GPU rounds to nearest.
 EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
+# Against rounding, a cut has twice the error, which eager PyTorch beside it has not.
+CUT = {torch.float16: 1.0, torch.bfloat16: 2.0, torch.float32: 1.0}
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-LARGE = ("all at once", "smoothed window")
+LARGE = ("all at once", "smoothed window", "biases of classes", "sigmoid, all at once")
 by_large = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
 
 
@@ -59,12 +61,38 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
     whole = value_and_gradients(case, inputs)
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(triton_walk, name, value)
+    monkeypatch.setattr(triton_sigmoid_walk, "ROW_MULTIPLE", 5)
     monkeypatch.setattr(triton_fused_walk, "SUM_ROWS", 4)
     for memory in ("fast", "low"):
         for a, b in zip(value_and_gradients(case, inputs, memory=memory), whole, strict=True):
             assert relative(a, b) < REORDERED[torch.float32]
     with torch.no_grad():
         assert relative(case.loss(inputs, backend="triton"), whole[0]) < REORDERED[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
+    """Without room of their own they are where the candidates' gradient is written after them."""
+    N, D = 20, 30
+    for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
+        monkeypatch.setattr(triton_walk, name, value)
+    kept, genuine = [], triton_fused_walk.FusedWalk._rows_at_once
+
+    def rows_at_once(walk):
+        E = genuine(walk)
+        kept.append((E.data_ptr() == walk.blocks[0].gradient.data_ptr(), len(E)))
+        return E
+
+    monkeypatch.setattr(triton_fused_walk.FusedWalk, "_rows_at_once", rows_at_once)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(N, D, generator=generator).to(dtype).requires_grad_() for _ in range(2)]
+    T = oracle.window(N, N, [-1, 1])
+    exact = oracle.contrastive(*(x.detach().double().numpy() for x in inputs), T)
+    loss = fastqt.contrastive_loss(*inputs, backend="triton", memory="low")
+    found = torch.autograd.grad(loss, inputs)
+    assert kept == [(True, 5)]
+    for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
+        assert relative(gradient, wanted) < FLOAT32 + EPSILON[dtype]
 
 
 @by_memory
@@ -200,6 +228,50 @@ def test_error_is_at_most_eagers(score, dtype, memory):
         eagers.append([error(a, b) for a, b in zip(torch.autograd.grad(loss, inputs), wanted, strict=True)])
     bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+@by_memory
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("score", [None, 12.0, 40.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
+def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
+    """Own candidates score `score`, less half of it: all other pairs are as sure not to be one."""
+    N, seeds = 24, 2
+    bias = 0.0 if score is None else -score / 2
+    ours, eagers = [], []
+    for seed in range(seeds):
+        made = random_inputs(N, seed) if score is None else converged(N, score, seed)
+        inputs = [x.to(dtype).requires_grad_() for x in made]
+        exact = oracle.contrastive(
+            *(x.detach().double().numpy() for x in inputs),
+            np.eye(N),
+            diagonal="keep",
+            link="sigmoid",
+            bias=bias,
+        )
+        wanted = exact.loss.mean(), exact.queries, exact.candidates
+        options = {"bias": bias, "backend": "triton", "memory": memory}
+        loss = fastqt.sigmoid_loss(*inputs, fastqt.Diagonal(), **options)
+        found = loss.detach(), *torch.autograd.grad(loss, inputs)
+        ours.append([error(a, b) for a, b in zip(found, wanted, strict=True)])
+        scores, labels = inputs[0] @ inputs[1].T + bias, torch.eye(N, dtype=dtype)
+        loss = F.binary_cross_entropy_with_logits(scores, labels, reduction="sum") / N
+        found = loss.detach(), *torch.autograd.grad(loss, inputs)
+        eagers.append([error(a, b) for a, b in zip(found, wanted, strict=True)])
+    bound = CUT[dtype] * EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    # Eager PyTorch's loss has no digit left where all is learnt.
+    assert max(loss for loss, *_ in ours) < FLOAT32
+    assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+@by_memory
+def test_biases_gradient_in_half_precision(memory):
+    """Of a softmax by a product of its own, of a sigmoid in the kernel of the scores."""
+    for name in ("biases of classes", "sigmoid, all at once"):
+        case = next(c for c in CASES if c.name == name)
+        inputs = case.inputs(torch.bfloat16) | {"bias": case.inputs(torch.float32)["bias"]}
+        gradient = torch.autograd.grad(case.loss(inputs, backend="triton", memory=memory), inputs["bias"])[0]
+        assert gradient.dtype is torch.float32
+        assert relative(gradient, case.expected(inputs).bias) < 2 * EPSILON[torch.bfloat16]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -1,0 +1,127 @@
+"""What a sigmoid makes of scores: each cell's loss is log(1 + exp S) - T S, whatever the others are."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import LN_2, NO_PRIVATE, ExactCells, RowState
+from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, on_device
+from torch import Tensor
+from triton.language.extra import libdevice
+
+EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter has none of libdevice's functions
+
+
+@triton.jit
+def sigmoids(
+    exponent,  # scores to base 2
+    e,  # 2^-|exponent|
+):
+    """1 / (1 + 2^-exponent), its digits kept where it is next to 0."""
+    numerator = tl.where(exponent > 0, 1.0, e)
+    if EXTERN:  # a division that also served denominators out of 1..2 would take thrice the instructions
+        return libdevice.fast_dividef(numerator, 1.0 + e)
+    return numerator / (1.0 + e)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x), x >= 0, with the digits that 1 + x has not kept."""
+    u = 1.0 + x
+    kept = u - 1.0
+    return tl.where(kept > 0, tl.log(u) * (x / tl.where(kept > 0, kept, 1.0)), x)
+
+
+@triton.jit
+def joined(a, b):
+    """p such that 1 + p = (1 + a) (1 + b): no digit of a small one is lost."""
+    return tl.fma(1.0 + b, a, b)
+
+
+@triton.jit
+def softplus_sums(
+    exponent,  # (rows, columns): scores to base 2
+    e,  # (rows, columns): 2^-|exponent|
+):
+    """sum_j log(1 + exp S_ij), (rows,), of max(S, 0) + log(1 + e).
+
+    Products of 1 + e need one logarithm for many cells; 64 of them are within float32's range.
+    """
+    rows: tl.constexpr = e.shape[0]
+    joint: tl.constexpr = min(e.shape[1], 64)
+    p = tl.reduce(e.reshape(rows, e.shape[1] // joint, joint), 2, joined)
+    return tl.sum(log1p(p), 1) + LN_2 * tl.sum(tl.maximum(exponent, 0.0), 1)
+
+
+@triton.jit
+def sigmoid_statistics_kernel(
+    partial,  # (blocks, rows) float32: sums of log(1 + exp S)
+    target_starts,
+    target_columns,
+    target_weights,  # (targets,) float64
+    target_scores,
+    zeroed,  # (N,) bool
+    private_scores,
+    row_weights,  # (N,) float64
+    loss,  # (N,) float64
+    target_coefficients,  # (targets,) float32
+    private_coefficients,  # (N,) float32
+    rows,
+    blocks,
+    first_row,
+    ZEROED: tl.constexpr,
+    PRIVATE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Losses of rows, and dL/dS at their exact cells: w (p - T) without its cancellation."""
+    i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = first_row + i
+    inside = i < rows
+    total = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+    for start in range(0, blocks, BLOCK):
+        b = start + tl.arange(0, BLOCK)
+        at = partial + b.to(tl.int64)[None, :] * rows + i[:, None]
+        part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
+        total += tl.sum(part.to(tl.float64), 1)
+    if ZEROED:
+        own = tl.load(zeroed + row, mask=inside, other=0) != 0
+        total += tl.where(own, LN_2, 0.0)
+    w = tl.load(row_weights + row, mask=inside, other=0.0)
+    if PRIVATE != NO_PRIVATE:
+        x = tl.load(private_scores + row, mask=inside, other=0.0).to(tl.float64)
+        e = tl.exp(-tl.abs(x))
+        total += tl.maximum(x, 0.0) + log1p(e)
+        c = w * tl.where(x > 0, 1.0, e) / (1.0 + e)
+        tl.store(private_coefficients + row, c.to(tl.float32), mask=inside)
+    first = tl.load(target_starts + row, mask=inside, other=0)
+    count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
+    for k in range(0, tl.max(count, 0)):
+        listed = inside & (k < count)
+        given = listed & (tl.load(target_columns + first + k, mask=listed, other=-1) >= 0)
+        T = tl.load(target_weights + first + k, mask=given, other=0.0)
+        x = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
+        e = tl.exp(-tl.abs(x))
+        # log(1 + exp x) - T x; (1 - T) p - T (1 - p)
+        positive = tl.where(x > 0, (1.0 - T) * x, -T * x)
+        total += tl.where(given, positive + log1p(e), 0.0)
+        c = w * tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T) / (1.0 + e)
+        tl.store(target_coefficients + first + k, tl.where(given, c, 0.0).to(tl.float32), mask=listed)
+    tl.store(loss + row, total, mask=inside)
+
+
+def sigmoid_statistics(partial: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
+    """Everything that is known of some rows once the sums over their other cells are there."""
+    blocks, rows = partial.shape
+    _, _, scores, _, coefficients = cells.private_tensors
+    with on_device(partial):
+        sigmoid_statistics_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+            *(partial, cells.starts, cells.columns, cells.weights, cells.scores, cells.zeroed, scores),
+            *(state.weights, state.loss, cells.coefficients, coefficients, rows, blocks, first_row),
+            ZEROED=cells.zeroed is not None,
+            PRIVATE=cells.private_kind,
+            BLOCK_ROWS=ROWS_AT_ONCE,
+            BLOCK=block(blocks, 128),
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
