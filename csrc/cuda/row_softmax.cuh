@@ -102,6 +102,7 @@ class RowSoftmax {
   FASTQT_DEVICE void read_products() const {
     const int64_t part = int64_t{p_.N} * p_.pitch;
     const float* const own = p_.products + int64_t{row_} * p_.pitch;
+    FASTQT_UNROLL_BY(1)
     for (int column = 4 * lane_; column < p_.pitch; column += 128) {
       Four sum{};
       FASTQT_UNROLL_BY(4)
@@ -143,6 +144,7 @@ class RowSoftmax {
   // Calls visit(first column) for the lane's cells, four adjacent ones at a time: those that it has read itself.
   template <class F>
   FASTQT_DEVICE void for_fours(const F& visit) const {
+    FASTQT_UNROLL_BY(1)
     for (int column = 4 * lane_; column < p_.pitch; column += 128) visit(column);
   }
 

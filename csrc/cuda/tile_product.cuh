@@ -59,6 +59,7 @@ struct Stage {
       if (matrix.aligned) {
         copy_ahead(to, from, valid * int{sizeof(V)});
       } else {
+        FASTQT_UNROLL_BY(1)
         for (int k = 0; k < kVector; ++k) to[k] = k < valid ? from[k] : V{};
       }
     }
@@ -147,7 +148,7 @@ struct Tf32Arithmetic {
                                      bool exact) {
     using S = Sums<kColumns>;
     const int t = thread_index() % 4, g = thread_index() % 32 / 4;
-    FASTQT_UNROLL
+    FASTQT_UNROLL_BY(2)
     for (int depth = 0; depth < kTileDepth; depth += 8) {
       uint32_t b[S::kColumnSteps][2];
       FASTQT_UNROLL
@@ -155,21 +156,26 @@ struct Tf32Arithmetic {
         FASTQT_UNROLL
         for (int h = 0; h < 2; ++h)
           b[n][h] = to_tf32(b_stage[B::at(S::warp_column() + 8 * n + g, depth + t + 4 * h)]);
+      add_product<A, false>(sums, a_stage, b, depth);
+      if (exact) add_product<A, true>(sums, a_stage, b, depth);
+    }
+  }
+
+  // Of the first operand, or of what it loses in rounding.
+  template <class A, bool kOfRemainders, int kColumns, int kColumnSteps>
+  static FASTQT_DEVICE void add_product(Sums<kColumns>& sums, const float* a_stage,
+                                        const uint32_t (&b)[kColumnSteps][2], int depth) {
+    FASTQT_UNROLL
+    for (int m = 0; m < kRowSteps; ++m) {
+      uint32_t a[4];
       FASTQT_UNROLL
-      for (int m = 0; m < kRowSteps; ++m) {
-        uint32_t a[4], remainder[4];
-        FASTQT_UNROLL
-        for (int h = 0; h < 4; ++h) {
-          const float x = a_stage[A::at(S::row() + 16 * m + h % 2 * 8, depth + t + h / 2 * 4)];
-          a[h] = to_tf32(x);
-          remainder[h] = to_tf32(x - from_bits(a[h]));
-        }
-        FASTQT_UNROLL
-        for (int n = 0; n < S::kColumnSteps; ++n) {
-          multiply_add_tf32(sums.at[m][n], a, b[n]);
-          if (exact) multiply_add_tf32(sums.at[m][n], remainder, b[n]);
-        }
+      for (int h = 0; h < 4; ++h) {
+        const float x = a_stage[A::at(sums.row() + 16 * m + h % 2 * 8, depth + thread_index() % 4 + h / 2 * 4)];
+        a[h] = to_tf32(x);
+        if (kOfRemainders) a[h] = to_tf32(x - from_bits(a[h]));
       }
+      FASTQT_UNROLL
+      for (int n = 0; n < kColumnSteps; ++n) multiply_add_tf32(sums.at[m][n], a, b[n]);
     }
   }
 };
@@ -229,13 +235,18 @@ struct TileProduct {
       }
       commit_copies();
     };
-    for (int n = 0; n < kStages - 1; ++n) fetch(first_step + n);
-    for (int step = first_step; step < end_step; ++step) {
-      await_copies<kStages - 2>();
-      sync_block();  // what this step reads is there, and all are done with the stage that is fetched next
+    // Fetches run ahead of products: before the first product there are only fetches.
+    FASTQT_UNROLL_BY(1)
+    for (int step = first_step - (kStages - 1); step < end_step; ++step) {
+      const bool multiplies = step >= first_step;
+      if (multiplies) {
+        await_copies<kStages - 2>();
+        sync_block();  // what this step reads is there, and all are done with the stage that is fetched next
+      }
       fetch(step + kStages - 1);
+      if (!multiplies || idle) continue;
       const V* const stage = ring + (step - first_step) % kStages * kStageSize;
-      if (!idle) P::template multiply<A, B>(sums, stage, stage + kRemainder, stage + kSecond, has(exact, step));
+      P::template multiply<A, B>(sums, stage, stage + kRemainder, stage + kSecond, has(exact, step));
     }
     sync_block();  // the ring is free for others
   }

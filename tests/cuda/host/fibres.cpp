@@ -33,6 +33,17 @@ unsigned char* take_stack() {
   return stack;
 }
 
+// AddressSanitizer wants to know which stack is in use.
+#if defined(__SANITIZE_ADDRESS__)
+void announce_switch(const void* stack, size_t bytes) { __sanitizer_start_switch_fiber(nullptr, stack, bytes); }
+void announce_arrival(const void** stack_before, size_t* bytes_before) {
+  __sanitizer_finish_switch_fiber(nullptr, stack_before, bytes_before);
+}
+#else
+void announce_switch(const void*, size_t) {}
+void announce_arrival(const void**, size_t*) {}
+#endif
+
 }  // namespace
 
 Grid* grid = nullptr;
@@ -69,26 +80,30 @@ std::string Grid::run(const std::function<void()>& body) {
   body_ = body;
   grid = this;
   if (_setjmp(outside_jump_) == 0) switch_to(next());
+  announce_arrival(nullptr, nullptr);
   grid = nullptr;
   return error_;
 }
 
 void Grid::enter() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
+  const bool is_first = grid->outside_stack_ == nullptr;
+  announce_arrival(is_first ? &grid->outside_stack_ : nullptr, is_first ? &grid->outside_bytes_ : nullptr);
   grid->body_();
   grid->leave();
 }
 
 void Grid::leave() {
-  self->finished = true;
-  if (++finished_ == static_cast<int>(fibres_.size())) _longjmp(outside_jump_, 1);
+  if (++finished_ == static_cast<int>(fibres_.size())) finish();
   switch_to(next());
 }
 
 void Grid::fail(const std::string& what) {
   error_ = what + " (block " + std::to_string(self->block) + ", thread " + std::to_string(self->thread) + ")";
+  finish();
+}
+
+void Grid::finish() {
+  announce_switch(outside_stack_, outside_bytes_);
   _longjmp(outside_jump_, 1);
 }
 
@@ -114,10 +129,12 @@ void Grid::wait() {
   Fibre* const other = next();
   if (other == me) return;
   if (_setjmp(me->jump) == 0) switch_to(other);
+  announce_arrival(nullptr, nullptr);
 }
 
 void Grid::switch_to(Fibre* fibre) {
   self = fibre;
+  announce_switch(fibre->stack, kStackBytes);
   if (fibre->started) _longjmp(fibre->jump, 1);
   fibre->started = true;
   getcontext(&fibre->context);
@@ -126,6 +143,7 @@ void Grid::switch_to(Fibre* fibre) {
   fibre->context.uc_link = nullptr;
   makecontext(&fibre->context, &Grid::enter, 0);
   setcontext(&fibre->context);
+  std::abort();  // setcontext does not return
 }
 
 void Grid::arrive(int& arrived, int expected, int first_fibre) {

@@ -27,11 +27,10 @@ struct Fibre {
   int block, thread;
   ucontext_t context;
   jmp_buf jump;
-  bool started = false, finished = false;
+  bool started = false;
   unsigned char* stack;
   std::vector<Copy> copies;  // on their way
   int groups = 0;            // of copies that were committed
-  void* sanitizer_stack = nullptr;
 
   int lane() const { return thread % 32; }
 };
@@ -87,8 +86,9 @@ class Grid {
   static void enter();
   void wait();
   void wake(Fibre* fibre);
-  void switch_to(Fibre* next);
-  void leave();
+  [[noreturn]] void switch_to(Fibre* fibre);
+  [[noreturn]] void leave();
+  [[noreturn]] void finish();
   Fibre* next();
   void arrive(int& arrived, int expected, int first_fibre);
 
@@ -102,8 +102,9 @@ class Grid {
   std::vector<int> arrived_in_block_;
   int arrived_in_grid_ = 0, finished_ = 0, turn_ = -1;
   std::string error_;
-  ucontext_t outside_;
   jmp_buf outside_jump_;
+  const void* outside_stack_ = nullptr;
+  size_t outside_bytes_ = 0;
 };
 
 extern Grid* grid;
