@@ -57,7 +57,7 @@ class _ContrastiveLoss(torch.autograd.Function):
         ctx: Any, p: Problem, reduction: str, backend: str, needs: list[bool], *inputs: Tensor | None
     ) -> Tensor:
         loss: Tensor
-        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend == "triton"
+        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend != "cpu"
         at_once = reduction != "none" and in_one_walk
         now = needs if at_once else [False] * 6
         if _is_traced(p):
@@ -106,6 +106,10 @@ def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
 
 def _engine(backend: str) -> Any:
     """The module that walks over the score matrix: `forward`, `forward_with_gradients`, `backward`."""
+    if backend == "cuda":
+        from fastqt import cuda_schedule
+
+        return cuda_schedule
     if backend == "triton":
         from fastqt import triton_schedule
 
@@ -158,7 +162,10 @@ def _forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tupl
         rows, gradients = engine.forward(p), Gradients()
     loss = rows.loss
     if reduction != "none":
-        loss = loss.mean() if reduction == "mean" else loss.sum()
+        if rows.total is not None:
+            loss = rows.total
+        else:
+            loss = loss.mean() if reduction == "mean" else loss.sum()
     return (loss.to(_loss_dtype(p)), rows.logsumexp, rows.mass, *_tensors(gradients, p))
 
 

@@ -44,6 +44,8 @@ class Rows:
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor
+    # The weighted sum of the losses, () float32, of an engine that finds it on the way.
+    total: Tensor | None = None
 
 
 @dataclass

@@ -108,8 +108,8 @@ struct SmallKernel {
   static FASTQT_DEVICE void write_private_gradient(const SmallProblem& p) {
     const float scale = scale_of(p);
     const auto* const queries = static_cast<const V*>(p.queries);
-    const int64_t size = int64_t{p.N} * p.D;
-    for (int64_t n = int64_t{block_index()} * kThreads + thread_index(); n < size; n += block_count() * kThreads)
+    const int size = p.N * p.D;
+    for (int n = block_index() * kThreads + thread_index(); n < size; n += block_count() * kThreads)
       static_cast<V*>(p.drow_negatives)[n] =
           rounded_to<V>(scale * p.private_coefficients[n / p.D] * to_float(queries[n]));
   }

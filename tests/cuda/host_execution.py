@@ -121,9 +121,7 @@ class HostKernels:
             for name in ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights")
             if (x := getattr(p, name)) is not None
         }
-        problem = _Problem(
-            N=N, M=len(p.candidates), D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal)
-        )
+        problem = _Problem(N=N, M=len(p.candidates), D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal))
         for name, x in kept.items():
             setattr(problem, name, x.ctypes.data)
         for name in ("logsumexp", "mass", "loss", "total"):

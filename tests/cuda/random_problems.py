@@ -136,7 +136,7 @@ def errors(p: Small, found: dict[str, Array], exact: oracle.Result) -> dict[str,
     }
     P, T = softmax(p, queries, candidates), matrix(p)
     mass = T.sum(1, keepdims=True)
-    # What the roundings of scores and coefficients do where the terms of a gradient cancel, and 1 - p in float64.
+    # Roundings of scores and coefficients where a gradient's terms cancel, and those of 1 - p in float64.
     doubt = by_score * mass * P * (1 - P) + ROUNDING[p.arithmetic] * np.abs(mass * P - T) + 2.0**-50 * T
     doubt *= weights[:, None]
     by_doubt = {
