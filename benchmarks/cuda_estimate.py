@@ -58,10 +58,13 @@ class Small:
 
 def compiled(arithmetic: str, architecture: str) -> Stored:
     """Registers, spilled and stack bytes, and counts of instructions of a kernel, by nvcc and cuobjdump."""
+    kernel = f"small_kernel<{ARITHMETICS[arithmetic][0]}>(FASTQT_ARGUMENT SmallProblem)"
     source = (
-        '#include "cuda/small_kernel.cuh"\nnamespace fastqt::cuda {\n'
-        f"template __global__ void small_kernel<{ARITHMETICS[arithmetic][0]}>(FASTQT_ARGUMENT SmallProblem);\n}}\n"
+        '#include "cuda/small_kernel.cuh"\n'
+        f"namespace fastqt::cuda {{\ntemplate __global__ void {kernel};\n}}\n"
     )
+    from triton import knobs  # whose cuobjdump comes with it
+
     with tempfile.TemporaryDirectory() as folder:
         file, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         file.write_text(source)
@@ -70,7 +73,7 @@ def compiled(arithmetic: str, architecture: str) -> Stored:
         command += [f"-gencode={target}", "-Xptxas=-v", "-o", str(cubin), str(file)]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         sass = subprocess.run(
-            ["cuobjdump", "-sass", str(cubin)], capture_output=True, text=True, check=True
+            [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)], capture_output=True, text=True, check=True
         ).stdout
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_]*)", sass)
     return {
@@ -196,9 +199,10 @@ def rendered(stored: Stored) -> str:
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))
     return f"""# The one-launch kernel: what an H100 should take
 
-**These are predictions that no device has tested.** They are rendered by `python -m benchmarks.cuda_estimate
---write` from `cuda_estimates.json`: what ptxas of nvcc {stored["nvcc"]} says of the compiled kernels, and the bytes
-and operations that the kernel's blocks share out. The first run on an H100 is to replace them by measurements.
+**These are predictions that no device has tested.** They are rendered by
+`python -m benchmarks.cuda_estimate --write` from `cuda_estimates.json`: what ptxas of nvcc {stored["nvcc"]}
+says of the compiled kernels, and the bytes and operations that the kernel's blocks share out. The first run
+on an H100 is to replace them by measurements.
 
 The model takes each phase's busiest block. It assumes
 
@@ -206,9 +210,9 @@ The model takes each phase's busiest block. It assumes
 - {small.dense_peak / 1e12:.0f} TFLOP/s of dense bfloat16, of which mma.sync reaches {small.mma_share:.0%};
 - {rates.l2 / 1e12:.0f} TB/s from the L2 cache, which holds all of inputs, scores and gradients, and at most
   {small.l2_a_clock} bytes a clock for one multiprocessor;
-- {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph, {small.barrier * 1e6:.1f} µs for a barrier of
-  the grid, {small.fill * 1e6:.1f} µs until a tile's first operands are there, {small.latency * 1e6:.1f} µs for a
-  row's chain of loads, sums and exponentials.
+- {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph,
+  {small.barrier * 1e6:.1f} µs for a barrier of the grid, {small.fill * 1e6:.1f} µs until a tile's first operands are there, and
+  {small.latency * 1e6:.1f} µs for a row's chain of loads, sums and exponentials.
 
 The loss and both gradients of N queries and as many candidates, in bfloat16:
 
@@ -222,7 +226,7 @@ What the upstream gradient multiplies afterwards, one launch for each gradient, 
 
 ## The kernels as compiled
 
-Blocks of {THREADS} threads; every kernel fits one block on a multiprocessor with 164 KB of shared memory or more.
+Blocks of {THREADS} threads, one on a multiprocessor.
 
 {kernels}
 """

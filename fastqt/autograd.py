@@ -162,10 +162,8 @@ def _forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tupl
         rows, gradients = engine.forward(p), Gradients()
     loss = rows.loss
     if reduction != "none":
-        if rows.total is not None:
-            loss = rows.total
-        else:
-            loss = loss.mean() if reduction == "mean" else loss.sum()
+        found = loss.mean if reduction == "mean" else loss.sum
+        loss = found() if rows.total is None else rows.total
     return (loss.to(_loss_dtype(p)), rows.logsumexp, rows.mass, *_tensors(gradients, p))
 
 

@@ -76,8 +76,8 @@ def contrastive_loss(
         reduction: "mean" over all N rows, "sum", or "none".
         memory: "fast" keeps a chunk of whole rows of scores (about 48 MiB on a CPU) and needs three
             matrix products; "low" needs four, and tiles of fixed size whatever N and M.
-        backend: "cpu", "cuda", "triton" or "reference"; by default the best that works here (see `show_config`).
-            The environment variable FASTQT_BACKEND sets another default.
+        backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
+            (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.

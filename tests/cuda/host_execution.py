@@ -105,6 +105,9 @@ class HostKernels:
         ]
         assert self._library.fastqt_small_problem_bytes() == ctypes.sizeof(_Problem)
 
+    def shared_bytes(self, arithmetic: str) -> int:
+        return int(self._library.fastqt_small_shared_bytes(ARITHMETICS.index(arithmetic)))
+
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:
         """What the kernel writes: logsumexp, mass, loss, total, and the wanted gradients by name."""
         N, D = p.queries.shape
@@ -115,7 +118,7 @@ class HostKernels:
             if name == "scale":
                 out[name] = np.full((), np.nan)
             elif given is not None:
-                out[name] = np.full_like(given, encoded(np.full((), np.nan), p.arithmetic))
+                out[name] = encoded(np.full(given.shape, np.nan), p.arithmetic)
         kept = {  # the kernel writes through these addresses
             name: np.ascontiguousarray(x)
             for name in ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights")
