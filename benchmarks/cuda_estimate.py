@@ -32,6 +32,7 @@ ARITHMETICS = {
     "bfloat16": ("HalfArithmetic<bfloat16>", 122_880),
     "float16": ("HalfArithmetic<float16>", 122_880),
 }
+SHARED = {"80": 163 * 1024, "90a": 227 * 1024, "100": 227 * 1024}  # bytes that a block may have
 COUNTED = (
     "HMMA",
     "LDSM",
@@ -211,14 +212,17 @@ The model takes each phase's busiest block. It assumes
 - {rates.l2 / 1e12:.0f} TB/s from the L2 cache, which holds all of inputs, scores and gradients, and at most
   {small.l2_a_clock} bytes a clock for one multiprocessor;
 - {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph,
-  {small.barrier * 1e6:.1f} µs for a barrier of the grid, {small.fill * 1e6:.1f} µs until a tile's first operands are there, and
+  {small.barrier * 1e6:.1f} µs for a barrier of the grid,
+  {small.fill * 1e6:.1f} µs until a tile's first operands are there, and
   {small.latency * 1e6:.1f} µs for a row's chain of loads, sums and exponentials.
 
 The loss and both gradients of N queries and as many candidates, in bfloat16:
 
 {table(("N = M", "D", "predicted µs", "goal µs", "met"), totals)}
 
-What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted.
+What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Where the
+goal is missed, most of the time goes into reading operands from the L2 cache once for each tile: a cluster of
+blocks that share them would read less.
 
 ## Where the time goes
 

@@ -1,4 +1,4 @@
-"""The one-launch kernel, executed on a CPU: the oracle's values in any order of threads, within its memory."""
+"""The one-launch kernel, executed on a CPU: the oracle's values, in any order of threads."""
 
 import os
 import subprocess
