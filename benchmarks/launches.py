@@ -201,7 +201,7 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
                     needs = Needs(
                         *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)
                     )
-                    triton_schedule.forward_with_gradients(problem, 1 / case.N, needs)
+                    triton_schedule.forward_with_gradients(problem, "mean", needs)
                 else:
                     triton_schedule.forward(problem)
     finally:

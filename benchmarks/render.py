@@ -1,6 +1,6 @@
-"""Writes the README's tables and plot from stored runs, so that no figure there is typed.
+"""Writes the tables and the plot of README and docs from stored runs, so that no figure there is typed.
 
-python -m benchmarks.render           # README.md and benchmarks/results/loss.svg
+python -m benchmarks.render           # PAGES and benchmarks/results/loss.svg
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parents[1] / "README.md"
+from benchmarks.learning import RESULTS, evaluation_table, learning_table, stored_text
+from benchmarks.tables import table
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "docs" / "trainings.md")
 MIB = 2**20
 
 Run = dict[str, Any]
@@ -28,12 +32,6 @@ def rows_of(run: Run, test: str) -> list[dict[str, Any]]:
     """What each benchmark of a test recorded, with its median as `seconds`."""
     found = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
     return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in found]
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(header), *map(list, rows)]
-    lines.insert(1, ["---:"] * len(lines[0]))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -123,32 +121,6 @@ def training_step_table(run: Run) -> str:
     )
 
 
-def learning_table(name: str) -> str:
-    """A training's validation accuracy over time, at about six points."""
-    lines = [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
-    validated = [line for line in lines if "validation_forward_accuracy" in line]
-    kept = [validated[round(i * (len(validated) - 1) / 5)] for i in range(6)]
-    header = ("step", "minutes", "loss", "forward accuracy", "backward accuracy", "chance")
-    return table(
-        header,
-        (
-            (
-                f"{line['step']:,}",
-                f"{line['seconds'] / 60:.1f}",
-                f"{line['validation_loss']:.3f}",
-                f"{line['validation_forward_accuracy']:.2%}",
-                f"{line['validation_backward_accuracy']:.2%}",
-                f"{line['chance']:.2%}",
-            )
-            for line in {line["step"]: line for line in kept}.values()
-        ),
-    )
-
-
-def stored_text(name: str) -> str:
-    return "```\n" + (RESULTS / name).read_text().strip() + "\n```"
-
-
 def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         "machine": lambda: machine(run),
@@ -158,12 +130,13 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "training step": lambda: training_step_table(run),
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
+        "evaluation": evaluation_table,
         "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
     }
 
 
 def rendered(text: str) -> str:
-    """The README with what stands between its markers replaced."""
+    """A page with what stands between its markers replaced."""
     known = sections(newest_run())
 
     def fill(match: re.Match[str]) -> str:
@@ -206,9 +179,10 @@ def plot(run: Run, path: Path) -> None:
 
 
 def main() -> None:
-    README.write_text(rendered(README.read_text()))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))
     plot(newest_run(), RESULTS / "loss.svg")
-    print(f"rendered {README.name} and {RESULTS.name}/loss.svg", file=sys.stderr)
+    print(f"rendered {', '.join(page.name for page in PAGES)} and loss.svg", file=sys.stderr)
 
 
 if __name__ == "__main__":

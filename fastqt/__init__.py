@@ -14,6 +14,7 @@ from fastqt.losses import (
     siglip_loss,
     simcse_loss,
 )
+from fastqt.max_margin import max_margin_loss
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
@@ -31,6 +32,7 @@ __all__ = [
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",
+    "max_margin_loss",
     "mixcse_loss",
     "nn",
     "show_config",

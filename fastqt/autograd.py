@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastqt import schedule
 from fastqt.problem import Problem
-from fastqt.schedule import Gradients, Needs
+from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.targets import TargetRows
 
 _PROBLEM = (
@@ -42,7 +42,9 @@ def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
         p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(_loss_dtype(p))))
     scale = p.scale if isinstance(p.scale, Tensor) else None
     inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias)
-    needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
+    needs = Needs()
+    if torch.is_grad_enabled():
+        needs = Needs(*[x is not None and x.requires_grad for x in inputs])
     apply: Callable[..., Tensor] = _ContrastiveLoss.apply  # torch gives `apply` no types
     return apply(p, reduction, backend, needs, *inputs)
 
@@ -54,22 +56,24 @@ class _ContrastiveLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Problem, reduction: str, backend: str, needs: list[bool], *inputs: Tensor | None
+        ctx: Any, p: Problem, reduction: str, backend: str, needs: Needs, *inputs: Tensor | None
     ) -> Tensor:
         loss: Tensor
         in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend != "cpu"
-        at_once = reduction != "none" and in_one_walk
-        now = needs if at_once else [False] * 6
-        if _is_traced(p):
-            loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, now)
-        else:
-            loss, *rest = _forward(_engine(backend), p, reduction, now)
-        logsumexp, mass, *gradients = rest
+        at_once = reduction != "none" and in_one_walk and True in needs
         ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs
-        # Dynamo traces no tensor kept on ctx itself.
-        ctx.gradients = gradients if at_once and not torch.compiler.is_compiling() else None
-        ctx.saves_gradients = at_once and torch.compiler.is_compiling()
-        ctx.save_for_backward(*inputs, logsumexp, mass, *(gradients if ctx.saves_gradients else ()))
+        ctx.gradients, ctx.saves_gradients = None, False
+        if _is_traced(p):
+            now = needs if at_once else Needs()
+            loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, list(now))
+            ctx.saves_gradients = at_once  # Dynamo traces no tensor kept on ctx itself
+            ctx.save_for_backward(*inputs, *rest)
+        elif at_once:
+            loss, ctx.gradients = _engine(backend).forward_with_gradients(p, reduction, needs)
+            ctx.save_for_backward(*inputs)
+        else:
+            loss, rows = _forward(_engine(backend), p, reduction)
+            ctx.save_for_backward(*inputs, rows.logsumexp, rows.mass)
         return loss
 
     @staticmethod
@@ -79,29 +83,36 @@ class _ContrastiveLoss(torch.autograd.Function):
                 "fastqt.contrastive_loss is differentiable once; for a double backward "
                 "(create_graph=True) use backend='reference'"
             )
-        gradients = _gradients(ctx, upstream[0])
-        wanted = [g if need else None for g, need in zip(gradients, ctx.needs, strict=True)]
-        return (None, None, None, None, *wanted)
+        return (None, None, None, None, *_gradients(ctx, upstream[0]))
 
 
-def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor]:
+def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.saves_gradients:
-        return [g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]]
+        return _wanted((g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]), ctx.needs)
     if ctx.gradients is not None:
         # Handed over, not copied: a second backward through this graph computes them anew.
-        gradients: list[Tensor] = ctx.gradients
+        gradients: tuple[Tensor | None, ...] = _in_order(ctx.gradients, ctx.problem)
         ctx.gradients = None
         # Whether there is anything to scale is not worth waiting for a GPU.
-        if not upstream.is_cuda and upstream.item() == 1:
-            return gradients
-        return [g.mul_(upstream) for g in gradients]
-    *_, logsumexp, mass = ctx.saved_tensors  # which also checks that the inputs are as they were
-    N = logsumexp.shape[0]
+        if upstream.is_cuda or upstream.item() != 1:
+            for g in gradients:
+                if g is not None:
+                    g.mul_(upstream)
+        return gradients
+    p, saved = ctx.problem, ctx.saved_tensors  # which also checks that the inputs are as they were
+    N = p.queries.shape[0]
     weight = upstream.double() / N if ctx.reduction == "mean" else upstream.double()
-    known = (logsumexp, mass, weight.expand(N).contiguous(), ctx.needs)
-    if _is_traced(ctx.problem):
-        return list(torch.ops.fastqt.contrastive_backward(*_flat(ctx.problem), *known))
-    return list(_backward(_engine(ctx.backend), ctx.problem, *known))
+    row_weights = weight.expand(N).contiguous()
+    if _is_traced(p):
+        known = (*saved[6:8], row_weights, list(ctx.needs))
+        return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), *known), ctx.needs)
+    engine = _engine(ctx.backend)
+    if len(saved) == 6:  # it had its gradients in the forward pass
+        rows = engine.forward(p)
+        logsumexp, mass = rows.logsumexp, rows.mass
+    else:
+        logsumexp, mass = saved[6:]
+    return _in_order(engine.backward(p, logsumexp, mass, row_weights, ctx.needs), p)
 
 
 def _engine(backend: str) -> Any:
@@ -153,21 +164,25 @@ def _problem(args: tuple[Any, ...]) -> Problem:
     )
 
 
-def _forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
-    N = p.queries.shape[0]
-    weight = 1 / N if reduction == "mean" else 1.0
-    if any(needs):
-        rows, gradients = engine.forward_with_gradients(p, weight, Needs(*needs))
-    else:
-        rows, gradients = engine.forward(p), Gradients()
+def _forward(engine: Any, p: Problem, reduction: str) -> tuple[Tensor, Rows]:
+    rows: Rows = engine.forward(p)
     loss = rows.loss
     if reduction != "none":
-        found = loss.mean if reduction == "mean" else loss.sum
-        loss = found() if rows.total is None else rows.total
-    return (loss.to(_loss_dtype(p)), rows.logsumexp, rows.mass, *_tensors(gradients, p))
+        loss = loss.mean() if reduction == "mean" else loss.sum()
+    return loss.to(_loss_dtype(p)), rows
 
 
-def _backward(
+def _traced_forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
+    """Loss, log-sum-exp and mass of each row, and gradients: those are found, or these."""
+    nothing = p.queries.new_empty(0, dtype=torch.float64)
+    if any(needs):
+        loss, gradients = engine.forward_with_gradients(p, reduction, Needs(*needs))
+        return (loss, nothing, torch.empty_like(nothing), *_tensors(gradients, p))
+    loss, rows = _forward(engine, p, reduction)
+    return (loss, rows.logsumexp, rows.mass, *_tensors(Gradients(), p))
+
+
+def _traced_backward(
     engine: Any,
     p: Problem,
     logsumexp: Tensor,
@@ -182,18 +197,27 @@ def _loss_dtype(p: Problem) -> torch.dtype:
     return torch.promote_types(p.queries.dtype, torch.float32)
 
 
-def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
-    """One tensor a gradient, empty where it was not wanted."""
+def _in_order(g: Gradients, p: Problem) -> tuple[Tensor | None, ...]:
+    """The gradients in the order of the function's inputs."""
     scale = g.scale
     if scale is not None and isinstance(p.scale, Tensor):
         scale = scale.to(p.scale)
-    wanted = (g.queries, g.candidates, g.negatives, g.row_negatives, scale, g.bias)
-    return tuple(p.queries.new_empty(0) if x is None else x for x in wanted)
+    return g.queries, g.candidates, g.negatives, g.row_negatives, scale, g.bias
+
+
+def _wanted(gradients: Iterable[Tensor], needs: Needs) -> tuple[Tensor | None, ...]:
+    """What `_tensors` made, None where it is empty."""
+    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
+
+
+def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
+    """One tensor a gradient, empty where it was not wanted."""
+    return tuple(p.queries.new_empty(0) if x is None else x for x in _in_order(g, p))
 
 
 def _fake_forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
     N = p.queries.shape[0]
-    per_row = p.queries.new_empty(N, dtype=torch.float64)
+    per_row = p.queries.new_empty(0 if any(needs) else N, dtype=torch.float64)
     loss = p.queries.new_empty(N if reduction == "none" else (), dtype=_loss_dtype(p))
     return (loss, per_row, torch.empty_like(per_row), *_fake_gradients(p, needs))
 
@@ -227,8 +251,8 @@ def _flattened(
 
 
 for _name, _function, _fake in (
-    ("fastqt::contrastive_forward", _forward, _fake_forward),
-    ("fastqt::contrastive_backward", _backward, _fake_backward),
+    ("fastqt::contrastive_forward", _traced_forward, _fake_forward),
+    ("fastqt::contrastive_backward", _traced_backward, _fake_backward),
 ):
     for _device, _backend in (("CPU", "cpu"), ("CUDA", "triton")):
         torch.library.impl(_name, _device, _flattened(_function, _backend))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from fastqt.text import Position
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+EVALUATION = "evaluation.json"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Progress:
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one pass over the corpus
     corpus_bytes: tuple[int, ...] = ()  # size of each file of the corpus
+    best: float = -math.inf  # of all models so far, on the development pairs
 
 
 @contextlib.contextmanager
@@ -124,6 +127,14 @@ def load_model(path: Path, model: nn.Module) -> None:
             if stored.shape != tensor.shape:
                 raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
             tensor.copy_(stored)
+
+
+def stored_shape(path: Path, name: str) -> tuple[int, ...]:
+    """The shape of a tensor that `save_model` wrote."""
+    with _opened(path) as file:
+        if name not in set(file.keys()):
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        return tuple(file.get_slice(name).get_shape())
 
 
 def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ def check_number(name: str, value: object, alternative: str) -> None:
             f"{name}: want a number or {alternative}, floating point, got shape {tuple(value.shape)}, "
             f"dtype {value.dtype}"
         )
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want a number or {alternative}, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{name}: want a finite number, got {value}")

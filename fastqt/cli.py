@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on with the run in DIR, if there is one")
     for setting in fields(TrainConfig):
         if setting.name != "corpus":
-            _add_setting(train, setting.name, setting.default, setting.metadata)
+            _add_setting(train, setting)
     train.set_defaults(command=_train)
 
     embed = commands.add_parser("embed", help="turn sentences into vectors")
@@ -95,6 +96,53 @@ def _parser() -> argparse.ArgumentParser:
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     neighbors.set_defaults(command=_neighbors)
 
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="judge sentence vectors by the benchmarks of the literature",
+        description="MODEL is a directory that train wrote, random:DIR for its model with fresh weights, "
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their weighted mean.",
+    )
+    evaluate.add_argument("model", metavar="MODEL", help="what to judge")
+    evaluate.add_argument("--data", required=True, type=Path, metavar="DIR", help="holds a folder a task")
+    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="which (default: all that are there)")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="where all figures go")
+    evaluate.add_argument(
+        "--grid",
+        default="paper",
+        choices=("paper", "senteval"),
+        help="C from 2^0 to 2^8, or from 2^-2 to 2^3",
+    )
+    evaluate.add_argument(
+        "--sst", default="phrases", choices=("phrases", "sentences"), help="what SST2 is trained on"
+    )
+    evaluate.add_argument(
+        "--tokenised", action="store_true", help="STS lower-cased and tokenised, as SentEval has it"
+    )
+    evaluate.add_argument("-t", type=float, default=2.0, help="of uniformity (default: 2)")
+    evaluate.add_argument("--seed", type=int, default=0, help="of folds and fresh weights (default: 0)")
+    evaluate.add_argument("--cache", type=Path, metavar="DIR", help="keep vectors there for the next time")
+    evaluate.add_argument("--raw", action="store_true", help="do not scale the halves of a vector to norm 1")
+    evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    evaluate.set_defaults(command=_evaluate)
+
+    plot = commands.add_parser("plot", help="draw the training curves of runs, and what they came to")
+    plot.add_argument("runs", nargs="+", metavar="DIR", help="directories that train wrote")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
+    plot.set_defaults(command=_plot)
+
+    interpolate = commands.add_parser(
+        "interpolate", help="sentences between two, as a GLOSS model generates them"
+    )
+    interpolate.add_argument("model", metavar="MODEL", help="a directory that train --model gloss-... wrote")
+    interpolate.add_argument(
+        "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
+    )
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last one")
+    interpolate.add_argument("--steps", type=int, default=4, metavar="N", help="how many (default: 4)")
+    interpolate.add_argument("--slerp", action="store_true", help="go along an arc, not a straight line")
+    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    interpolate.set_defaults(command=_interpolate)
+
     bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
     bench.set_defaults(command=_bench)
 
@@ -103,12 +151,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, metadata: Any) -> None:
+def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     """An option for a field of TrainConfig; absent from the result unless given: --resume must know."""
+    name, default, metadata = setting.name, setting.default, setting.metadata
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
-    kind = int if name == "steps" else str if default is None else type(default)
+    kind = {"int": int, "float": float, "str": str}[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(
         f"--{name.replace('_', '-')}",
@@ -116,7 +165,7 @@ def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, metad
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else {"valid": "FILE"}.get(name, "N" if kind is int else "X"),
+        metavar=None if choices else {"valid": "FILE", "dev": "FILE"}.get(name, "N" if kind is int else "X"),
     )
 
 
@@ -162,6 +211,56 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
         print(text)
         for neighbor in found:
             print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+    return 0
+
+
+def _plot(runs: list[str], out: Path | None) -> int:
+    from fastqt.plot import plot
+
+    for path in plot(runs, out or runs[0]):
+        print(path)
+    return 0
+
+
+def _evaluate(
+    model: str,
+    data: Path,
+    tasks: str | None,
+    json: Path | None,
+    grid: str,
+    cache: Path | None,
+    raw: bool,
+    device: str,
+    **options: Any,
+) -> int:
+    try:
+        from fastqt import evaluation
+    except ModuleNotFoundError as error:
+        raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    if json is not None and not json.parent.is_dir():
+        raise InputError(f"cannot write {json}: {json.parent} is not a directory")
+    encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"])
+    results = evaluation.evaluate(
+        encoder.encode,
+        data,
+        None if tasks is None else tasks.split(","),
+        grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
+        cache=None if cache is None else evaluation.Cache(cache, encoder.key),
+        **options,
+    )
+    print(results.table())
+    if json is not None:
+        results.save(json, command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key)
+    return 0
+
+
+def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
+    from fastqt.gloss import between
+    from fastqt.model import SentenceEncoder
+
+    encoder = SentenceEncoder.load(model, device)
+    for share, text in between(encoder, source, target, steps=steps, slerp=slerp):
+        print(f"{share:.2f}  {text}")
     return 0
 
 

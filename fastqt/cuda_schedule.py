@@ -53,10 +53,11 @@ def forward(p: Problem) -> Rows:
     return _launch(p, 1.0, None, Gradients())
 
 
-def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
-    """The loss of each row, and the value and gradients of weight * sum_i loss_i."""
-    gradients = _empty_gradients(p, needs)
-    return _launch(p, weight, p.queries.new_empty((), dtype=torch.float32), gradients), gradients
+def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
+    """The mean or sum of the rows' losses, and its gradients."""
+    total, gradients = p.queries.new_empty((), dtype=torch.float32), _empty_gradients(p, needs)
+    _launch(p, 1 / p.queries.shape[0] if reduction == "mean" else 1.0, total, gradients)
+    return total, gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
@@ -67,10 +68,10 @@ def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, n
 
 
 def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradients) -> Rows:
-    logsumexp, mass, loss = (p.queries.new_empty(len(p.queries), dtype=torch.float64) for _ in range(3))
+    logsumexp, mass, loss = (p.queries.new_empty(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
     scale = p.scale if isinstance(p.scale, Tensor) and p.scale.device == p.queries.device else None
     per_row = weights if isinstance(weights, Tensor) else None
-    torch.ops.fastqt.small_contrastive_(
+    torch.ops.fastqt.small_contrastive_.default(
         *(p.queries.contiguous(), p.candidates.contiguous()),
         None if p.row_negatives is None else p.row_negatives.contiguous(),
         *(None if p.partners is None else p.partners.contiguous(), p.mix),
@@ -82,7 +83,7 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
         torch.get_float32_matmul_precision() != "highest",
         *(logsumexp, mass, loss, total, g.queries, g.candidates, g.row_negatives, g.scale),
     )
-    return Rows(logsumexp, mass, loss, total)
+    return Rows(logsumexp, mass, loss)
 
 
 def _empty_gradients(p: Problem, needs: Needs) -> Gradients:

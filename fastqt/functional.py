@@ -212,14 +212,15 @@ def _problem(
     check_mask(mask, N, M, device)
     check_scale(scale)
     check_bias(bias, M, device)
-    chosen = backends.select(backend, device, input_dtype(queries))
-    native = backends.BACKENDS[chosen]
+    dtype = input_dtype(queries)
+    chosen = backends.select(backend, device, dtype)
+    computed = dtype if dtype in backends.BACKENDS[chosen] else torch.float32
 
     problem = Problem(
-        queries=_prepare(queries, normalize, native),
-        candidates=_prepare(candidates, normalize, native),
-        negatives=None if negatives is None else _prepare(negatives, normalize, native),
-        row_negatives=None if given_rows is None else _prepare(given_rows, normalize, native),
+        queries=_prepare(queries, normalize, dtype, computed),
+        candidates=_prepare(candidates, normalize, dtype, computed),
+        negatives=None if negatives is None else _prepare(negatives, normalize, dtype, computed),
+        row_negatives=None if given_rows is None else _prepare(given_rows, normalize, dtype, computed),
         scale=scale,
         targets=targets.rows(N, M, device),
         diagonal=diagonal,
@@ -259,12 +260,10 @@ def _targets(targets: TargetsLike | None, context_size: int, document_ids: Tenso
     return as_targets(targets)
 
 
-def _prepare(x: Tensor, normalize: bool, native: tuple[torch.dtype, ...]) -> Tensor:
-    """Embeddings as the loss is computed on them: in float32 where the backend takes no such dtype."""
-    dtype = input_dtype(x)
-    x = x if dtype is x.dtype else x.to(dtype)
-    if dtype not in native:
-        x = x.float()
+def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dtype) -> Tensor:
+    """Embeddings, rounded to the inputs' dtype as a matrix product would do, in that of the computation."""
+    x = x if x.dtype is dtype else x.to(dtype)
+    x = x if dtype is computed else x.to(computed)
     if not normalize:
         return x
     return F.normalize(x.to(torch.promote_types(dtype, torch.float32)), dim=1).to(x.dtype)

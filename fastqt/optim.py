@@ -41,6 +41,52 @@ class Adam(torch.optim.Adam):
             parameter.grad = None
 
 
+class RowAdam(Adam):
+    """Adam in which a row of a table moves only when it has a gradient, and counts its own steps.
+
+    A parameter with a sparse gradient takes in each row named the step that Adam would take if that row
+    were a parameter of its own: moments, and the correction of their bias, know the row's gradients alone.
+    Other rows stay where they are, and nothing of the table's size is read or made. Parameters with dense
+    gradients are treated as by `torch.optim.Adam`.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure is not evaluated
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    rows, gradient = distinct_rows(parameter.grad)
+                    self._move(
+                        parameter, rows, gradient, **{key: group[key] for key in ("lr", "betas", "eps")}
+                    )
+                    parameter.grad = None
+        super().step()
+
+    def _move(
+        self,
+        table: Tensor,  # (n, D)
+        rows: Tensor,  # (B,) int64, distinct
+        gradient: Tensor,  # (B, D)
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        state = self.state[table]
+        if not state:
+            state["step"] = torch.zeros(len(table), device=table.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+        count = state["step"][rows] + 1
+        mean = state["exp_avg"][rows].lerp_(gradient, 1 - betas[0])
+        square = state["exp_avg_sq"][rows].mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        for key, value in (("step", count), ("exp_avg", mean), ("exp_avg_sq", square)):
+            state[key].index_copy_(0, rows, value)
+        corrections = (1 - beta ** count.double()[:, None] for beta in betas)
+        of_mean, of_square = (correction.to(table.dtype) for correction in corrections)
+        root = square.div_(of_square).sqrt_().add_(eps)
+        table.index_add_(0, rows, mean.div_(of_mean).div_(root), alpha=-lr)
+
+
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scales gradients, sparse ones too, in place to a common norm of at most `max_norm`; returns the norm.
 

@@ -14,7 +14,7 @@ DIAGONALS = ("zero", "exclude", "keep")
 LINKS = ("softmax", "sigmoid")
 
 
-@dataclass(frozen=True)
+@dataclass  # and not frozen, which makes an instance at three times the cost
 class Problem:
     queries: Tensor  # (N, D), as all embeddings of one floating-point dtype
     candidates: Tensor  # (M, D)

@@ -10,6 +10,31 @@ from typing import Any
 
 from tqdm import tqdm
 
+COUNTS = {"step", "sentences_per_second", "seconds"}
+HELD_OUT = "validation_"
+
+
+def _figures(line: dict[str, float]) -> str:
+    """The figures of a report by their names, those of held-out text last."""
+    ours, held_out = (
+        [(name, value) for name, value in line.items() if name.startswith(HELD_OUT) == held]
+        for held in (False, True)
+    )
+
+    def show(figures: list[tuple[str, float]]) -> str:
+        shown = []
+        for name, value in figures:
+            label = (
+                name.removeprefix(HELD_OUT)
+                .removesuffix("_accuracy")
+                .removesuffix("_cosine")
+                .replace("_", " ")
+            )
+            shown.append(f"{label} {value:.{4 if name == 'chance' else 3}f}")
+        return " ".join(shown)
+
+    return show(ours) + (f" | held out: {show(held_out)}" if held_out else "")
+
 
 class Display:
     """A progress bar on a terminal; elsewhere a line a report. Both on standard error.
@@ -40,11 +65,7 @@ class Display:
 
     def report(self, line: dict[str, float]) -> None:
         """Shows a line of metrics.jsonl."""
-        figures = f"loss {line['loss']:.3f} forward {line['forward_accuracy']:.3f} "
-        figures += f"backward {line['backward_accuracy']:.3f} chance {line['chance']:.4f}"
-        if "validation_loss" in line:
-            figures += f" | held out: loss {line['validation_loss']:.3f} "
-            figures += f"forward {line['validation_forward_accuracy']:.3f}"
+        figures = _figures({name: value for name, value in line.items() if name not in COUNTS})
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
             return

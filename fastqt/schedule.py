@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,15 +26,14 @@ TILE_ROWS, TILE_COLUMNS = 1024, 4096
 torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-@dataclass
-class Needs:
+class Needs(NamedTuple):
     """Which inputs want a gradient."""
 
-    queries: bool
-    candidates: bool
-    negatives: bool
-    row_negatives: bool
-    scale: bool
+    queries: bool = False
+    candidates: bool = False
+    negatives: bool = False
+    row_negatives: bool = False
+    scale: bool = False
     bias: bool = False
 
 
@@ -44,8 +44,6 @@ class Rows:
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor
-    # The weighted sum of the losses, () float32, of an engine that finds it on the way.
-    total: Tensor | None = None
 
 
 @dataclass
@@ -61,22 +59,23 @@ class Gradients:
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     found = _new_rows(p)
-    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, None, Gradients())
+    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, Gradients())
     return found
 
 
-def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
-    """The loss of each row, and the gradients of weight * sum_i loss_i."""
-    found, gradients = _new_rows(p), _empty_gradients(p, needs)
-    _walk(p, _gradient_tile(p), found, torch.full_like(found.loss, weight), gradients)
-    return found, gradients
+def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
+    """The mean or sum of the rows' losses, and its gradients."""
+    total, gradients = torch.empty((), dtype=p.queries.dtype), _empty_gradients(p, needs)
+    weight = 1 / p.queries.shape[0] if reduction == "mean" else 1.0
+    _walk(p, _gradient_tile(p), None, gradients, weight=weight, total=total)
+    return total, gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     gradients = _empty_gradients(p, needs)
     found = Rows(logsumexp, mass, torch.empty_like(mass))
-    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, row_weights, gradients)
+    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, gradients, row_weights=row_weights)
     return gradients
 
 
@@ -84,7 +83,9 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
     """Rows and columns of the tiles on which loss and gradients are found at once; None: whole rows."""
     if p.link == "sigmoid" and p.memory == "low":
         return TILE_ROWS, TILE_COLUMNS
-    N, width = len(p.queries), len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
+    N, width = p.queries.shape[0], p.candidates.shape[0]
+    if p.negatives is not None:
+        width += p.negatives.shape[0]
     cells = CHUNK_BYTES // p.queries.element_size()
     if p.link == "softmax":
         return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
@@ -101,21 +102,23 @@ def _even(length: int, most: int) -> int:
 def _walk(
     p: Problem,
     tile: tuple[int, int | None],  # rows, columns; None: whole rows
-    found: Rows,
-    row_weights: Tensor | None,
+    found: Rows | None,
     g: Gradients,
+    *,
+    weight: float | None = None,
+    row_weights: Tensor | None = None,
+    total: Tensor | None = None,
 ) -> None:
     t = p.targets
-    report = torch.empty(3, dtype=torch.int64)
-    torch.ops.fastqt.contrastive_walk_(
+    rows = (None, None, None) if found is None else (found.logsumexp, found.mass, found.loss)
+    status, row, column = torch.ops.fastqt.contrastive_walk_.default(
         *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.query_groups, p.candidate_groups, p.mask),
-        *(*tile, row_weights, found.logsumexp, found.mass, found.loss),
-        *(g.queries, g.candidates, g.negatives, g.row_negatives, g.bias, g.scale, report),
+        *(*tile, weight, row_weights, *rows, total),
+        *(g.queries, g.candidates, g.negatives, g.row_negatives, g.bias, g.scale),
     )
-    status, row, column = report.tolist()
     if status:
         raise target_error(status, row, column, p)
 
@@ -126,14 +129,15 @@ def _new_rows(p: Problem) -> Rows:
 
 
 def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
-    def like(x: Tensor | None, wanted: bool) -> Tensor | None:
-        return torch.empty(x.shape, dtype=x.dtype) if wanted and x is not None else None
-
     return Gradients(
-        like(p.queries, needs.queries),
-        like(p.candidates, needs.candidates),
-        like(p.negatives, needs.negatives),
-        like(p.row_negatives, needs.row_negatives),
+        _contiguous_like(p.queries) if needs.queries else None,
+        _contiguous_like(p.candidates) if needs.candidates else None,
+        _contiguous_like(p.negatives) if needs.negatives else None,
+        _contiguous_like(p.row_negatives) if needs.row_negatives else None,
         torch.empty((), dtype=torch.float64) if needs.scale else None,
-        like(p.bias, needs.bias),
+        _contiguous_like(p.bias) if needs.bias else None,
     )
+
+
+def _contiguous_like(x: Tensor | None) -> Tensor | None:
+    return None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -107,19 +107,11 @@ class Window(Targets):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"size (context_size): want an integer >= 1, got {size!r}")
         if offsets is None:
-            offsets = [o for o in range(-size, size + 1) if o]
-        if not offsets or len(set(offsets)) != len(offsets) or not all(isinstance(o, int) for o in offsets):
-            raise ValueError(f"offsets: want distinct integers, at least one, got {list(offsets)!r}")
-        if weights is None:
-            weights = [1.0] * len(offsets)
-        if len(weights) != len(offsets) or not all(
-            isinstance(w, Real) and 0 < w < float("inf") for w in weights
-        ):
-            raise ValueError(
-                f"weights: want one positive number for each of {len(offsets)} offsets, got {list(weights)!r}"
-            )
-        self.offsets = tuple(offsets)
-        self.weights = tuple(float(w) for w in weights)
+            self.offsets = (*range(-size, 0), *range(1, size + 1))
+        else:
+            self.offsets = _checked_offsets(offsets)
+        count = len(self.offsets)
+        self.weights = (1.0,) * count if weights is None else _checked_weights(weights, count)
         self.normalize = normalize
         self.document_ids = None if document_ids is None else as_ids("document_ids", document_ids)
 
@@ -174,6 +166,20 @@ class Window(Targets):
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return _equal_rows(columns, weights)
+
+
+def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:
+    if not offsets or len(set(offsets)) != len(offsets) or not all(isinstance(o, int) for o in offsets):
+        raise ValueError(f"offsets: want distinct integers, at least one, got {list(offsets)!r}")
+    return tuple(offsets)
+
+
+def _checked_weights(weights: Sequence[float], count: int) -> tuple[float, ...]:
+    if len(weights) != count or not all(isinstance(w, Real) and 0 < w < float("inf") for w in weights):
+        raise ValueError(
+            f"weights: want one positive number for each of {count} offsets, got {list(weights)!r}"
+        )
+    return tuple(float(w) for w in weights)
 
 
 class Diagonal(Targets):

@@ -1,4 +1,4 @@
-"""Training of QuickThoughts: each sentence learns to tell its neighbours from the rest of its batch."""
+"""Training: a pass over a corpus, batch by batch, that may be stopped and resumed at any step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor
 
 from fastqt import checkpoint as files
 from fastqt.checkpoint import Progress
 from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.functional import contrastive_loss
-from fastqt.metrics import MetricsLog, context_accuracy
-from fastqt.model import build_model, choose_device
-from fastqt.optim import Adam, clip_gradients
+from fastqt.metrics import MetricsLog
+from fastqt.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
+from fastqt.objectives import Vectors, objective
+from fastqt.optim import clip_gradients
 from fastqt.progress import Display, StopRequest
-from fastqt.text import Batch, Vocabulary, batches, read_blocks
+from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
+
+if TYPE_CHECKING:
+    from fastqt.evaluation.development import DevelopmentPairs
 
 RUN_FILES = (files.CONFIG, files.VOCABULARY, files.METRICS, files.MODEL, files.CHECKPOINT)
 
@@ -46,12 +48,13 @@ def train(
 ) -> Outcome:
     """Trains a model and writes it to a directory.
 
-    `out` receives config.json, vocabulary.json, metrics.jsonl, model.safetensors and
-    checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed training
-    computes bit for bit what an uninterrupted one does on the same machine with as many threads.
+    `out` gets config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or with `dev`
+    the best) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
+    training computes bit for bit what an uninterrupted one does on the same machine with as many threads.
 
     Args:
-        config: the settings; the corpus is streamed and may be larger than memory.
+        config: the settings. QuickThoughts streams its corpus, which may be larger than memory; SimCSE and
+            MixCSE, which shuffle it, hold four bytes a word.
         out: a directory, made if absent; it must not hold a run, unless that one is resumed.
         resume: go on from the last checkpoint in `out`; begin where there is none.
         display: what shows the progress.
@@ -69,12 +72,12 @@ def train(
         vocabulary, progress = _begin(config, corpus)
     else:
         _check_unchanged(corpus, progress.corpus_bytes)
-        vocabulary = Vocabulary.load(directory / files.VOCABULARY, unknown=cast("Unknown", config.unknown))
+        vocabulary = load_lexicon(config, directory)
     trainer = Trainer(config, corpus, vocabulary, directory, progress)
     if progress.step:
         files.load_checkpoint(saved, trainer.model, trainer.optimizer)
     files.write_text(directory / files.CONFIG, config.to_json())
-    files.write_text(directory / files.VOCABULARY, vocabulary.to_json())
+    save_lexicon(vocabulary, directory)
     return trainer.run(display)
 
 
@@ -85,20 +88,19 @@ class Trainer:
         self,
         config: TrainConfig,
         corpus: list[str],
-        vocabulary: Vocabulary,
+        vocabulary: Lexicon,
         directory: Path,
         progress: Progress,
     ) -> None:
         self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
         self.directory, self.progress = directory, progress
-        self.device = choose_device(config.device)
-        torch.manual_seed(config.seed)
-        self.model = build_model(config, len(vocabulary)).to(self.device)
+        self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
+        self.model = self.objective.model
         self.parameters = list(self.model.parameters())
-        self.optimizer = Adam(self.parameters, lr=config.learning_rate)
-        self.validation = self._validation_batches()
-        full, rest = divmod(progress.sentences, config.batch_size)
-        self.last_step = config.epochs * (full + (rest > config.context_size))
+        self.optimizer = self.objective.optimizer()
+        self.pairs = None if config.dev is None else _development_pairs(config.dev)
+        self.judges = bool(self.objective.held_out) or self.pairs is not None
+        self.last_step = config.epochs * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
@@ -115,18 +117,18 @@ class Trainer:
             StopRequest() as stop,
         ):
             for batch in self._remaining():
-                loss, queries, candidates = self.step(batch)
+                loss, vectors = self.step(batch)
                 sentences += len(batch.lengths)
                 display.advance(len(batch.lengths))
                 ends, stops = progress.step == self.last_step, stop.signal is not None
-                validates = bool(self.validation) and (ends or progress.step % config.valid_every == 0)
+                validates = self.judges and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
                 if reports or saves:
                     self._check_finite(loss)
                 if reports:
                     rate = sentences / (time.perf_counter() - began)
-                    line = self._measure(loss, queries, candidates, validates)
+                    line = self._measure(loss, vectors, validates)
                     progress.seconds += time.perf_counter() - began
                     sentences, began = 0, time.perf_counter()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
@@ -138,79 +140,47 @@ class Trainer:
                     break
         return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
 
-    def step(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of the optimiser. Returns the loss (scalar), queries and candidates (N, D), detached."""
+    def step(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
+        """One step of the optimiser. Returns the loss, a scalar, and what it is of, detached."""
         self.optimizer.zero_grad()
-        loss, queries, candidates = self._forward(batch)
+        loss, (a, b) = self.objective.loss(batch)
         loss.backward()
         groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
         for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
-        return loss.detach(), queries.detach(), candidates.detach()
+        self.objective.constrain(batch)
+        return loss.detach(), (a.detach(), b.detach())
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        documents = batch.document_ids.to(self.device) if self.config.documents == "cut" else None
-        loss = contrastive_loss(
-            queries, candidates, context_size=self.config.context_size, document_ids=documents
-        )
-        return loss, queries, candidates
-
-    def _remaining(self) -> Iterator[Batch]:
+    def _remaining(self) -> Iterator[Batch | Sample]:
         progress = self.progress
         while progress.step < self.last_step:
-            for batch in batches(
-                self.corpus,
-                self.vocabulary,
-                self.config.batch_size,
-                start=progress.position,
-                smallest=self.config.context_size + 1,
-            ):
+            for batch, position in self.objective.batches(progress):
                 progress.step += 1
-                progress.position = batch.position
+                progress.position = position
                 yield batch
                 if progress.step == self.last_step:
                     return
             progress.epoch += 1
             progress.position = None
 
-    def _measure(
-        self, loss: Tensor, queries: Tensor, candidates: Tensor, validates: bool
-    ) -> dict[str, float]:
-        forward, backward = context_accuracy(queries, candidates)
-        line = {
-            "step": self.progress.step,
-            "loss": loss.item(),
-            "forward_accuracy": forward,
-            "backward_accuracy": backward,
-            "chance": 1 / len(queries),
-        }
-        return line | self.validate() if validates else line
+    def _measure(self, loss: Tensor, vectors: Vectors, validates: bool) -> dict[str, float]:
+        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(vectors)}
+        if validates and self.objective.held_out:
+            line |= self.objective.validate()
+        if validates and self.pairs is not None:
+            line |= self._judge(self.pairs)
+        return line
 
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Means of loss and accuracies over the held-out batches."""
+    def _judge(self, pairs: DevelopmentPairs) -> dict[str, float]:
+        """How well the model ranks the development pairs; keeps it if none before did better."""
         self.model.eval()
-        rows = []
-        for batch in self.validation:
-            loss, queries, candidates = self._forward(batch)
-            rows.append((loss.item(), *context_accuracy(queries, candidates)))
+        figures = pairs.judge(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
         self.model.train()
-        names = ("validation_loss", "validation_forward_accuracy", "validation_backward_accuracy")
-        return {
-            name: sum(values) / len(rows) for name, values in zip(names, zip(*rows, strict=True), strict=True)
-        }
-
-    def _validation_batches(self) -> list[Batch]:
-        if self.config.valid is None:
-            return []
-        found: list[Batch] = []
-        for batch in batches([self.config.valid], self.vocabulary, self.config.batch_size):
-            if len(found) == self.config.valid_batches or len(batch.lengths) < self.config.batch_size:
-                break
-            found.append(batch)
-        return found
+        if figures["dev_spearman"] > self.progress.best:
+            self.progress.best = figures["dev_spearman"]
+            files.save_model(self.directory / files.MODEL, self.model)
+        return figures
 
     def _check_finite(self, loss: Tensor) -> None:
         if not math.isfinite(loss.item()):
@@ -223,7 +193,16 @@ class Trainer:
         self.progress.metrics_length = log.sync()
         progress = replace(self.progress, seconds=self.progress.seconds + seconds)
         files.save_checkpoint(self.directory / files.CHECKPOINT, self.model, self.optimizer, progress)
-        files.save_model(self.directory / files.MODEL, self.model)
+        if self.progress.best == -math.inf:  # there are no pairs, or they were not looked at yet
+            files.save_model(self.directory / files.MODEL, self.model)
+
+
+def _development_pairs(path: str) -> DevelopmentPairs:
+    try:
+        from fastqt.evaluation.development import DevelopmentPairs
+    except ModuleNotFoundError as error:
+        raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
+    return DevelopmentPairs(path)
 
 
 def _prepare(directory: Path, config: TrainConfig, resume: bool) -> None:
@@ -249,8 +228,8 @@ def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[st
     return [str(kept) if name == STDIN else name for name in config.corpus]
 
 
-def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress]:
-    """Reads the corpus once: counts its sentences and takes its vocabulary."""
+def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once: counts its sentences and takes its vocabulary, if no checkpoint has one."""
     progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
 
     def sentences() -> Iterator[str]:
@@ -258,12 +237,28 @@ def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Vocabulary, Progress
             progress.sentences += len(block.sentences)
             yield from block.sentences
 
-    vocabulary = Vocabulary.build(
-        sentences(), config.vocab_size, unknown=cast("Unknown", config.unknown), max_length=config.max_length
-    )
+    vocabulary: Lexicon
+    if config.checkpoint is not None:
+        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+        for _ in sentences():
+            pass
+    else:
+        unknown = cast("Unknown", config.unknown)
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
     if progress.sentences < config.batch_size:
         raise InputError(too_short(corpus, progress.sentences, config.batch_size))
     return vocabulary, progress
+
+
+def _checkpoint_vocabulary(checkpoint: str, max_length: int) -> Lexicon:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(checkpoint, max_length=max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
 
 
 def _sizes(corpus: list[str]) -> Iterator[int]:

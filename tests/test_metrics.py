@@ -8,7 +8,7 @@ import torch
 
 from fastqt import metrics
 from fastqt.errors import InputError
-from fastqt.metrics import MetricsLog, context_accuracy
+from fastqt.metrics import MetricsLog, context_accuracy, uniformity, view_figures
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])
@@ -62,3 +62,31 @@ def test_the_log_is_cut_back_and_appended_to(tmp_path):
 def test_a_log_that_lost_lines_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"metrics\.jsonl is shorter than it was"):
         MetricsLog(tmp_path / "metrics.jsonl", 10)
+
+
+@pytest.mark.parametrize("t", [1.0, 2.0])
+def test_uniformity_is_its_definition(t):
+    N = metrics.ROWS + 30
+    x = np.random.default_rng(0).normal(size=(N, 6))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = [np.exp(-t * ((x[i] - x[j]) ** 2).sum()) for i in range(N) for j in range(i)]
+    assert uniformity(torch.from_numpy(x), t) == pytest.approx(np.log(np.mean(pairs)), rel=1e-12)
+    assert uniformity(torch.from_numpy(x[:1]), t) == 0
+
+
+def test_figures_of_views_are_means_over_pairs():
+    z1, z2 = np.random.default_rng(1).normal(size=(2, 9, 5))
+    a, b = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z1, z2))
+    mixed = np.stack([0.3 * b[i] + 0.7 * b[(i + 1) % 9] for i in range(9)])
+    mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+    figures = view_figures(torch.from_numpy(z1), torch.from_numpy(z2), mix=0.3)
+    assert figures == pytest.approx(
+        {
+            "positive_cosine": np.mean([a[i] @ b[i] for i in range(9)]),
+            "negative_cosine": np.mean([a[i] @ b[j] for i in range(9) for j in range(9) if i != j]),
+            "mixed_cosine": np.mean([a[i] @ mixed[i] for i in range(9)]),
+            "alignment": np.mean([((a[i] - b[i]) ** 2).sum() for i in range(9)]),
+            "uniformity": uniformity(torch.from_numpy(a)),
+        },
+        rel=1e-12,
+    )

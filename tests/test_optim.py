@@ -1,10 +1,13 @@
 """The row-wise path of embedding tables, against torch's dense one."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from tolerances import FLOAT64, relative
 from torch.nn import functional as F
 
-from fastqt.optim import Adam, clip_gradients
+from fastqt.optim import Adam, RowAdam, clip_gradients
 from fastqt.row_gradients import bag_sum
 
 V, D = 40, 6
@@ -105,3 +108,57 @@ def test_a_step_uses_up_the_gradient_of_a_table():
             if clears:
                 adam.zero_grad()
     assert torch.equal(*tables)
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
+def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
+    """Each row of the table is a parameter of torch's Adam, which steps when the row has a gradient."""
+    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
+    ours = RowAdam([table, dense], lr=0.01)
+    rows = [torch.nn.Parameter(row.clone()) for row in start[0]]
+    dense_row = torch.nn.Parameter(start[1].clone())
+    theirs = [torch.optim.Adam([parameter], lr=0.01) for parameter in (*rows, dense_row)]
+    counts = torch.zeros(V)
+    for seed in range(30):
+        ids, offsets, upstream = bags(seed)
+        ids %= 1 + seed  # so that the last rows never have one, and the first ones often
+        ((lookup(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
+        wanted = dense_lookup(torch.stack(list(rows)), ids, offsets)
+        ((wanted * upstream).sum() * dense_row.sum()).backward()
+        named = ids.unique().tolist()
+        counts[named] += 1
+        before = table.detach().clone()
+        ours.step()
+        assert table.grad is None
+        still = torch.ones(V, dtype=torch.bool).index_fill(0, torch.tensor(named), False)
+        assert torch.equal(table[still], before[still])
+        for row in (*named, V):
+            theirs[row].step()
+        ours.zero_grad()
+        for optimizer in theirs:
+            optimizer.zero_grad()
+        assert relative(table, torch.stack(list(rows))) < FLOAT64
+        assert relative(dense, dense_row) < FLOAT64
+    assert torch.equal(ours.state[table]["step"], counts)
+    assert counts.unique().numel() > 5
+
+
+def test_the_state_of_rows_can_be_stored():
+    """As of any optimiser: a copy goes on as the original does."""
+
+    def take(table, optimizer, seeds):
+        for seed in seeds:
+            ids, offsets, upstream = bags(seed)
+            (bag_sum(table, ids, offsets) * upstream).sum().backward()
+            optimizer.step()
+
+    table = torch.nn.Parameter(torch.rand(V, D, dtype=torch.float64))
+    optimizer = RowAdam([table], lr=0.01)
+    take(table, optimizer, range(3))
+    twin = torch.nn.Parameter(table.detach().clone())
+    other = RowAdam([twin], lr=0.5)
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    take(table, optimizer, range(3, 6))
+    take(twin, other, range(3, 6))
+    assert torch.equal(table, twin)

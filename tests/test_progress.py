@@ -40,7 +40,7 @@ def test_elsewhere_a_report_is_a_line(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "step 50 loss 2.500 forward 0.250 backward 0.125 chance 0.0100 | 200 sentences/s, 00:10 left",
         "step 100 loss 2.500 forward 0.250 backward 0.125 chance 0.0100 | held out: loss 3.500 forward 0.062 "
-        "| 200 sentences/s, 00:00 left",
+        "backward 0.500 | 200 sentences/s, 00:00 left",
     ]
 
 

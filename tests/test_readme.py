@@ -1,22 +1,36 @@
-"""The README shows what stored runs hold, and its Python is true."""
+"""README and docs show what stored runs hold, and the README's Python is true."""
 
 import re
-from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 
 import fastqt
-from benchmarks.render import README, rendered
+from benchmarks.render import PAGES, README, rendered
 from fastqt.nn import GRUEncoder, QuickThoughts
 
 TEXT = README.read_text()
 
 
-def test_figures_are_those_of_stored_runs():
-    assert rendered(TEXT) == TEXT, "run `python -m benchmarks.render`"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_are_those_of_stored_runs(page):
+    text = page.read_text()
+    assert rendered(text) == text, "run `python -m benchmarks.render`"
 
 
-def test_python_examples_run():
+def write_benchmarks(folder):
+    """Small files in the formats of MR and STS-B."""
+    for name, line in (("MR/all", "{0}\tsentence {1}"), ("STSB/dev", "g\t{1}\ta {1}\tb {0}")):
+        path = folder / f"{name}.tsv"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(line.format(number % 2, number) + "\n" for number in range(40)))
+    (folder / "STSB/test.tsv").write_text((folder / "STSB/dev.tsv").read_text())
+
+
+def test_python_examples_run(tmp_path, monkeypatch):
+    write_benchmarks(tmp_path / "eval")
+    monkeypatch.chdir(tmp_path)
     generator = torch.Generator().manual_seed(0)
     f, g, x, hard = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (12, 12, 12, 5))
     names = {
@@ -36,6 +50,7 @@ def test_python_examples_run():
         "labels": torch.arange(12),
         "tokens": torch.ones(12, 4, dtype=torch.long),
         "lengths": torch.full((12,), 4),
+        "encode": lambda texts: np.array([[len(text), sum(map(ord, text)) % 97, 1.0] for text in texts]),
     }
     blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len(blocks) >= 3
@@ -45,6 +60,7 @@ def test_python_examples_run():
     assert names["vectors"].shape == (12, 2000)
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
-        assert (Path(README).parent / target).exists(), target
+@pytest.mark.parametrize("page", [README, *README.parent.glob("docs/*.md")], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target

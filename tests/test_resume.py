@@ -39,12 +39,20 @@ def assert_same_run(one, other):
     assert not list(one.glob("*.partial"))
 
 
-@pytest.mark.parametrize("encoder", ["bow", "bigru"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"encoder": "bow"},
+        {"encoder": "bigru"},
+        {"model": "mixcse", "encoder": "transformer", "layers": 1, "heads": 2, "context_size": 1},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
-def test_a_run_in_two_parts(planted, tmp_path, encoder, pause):
+def test_a_run_in_two_parts(planted, tmp_path, kind, pause):
     second = tmp_path / "second.txt.gz"
     second.write_bytes(gzip.compress(b"one two\n\nthree topic1word1\n" * 9))
-    config = TrainConfig((planted[0], str(second)), valid=planted[1], encoder=encoder, epochs=3, **SMALL)
+    config = TrainConfig((planted[0], str(second)), valid=planted[1], epochs=3, **SMALL | kind)
     # The last step of a run reports and validates: a pause there adds no line if it does so anyway.
     config = replace(config, report_every=1, valid_every=1)
     train(config, tmp_path / "whole")

@@ -15,10 +15,11 @@ from fastqt.checkpoint import Progress
 from fastqt.config import ENCODERS, TrainConfig
 from fastqt.errors import InputError
 from fastqt.model import SentenceEncoder, build_model
-from fastqt.text import Vocabulary, batches, read_blocks
+from fastqt.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.train import Trainer, train
 
-SMALL = {"word_dim": 12, "hidden_size": 8, "batch_size": 48, "context_size": 1, "report_every": 10}
+SMALL = {"word_dim": 12, "hidden_size": 8, "layers": 2, "heads": 3, "feedforward": 16, "dropout": 0.0}
+SMALL |= {"batch_size": 48, "context_size": 1, "report_every": 10}
 
 
 def metrics(run):
@@ -47,7 +48,7 @@ def test_a_planted_order_is_found(planted, tmp_path):
     assert all(a["seconds"] < b["seconds"] for a, b in pairwise(lines))
 
 
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("encoder", [name for name in ENCODERS if name != "huggingface"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,7 +84,9 @@ def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options
     load(tmp_path / "run", trained)
     for (name, ours), wanted in zip(trained.named_parameters(), weights, strict=True):
         # Adam divides by the gradient's size: where that is rounding, so is the step's direction.
-        close = (ours.double() - wanted).abs() < 2e-5
+        # A bias of keys, which no softmax feels, has nothing but rounding for a gradient.
+        felt = wanted.grad.abs() > 1e-14
+        close = ((ours.double() - wanted).abs() < 2e-5)[felt | (wanted.grad == 0)]
         assert close.double().mean() > 0.99, name
 
 
@@ -164,8 +167,11 @@ def test_the_papers_sizes_are_the_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"encoder": "cnn"}, "encoder: wanted one of bow, gru, bigru, lstm, bilstm, got 'cnn'"),
-        ({"batch_size": -1}, "batch_size: wanted at least 0, got -1"),
+        (
+            {"encoder": "cnn"},
+            "encoder: wanted one of bow, gru, bigru, lstm, bilstm, transformer, huggingface, got 'cnn'",
+        ),
+        ({"batch_size": -1}, "batch_size: wanted at least 2, got -1"),
         ({"learning_rate": math.nan}, "learning_rate: wanted at least 0, got nan"),
         ({"context_size": 9, "batch_size": 9}, "context_size: wanted less than batch_size 9, got 9"),
         ({"encoder": "bigru", "hidden_size": 7}, "hidden_size: wanted an even number for bigru, got 7"),
@@ -217,3 +223,77 @@ def test_a_directory_that_cannot_be_made(planted, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write to .*file/run: Not a directory"):
         train(TrainConfig((planted[0],), **SMALL), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("model", ["simcse", "mixcse"])
+def test_views_are_learnt(planted, tmp_path, model):
+    corpus, valid = planted
+    config = TrainConfig(
+        (corpus,),
+        valid=valid,
+        model=model,
+        encoder="transformer",
+        **SMALL | {"word_dim": 24, "dropout": 0.3},
+        learning_rate=0.01,
+        epochs=8,
+        valid_every=40,
+    )
+    outcome = train(config, tmp_path / "run")
+    first, last = (metrics(tmp_path / "run")[index] for index in (0, -1))
+    assert outcome.step == 80
+    assert last["loss"] < 0.7 * first["loss"]
+    assert last["positive_cosine"] - last["negative_cosine"] > 0.5
+    assert last["negative_cosine"] < last["mixed_cosine"] < last["positive_cosine"]
+    assert last["alignment"] == pytest.approx(2 - 2 * last["positive_cosine"], rel=1e-6)
+    assert last["validation_uniformity"] < -1
+    # Sentences of one topic are near, and a model that is loaded has no dropout.
+    encoder = SentenceEncoder.load(tmp_path / "run")
+    assert encoder.model.embedding_dim == 24
+    text = ["topic0word1 topic0word2", "topic3word1"]
+    assert (encoder.encode(text) == encoder.encode(text)).all()
+
+
+def test_a_step_of_mixcse_is_that_of_its_formula(planted, tmp_path):
+    config = TrainConfig(
+        (planted[0],), model="mixcse", encoder="gru", **SMALL | {"context_size": 1}, clip=0, steps=1
+    )
+    train(config, tmp_path / "run")
+    vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json", unknown=config.unknown)
+    torch.manual_seed(config.seed)
+    model = build_model(config, len(vocabulary))
+    sample = next(Corpus([planted[0]], vocabulary).shuffled(48, seed=0, epoch=0))
+    z1, z2 = (F.normalize(z.double(), dim=1) for z in model(sample.tokens, sample.lengths))
+    mixed = F.normalize(0.2 * z2 + 0.8 * z2.roll(-1, 0), dim=1).detach()
+    scores = torch.cat([z1 @ z2.T, (z1 * mixed).sum(1, keepdim=True)], dim=1) / 0.05
+    loss = F.cross_entropy(scores, torch.arange(48))
+    assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_the_model_that_ranks_development_pairs_best_is_kept(planted, tmp_path):
+    pairs = tmp_path / "dev.tsv"
+    lines = [
+        f"planted\t{5 if a == b else 0}\ttopic{a}word0 topic{a}word1\ttopic{b}word2"
+        for a in range(12)
+        for b in range(12)
+    ]
+    pairs.write_text("\n".join(lines) + "\n")
+    config = TrainConfig(
+        (planted[0],), dev=str(pairs), model="simcse", **SMALL | {"dropout": 0.2}, valid_every=1
+    )
+    # So fast that it gets worse again.
+    config = replace(config, learning_rate=0.3, epochs=2, report_every=1)
+    train(config, tmp_path / "run")
+    scores = [line["dev_spearman"] for line in metrics(tmp_path / "run")]
+    best = scores.index(max(scores)) + 1
+    assert len(scores) == 20
+    assert best < 20
+    train(replace(config, steps=best, dev=None), tmp_path / "best")
+    kept, wanted = (SentenceEncoder.load(tmp_path / run) for run in ("run", "best"))
+    assert all(
+        torch.equal(a, b) for a, b in zip(kept.model.parameters(), wanted.model.parameters(), strict=True)
+    )
+    # A training in two parts knows what was best in the first.
+    train(replace(config, steps=best), tmp_path / "parts")
+    train(config, tmp_path / "parts", resume=True)
+    one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "parts"))
+    assert one == other

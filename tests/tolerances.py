@@ -16,6 +16,9 @@ REORDERED_FLOAT64 = 1e-13
 EAGER_FACTOR = 1.5
 # ... or over this where eager happens to round to the truth: half a unit in the last place.
 HALF_ULP = {torch.float32: 6e-8, torch.float64: 1.2e-16}
+# Probabilities of a logistic regression whose mean loss is within 1e-7 (1e-13) of its minimum: the distance
+# to the minimum goes with the root of that.
+FITTED = {torch.float32: 3e-3, torch.float64: 1e-5}
 
 FOR_DTYPE = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 REORDERED = {torch.float32: REORDERED_FLOAT32, torch.float64: REORDERED_FLOAT64}

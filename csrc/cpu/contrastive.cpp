@@ -5,6 +5,7 @@
 // operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
 // and a second one computes the scores once more from there: 8 N M D. A sigmoid's cells know of
 // no others, so that its gradient takes three products in tiles of any size.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -16,10 +17,12 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "cpu/row_passes.h"
@@ -72,10 +75,35 @@ void for_ranges(int64_t size, int64_t step, const F& visit) {
   for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
 }
 
+// Another view of a matrix, `offset` elements after its first, without the dispatcher, which takes longer
+// than a small product.
+Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  return Tensor(made);
+}
+
 Tensor part(const Tensor& matrix, int64_t dim, Range range) {
   if (range.size() == matrix.size(dim)) return matrix;
-  Tensor whole = matrix;
-  return torch::stable::narrow(whole, dim, range.begin, range.size());
+  std::array<int64_t, 2> sizes{matrix.size(0), matrix.size(1)};
+  sizes[dim] = range.size();
+  return view(matrix, sizes, {matrix.stride(0), matrix.stride(1)}, range.begin * matrix.stride(dim));
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)}, 0);
+}
+
+// An uninitialised matrix of the dtype of `like`.
+Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
+  const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes.data(), strides.data(), dtype,
+                                                         aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
 }
 
 // out = beta * out + alpha * a b
@@ -93,11 +121,6 @@ Tensor for_blas(const Tensor& matrix) {
     return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
   };
   return adjacent(0, 1) || adjacent(1, 0) ? matrix : torch::stable::contiguous(matrix);
-}
-
-Tensor transposed(const Tensor& matrix) {
-  Tensor given = matrix;
-  return torch::stable::transpose(given, 0, 1);
 }
 
 // A matrix whose rows are read or written by the functions of row_passes.h.
@@ -218,13 +241,13 @@ class Walk {
   }
 
   void scores_of(int64_t rows, int64_t columns) {
-    workspace_ = torch::stable::new_empty(queries_, {std::min(rows, queries_.size(0)), std::min(columns, width_)});
+    workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
     if (gradients_.bias) {
-      ones_ = torch::stable::new_empty(queries_, {1, workspace_.size(0)});
+      ones_ = new_matrix(queries_, 1, workspace_.size(0));
       torch::stable::fill_(ones_, 1);
     }
     if (gradients_.scale)
-      product_ = torch::stable::new_empty(queries_, {workspace_.size(0), queries_.size(1)});
+      product_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
   }
 
   void enter(Range rows) {
@@ -281,8 +304,9 @@ class Walk {
   }
 
   void add_to_bias(const Part& candidates) const {
-    Tensor whole = *gradients_.bias;
-    const Tensor gradient = part(torch::stable::unsqueeze(whole, 0), 1, candidates.columns);
+    const Tensor& whole = *gradients_.bias;
+    const Tensor gradient =
+        view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
     multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
   }
 
@@ -342,25 +366,43 @@ const T* pointer(const std::optional<Tensor>& tensor) {
 
 int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
 
-// Each row's loss, and with row_weights the gradients of sum_i row_weights_i loss_i that are given
-// a place. Of a softmax this takes whole rows (no tile_columns), log-sum-exp and mass are found
-// besides, and in tiles row_weights asks for the gradients alone, from log-sum-exp and mass.
-// `report` tells of the first offending target: its status, row and column.
-void contrastive_walk_(
+// A scalar of `tensor`'s dtype.
+void store(const Tensor& tensor, double value) {
+  if (tensor.scalar_type() == torch::headeronly::ScalarType::Float) {
+    *tensor.mutable_data_ptr<float>() = static_cast<float>(value);
+  } else {
+    *tensor.mutable_data_ptr<double>() = value;
+  }
+}
+
+// Each row's loss. With `weight`, the gradients of total = weight * sum_i loss_i that are given a
+// place, which for a softmax takes whole rows (no tile_columns); with row_weights those of
+// sum_i row_weights_i loss_i, for a softmax from log-sum-exp and mass, which are found otherwise.
+// Returns status, row and column of the first offending target.
+std::tuple<int64_t, int64_t, int64_t> contrastive_walk_(
     const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
     const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale, int64_t link,
     int64_t diagonal, const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
     const std::optional<Tensor> weights, const std::optional<Tensor> dense, const std::optional<Tensor> background,
     const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
     const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns,
-    const std::optional<Tensor> row_weights, const Tensor logsumexp, const Tensor mass,
-    const Tensor loss, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+    const std::optional<double> weight, const std::optional<Tensor> row_weights,
+    const std::optional<Tensor> logsumexp, const std::optional<Tensor> mass, const std::optional<Tensor> loss,
+    const std::optional<Tensor> total, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
     const std::optional<Tensor> dnegatives, const std::optional<Tensor> drow_negatives,
-    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale, const Tensor report) {
+    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale) {
   const Embeddings embeddings{queries, candidates, negatives, row_negatives};
   const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dbias, dscale};
-  const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
-                     loss.mutable_data_ptr<double>()};
+  const int64_t n = queries.size(0);
+  std::vector<double> unwanted;
+  unwanted.reserve(4 * n);  // for all that follow, so that none moves
+  const auto place = [&](const std::optional<Tensor>& given, double value) {
+    if (given) return given->mutable_data_ptr<double>();
+    unwanted.resize(unwanted.size() + n, value);
+    return unwanted.data() + unwanted.size() - n;
+  };
+  const RowSums sums{place(logsumexp, 0), place(mass, 0), place(loss, 0)};
+  const double* const w = weight ? place({}, *weight) : pointer<double>(row_weights);
   const auto run = [&]<class T>(T) {
     const Cells<T> cells{candidates.size(0),
                          diagonal,
@@ -378,7 +420,6 @@ void contrastive_walk_(
                          stride(mask, 0),
                          stride(mask, 1)};
     Walk<T> walk(embeddings, scale, gradients, cells);
-    const double* const w = pointer<double>(row_weights);
     const int64_t width = tile_columns.value_or(std::numeric_limits<int64_t>::max());
     if (link == kSigmoid) {
       w ? walk.sigmoid_with_gradients(tile_rows, width, w, sums.loss) : walk.sigmoid(tile_rows, width, sums.loss);
@@ -389,10 +430,12 @@ void contrastive_walk_(
     } else {
       walk.softmax_with_gradients(tile_rows, w, sums);
     }
-    auto* const found = report.mutable_data_ptr<int64_t>();
-    found[0] = walk.report.status, found[1] = walk.report.row, found[2] = walk.report.column;
+    return std::tuple{walk.report.status, walk.report.row, walk.report.column};
   };
-  queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  const auto report =
+      queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  if (total) store(*total, weight.value_or(1) * std::accumulate(sums.loss, sums.loss + n, 0.0));
+  return report;
 }
 
 }  // namespace
@@ -402,9 +445,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
       "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
       "float scale, int link, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, "
       "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, "
-      "int? tile_columns, Tensor? row_weights, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!) loss, "
-      "Tensor(d!)? dqueries, Tensor(e!)? dcandidates, Tensor(f!)? dnegatives, Tensor(g!)? drow_negatives, "
-      "Tensor(h!)? dbias, Tensor(i!)? dscale, Tensor(j!) report) -> ()");
+      "int? tile_columns, float? weight, Tensor? row_weights, Tensor(a!)? logsumexp, Tensor(b!)? mass, "
+      "Tensor(c!)? loss, Tensor(d!)? total, Tensor(e!)? dqueries, Tensor(f!)? dcandidates, Tensor(g!)? dnegatives, "
+      "Tensor(h!)? drow_negatives, Tensor(i!)? dbias, Tensor(j!)? dscale) -> (int, int, int)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk_", TORCH_BOX(&contrastive_walk_)); }

@@ -9,6 +9,7 @@ from fastqt.nn.encoders import (
     LSTMEncoder,
     MultiChannel,
 )
+from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU
 from fastqt.nn.loss import (
     CLIPLoss,
@@ -24,6 +25,9 @@ from fastqt.nn.loss import (
     SimCSELoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.simcse import MixCSE, SimCSE
+from fastqt.nn.skip_thoughts import SkipThoughts
+from fastqt.nn.transformer import Transformer
 
 __all__ = [
     "GRU",
@@ -36,14 +40,19 @@ __all__ = [
     "ContrastiveLoss",
     "Encoder",
     "GRUEncoder",
+    "Gloss",
     "GlossBagOfWordsLoss",
     "GlossPositionalLoss",
     "InfoNCELoss",
     "LSTMEncoder",
+    "MixCSE",
     "MixCSELoss",
     "MultiChannel",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
+    "SimCSE",
     "SimCSELoss",
+    "SkipThoughts",
+    "Transformer",
 ]

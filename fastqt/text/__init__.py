@@ -1,7 +1,20 @@
-"""Text in: corpora streamed from files, a word-level vocabulary, and batches of consecutive sentences."""
+"""Text in: corpora streamed from files or held in memory, a word-level vocabulary, batches of sentences."""
 
 from fastqt.text.batches import Batch, batches, pad
+from fastqt.text.corpus import Corpus, Sample
 from fastqt.text.reader import Block, Position, read_blocks
-from fastqt.text.vocabulary import Encoded, Vocabulary
+from fastqt.text.vocabulary import Encoded, Lexicon, Vocabulary
 
-__all__ = ["Batch", "Block", "Encoded", "Position", "Vocabulary", "batches", "pad", "read_blocks"]
+__all__ = [
+    "Batch",
+    "Block",
+    "Corpus",
+    "Encoded",
+    "Lexicon",
+    "Position",
+    "Sample",
+    "Vocabulary",
+    "batches",
+    "pad",
+    "read_blocks",
+]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.text.reader import Position, read_blocks
-from fastqt.text.vocabulary import Encoded, Vocabulary
+from fastqt.text.vocabulary import Encoded, Lexicon
 
 
 class Batch(NamedTuple):
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 def batches(
     files: Sequence[str],
-    vocabulary: Vocabulary,
+    vocabulary: Lexicon,
     batch_size: int,
     *,
     start: Position | None = None,

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,14 @@ class Encoded(NamedTuple):
 
     ids: NDArray[np.int64]  # one sentence's after the other's
     lengths: NDArray[np.int64]  # how many each sentence has
+
+
+class Lexicon(Protocol):
+    """What turns sentences into token ids: a `Vocabulary`, or the tokenizer of a checkpoint."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, sentences: Sequence[str]) -> Encoded: ...
 
 
 class Vocabulary:

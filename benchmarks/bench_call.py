@@ -1,0 +1,111 @@
+"""What a call costs before there is anything to compute, layer by layer, beside an empty autograd function.
+
+Eight rows of eight columns: all that takes time is the way to the kernels and back. Each layer contains
+those after it, but for `targets`, which is a part of `problem`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastqt
+from benchmarks.baselines import loss_products
+from benchmarks.bench_loss import forward_and_backward, inputs
+from benchmarks.timing import in_turns_with
+from fastqt import autograd, functional, schedule
+from fastqt.problem import Problem
+from fastqt.schedule import Needs
+
+SIZE = 8
+CALLS = 4  # at a time: more than it takes to look at the clock, less than a busy machine leaves undisturbed
+ROUNDS = 500
+
+
+class Empty(torch.autograd.Function):
+    """A loss of two matrices that computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, candidates: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, candidates)
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty(SIZE, SIZE), torch.empty(SIZE, SIZE)
+
+
+def problem(queries: Tensor, candidates: Tensor) -> Problem:
+    """What `contrastive_loss` makes of its arguments and their defaults."""
+    made, _ = functional._problem(
+        queries,
+        candidates,
+        fastqt.Window(),
+        link="softmax",
+        diagonal="zero",
+        scale=1.0,
+        bias=0.0,
+        normalize=False,
+        negatives=None,
+        row_negatives=None,
+        query_groups=None,
+        candidate_groups=None,
+        mask=None,
+        reduction="mean",
+        memory="fast",
+        backend="cpu",
+    )
+    return made
+
+
+def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object]]:
+    leaves = queries, candidates
+    values = [x.detach() for x in leaves]
+    made, plain, needs = problem(*leaves), problem(*values), Needs(True, True)
+    gradients, total = schedule._empty_gradients(plain, needs), torch.empty(())
+    products = loss_products(*leaves)
+
+    def targets() -> None:
+        window = fastqt.Window()
+        window.check(SIZE, SIZE, "zero")
+        window.rows(SIZE, SIZE, queries.device)
+
+    return {
+        "empty": forward_and_backward(lambda: Empty.apply(*leaves), *leaves),
+        "forward": lambda: fastqt.contrastive_loss(*leaves),
+        "problem": lambda: problem(*leaves),
+        "targets": targets,
+        "function": lambda: autograd.contrastive_loss(made, "mean", "cpu"),
+        "engine": lambda: schedule.forward_with_gradients(plain, "mean", needs),
+        "operator": lambda: schedule._walk(
+            plain, (SIZE, None), None, gradients, weight=1 / SIZE, total=total
+        ),
+        "products": lambda: products(*values),
+    }
+
+
+def repeated(function: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(CALLS):
+            function()
+
+    return run
+
+
+def test_call(benchmark):
+    queries, candidates = inputs(SIZE, SIZE)
+    call = forward_and_backward(lambda: fastqt.contrastive_loss(queries, candidates), queries, candidates)
+    others = {name: repeated(function) for name, function in layers(queries, candidates).items()}
+    median, seconds = in_turns_with(benchmark, repeated(call), others, rounds=ROUNDS)
+    microseconds = {name: 1e6 * total / CALLS for name, total in {"call": median, **seconds}.items()}
+    benchmark.extra_info.update(
+        N=SIZE,
+        D=SIZE,
+        calls=CALLS,
+        rounds=ROUNDS,
+        microseconds=microseconds,
+        above_empty=microseconds["call"] - microseconds["empty"],
+    )

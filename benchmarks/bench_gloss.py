@@ -1,0 +1,72 @@
+"""GLOSS's inference of unseen sentences, a step of it, beside a plain PyTorch loop and its products."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.timing import in_turns_with
+from fastqt.bench import peak_memory
+from fastqt.nn import Gloss
+
+V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
+
+
+def plain_inference(gloss: Gloss, tokens: Tensor, steps: int) -> Tensor:
+    """Stochastic gradient descent as a few lines of PyTorch have it, from zero."""
+    weight, bias = gloss.weight.detach(), gloss.bias.detach()
+    latents = torch.zeros(len(tokens), D)
+    optimizer = torch.optim.SGD([latents.requires_grad_()], lr=1.0)
+    named = torch.zeros(len(tokens), V).scatter_(1, tokens, 1)
+    named[:, 0] = 0
+    for _ in range(steps):
+        optimizer.zero_grad()
+        if gloss.positions is None:
+            logits = latents @ weight.T + bias
+            loss = F.binary_cross_entropy_with_logits(logits, named, reduction="sum")
+        else:
+            logits = (latents[:, None] + gloss.positions[:WORDS].detach()) @ weight.T + bias
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="sum")
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            latents *= RADIUS / latents.norm(dim=1, keepdim=True).clamp(min=RADIUS)
+    return latents.detach()
+
+
+def products(weight: Tensor, latents: Tensor) -> list[Tensor]:
+    """The two products of a step that no way of a bag of words does without."""
+    scores = latents @ weight.T
+    return [scores, scores @ weight]
+
+
+@pytest.mark.parametrize(("decoder", "sentences"), [("bow", 1000), ("pos", 128)])
+def test_inference_step(benchmark, decoder, sentences):
+    torch.manual_seed(0)
+    gloss = Gloss(V, D, decoder=decoder, radius=RADIUS)
+    tokens = torch.randint(V, (sentences, WORDS))
+    lengths = torch.full((sentences,), WORDS)
+    ours = partial(gloss.infer, tokens, lengths, steps=1)
+    eager = partial(plain_inference, gloss, tokens, 1)
+    peaks = [peak_memory(lambda run=run: [run()])[1] for run in (ours, eager)]
+    latents = ours()
+    others = {"gemm": partial(products, gloss.weight.detach(), latents), "eager": eager}
+    median, seconds = in_turns_with(benchmark, ours, others, rounds=5)
+    benchmark.extra_info.update(
+        decoder=decoder,
+        sentences=sentences,
+        words=WORDS,
+        V=V,
+        D=D,
+        rounds=5,
+        gemm_seconds=seconds["gemm"],
+        eager_seconds=seconds["eager"],
+        ratio_to_gemm=median / seconds["gemm"],
+        eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"],
+        peak=peaks[0],
+        eager_peak=peaks[1],
+    )

@@ -1,0 +1,111 @@
+"""Skip-thoughts against a loop over sentences and words with torch's own cell, in float64."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from tolerances import FLOAT64, relative
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastqt.nn import SkipThoughts
+
+V, W, H = 23, 5, 6
+LENGTHS = torch.tensor([3, 1, 5, 0, 2, 5])
+
+
+def model() -> SkipThoughts:
+    torch.manual_seed(0)
+    return SkipThoughts(V, W, H).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randint(V, (len(LENGTHS), 5), generator=torch.Generator().manual_seed(1)), LENGTHS
+
+
+def step(layer, word: Tensor, state: Tensor) -> Tensor:
+    """One step of a GRU whose weights a layer holds."""
+    weights = (getattr(layer, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    return torch.gru_cell(word[None], state[None], *weights)[0]
+
+
+def by_the_book(thoughts: SkipThoughts, sentences: list[list[int]]) -> Tensor:
+    table, total, count = thoughts.encoder.embedding.weight, 0.0, 0
+    for i, sentence in enumerate(sentences):
+        vector = table.new_zeros(H)
+        for word in sentence:
+            vector = step(thoughts.encoder.recurrent, table[word], vector)
+        for decoder, j in ((thoughts.previous, i - 1), (thoughts.next, i + 1)):
+            if not 0 <= j < len(sentences):
+                continue
+            state, last = vector, table.new_zeros(W)
+            for word in sentences[j]:
+                state = step(decoder.recurrent, last, state)
+                total = total + F.cross_entropy(decoder.output @ state, torch.tensor(word))
+                count += 1
+                last = table[word]
+    return total / count
+
+
+def test_loss_and_gradients_are_the_books():
+    thoughts = model()
+    tokens, lengths = batch()
+    sentences = [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    loss, wanted = thoughts.loss(tokens, lengths), by_the_book(thoughts, sentences)
+    assert relative(loss, wanted) <= FLOAT64
+    names, parameters = zip(*thoughts.named_parameters(), strict=True)
+    for name, got, want in zip(
+        names, *(torch.autograd.grad(x, parameters) for x in (loss, wanted)), strict=True
+    ):
+        assert relative(got, want) <= FLOAT64, name
+
+
+def test_padding_changes_nothing():
+    thoughts = model()
+    tokens, lengths = batch()
+    junk = torch.where(torch.arange(5) < lengths.unsqueeze(1), tokens, -1)
+    wide = torch.cat([junk, torch.full((len(tokens), 4), V + 99)], dim=1)
+    wanted = thoughts.loss(tokens, lengths)
+    assert torch.equal(thoughts.loss(junk, lengths), wanted)
+    assert torch.equal(thoughts.loss(wide, lengths), wanted)
+    assert torch.equal(thoughts(wide, lengths), thoughts.encoder(tokens, lengths))
+
+
+def test_it_learns_to_write_the_neighbours():
+    thoughts = model()
+    tokens, lengths = batch()
+    optimizer = torch.optim.Adam(thoughts.parameters(), lr=0.02)
+    first = thoughts.loss(tokens, lengths).item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        thoughts.loss(tokens, lengths).backward()
+        optimizer.step()
+    assert thoughts.loss(tokens, lengths).item() < 0.3 * first
+
+
+def test_no_matrix_of_words_by_vocabulary():
+    """Of 8,000 words by 16,000 in the vocabulary it would take 488 MiB, and its gradient as much."""
+    script = """
+import resource, torch
+from fastqt.nn import SkipThoughts
+def loss(V):
+    return SkipThoughts(V, 4, 8).loss(torch.randint(V, (V // 32, 16)), torch.full((V // 32,), 16))
+loss(320).backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loss(16000).backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 128
+
+
+def test_without_a_word_to_predict_it_says_so():
+    tokens, lengths = batch()
+    for rows in (1, 0):
+        with pytest.raises(ValueError, match="lengths: expected at least two sentences, with words"):
+            model().loss(tokens[:rows], lengths[:rows])
+    with pytest.raises(ValueError, match="got no word to predict"):
+        model().loss(tokens, torch.zeros_like(lengths))
+    # One of the two decoders has words.
+    assert model().loss(tokens[2:4], lengths[2:4]).isfinite()

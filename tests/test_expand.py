@@ -1,0 +1,85 @@
+"""A trained model that learns further words from pre-trained vectors."""
+
+import numpy as np
+import pytest
+import torch
+from tolerances import FLOAT32, relative
+
+from fastqt.cli import main
+from fastqt.config import TrainConfig
+from fastqt.errors import InputError
+from fastqt.expand import expand_model
+from fastqt.model import SentenceEncoder
+from fastqt.train import train
+
+W = 5
+SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}
+NEW = ["zebra", "yak"]
+
+
+@pytest.fixture(params=["bow", "bigru", "transformer"])
+def model(request, planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL, encoder=request.param, batch_size=48, steps=2, device="cpu")
+    train(config, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def pretrained(model) -> tuple[list[str], np.ndarray]:
+    """Vectors for most of a model's words, for new ones, and for what is no word."""
+    known = sorted(SentenceEncoder.load(model, "cpu").vocabulary.tokenizer.get_vocab())[5:]
+    words = [*NEW, "two words", "hy-phen", "<unk>", *(word for word in known if word != "<unk>")]
+    return words, np.random.default_rng(0).normal(size=(len(words), W)).astype(np.float32)
+
+
+def test_new_words_are_known_and_trained_ones_keep_their_vectors(model, tmp_path, capsys):
+    words, vectors = pretrained(model)
+    assert expand_model(model, words, vectors, tmp_path / "expanded") == len(NEW)
+    before, after = (SentenceEncoder.load(folder, "cpu") for folder in (model, tmp_path / "expanded"))
+    old_weights, weights = before.model.state_dict(), after.model.state_dict()
+    V = len(before.vocabulary)
+    assert len(after.vocabulary) == V + 2
+    tables = [name for name in weights if name.endswith("embedding.weight")]
+    assert len(tables) == 2
+    for name, weight in weights.items():
+        if name not in tables:
+            assert torch.equal(weight, old_weights[name])
+            continue
+        assert torch.equal(weight[:V], old_weights[name])
+        ids = before.vocabulary.tokenizer.get_vocab()
+        shared = [number for number, word in enumerate(words) if word in ids and word != "<unk>"]
+        design = np.hstack([vectors, np.ones((len(words), 1))]).astype(np.float64)
+        targets = old_weights[name][[ids[words[number]] for number in shared]].double().numpy()
+        wanted = design[:2] @ np.linalg.lstsq(design[shared], targets, rcond=None)[0]
+        assert relative(weight[V:], wanted) <= FLOAT32
+    first, *_ = (word for word in words if word.startswith("place"))
+    assert np.array_equal(after.encode([first]), before.encode([first]))
+    assert np.array_equal(after.encode([f"{first} ox"]), before.encode([f"{first} ox"]))
+    with_new = [f"{first} zebra"]
+    assert np.abs(after.encode(with_new) - before.encode(with_new)).max() > 1e-3
+    assert np.abs(after.encode(with_new) - after.encode([f"{first} yak"])).max() > 1e-3
+
+    text = tmp_path / "text.txt"
+    text.write_text(f"{first} zebra\n")
+    assert main(["embed", str(tmp_path / "expanded"), str(text), "--out", str(tmp_path / "x.npy")]) == 0
+    assert np.array_equal(np.load(tmp_path / "x.npy"), after.encode(with_new))
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", ["bow"], indirect=True)
+def test_what_does_not_fit_is_named(model, tmp_path):
+    words, vectors = pretrained(model)
+    for arguments, message in (
+        ((words[:-1], vectors), r"vectors: wanted \(\d+, W\)"),
+        (([*words[:-1], words[0]], vectors), "words: wanted distinct ones, got 1 more than once"),
+        (
+            (words[:10], vectors[:10]),
+            "words: wanted more of the model's than the vectors' 5 dim.*got 5",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            expand_model(model, *arguments, tmp_path / "expanded")
+        assert not (tmp_path / "expanded").exists()
+    with pytest.raises(InputError, match="already holds a model"):
+        expand_model(model, words, vectors, model)
+    with pytest.raises(InputError, match="no trained model"):
+        expand_model(tmp_path / "absent", words, vectors, tmp_path / "expanded")

@@ -1,0 +1,111 @@
+"""What the figures show is what the runs' files say."""
+
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from fastqt.config import TrainConfig
+from fastqt.errors import InputError
+from fastqt.plot import Run, plot
+
+
+def line(step, **figures):
+    return {"step": step, "loss": 5 - step / 100, "seconds": 36.0 * step, **figures}
+
+
+def write_run(directory, lines, tasks=None, width=0, **settings):
+    directory.mkdir()
+    (directory / "config.json").write_text(TrainConfig(("corpus.txt",), **settings).to_json())
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    if tasks is not None:
+        (directory / "evaluation.json").write_text(json.dumps({"tasks": tasks, "width": width}))
+    return directory
+
+
+@pytest.fixture
+def quick(tmp_path):
+    lines = [
+        line(100, forward_accuracy=0.1, backward_accuracy=0.2, chance=0.01),
+        line(200, forward_accuracy=0.3, backward_accuracy=0.2, chance=0.01)
+        | {"validation_loss": 4.5, "validation_forward_accuracy": 0.05, "validation_backward_accuracy": 0.1},
+    ]
+    return write_run(
+        tmp_path / "quick",
+        lines,
+        tasks={"MR": {"accuracy": 0.8}, "TREC": {"accuracy": 0.6}, "STSB": {"pearson": 0.1}},
+        width=120,
+    )
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    cosines = {"positive_cosine": 0.9, "negative_cosine": 0.1, "mixed_cosine": 0.4}
+    lines = [line(step, alignment=0.2 / step, uniformity=-step / 10, **cosines) for step in (1, 2, 3)]
+    options = {"model": "mixcse", "encoder": "gru", "hidden_size": 50}
+    return write_run(tmp_path / "mixed", lines, tasks={"MR": {"accuracy": 0.6}}, width=50, **options)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The panels of each figure that is saved: axis labels, and the curves by their labels."""
+    found = {}
+    save = Figure.savefig
+
+    def look(figure, path, **options):
+        found[path.stem] = {
+            (axes.get_xlabel(), axes.get_ylabel()): {
+                curve.get_label(): [list(map(float, values)) for values in curve.get_data()]
+                for curve in axes.get_lines()
+            }
+            for axes in figure.axes
+        }
+        save(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    return found
+
+
+def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
+    paths = plot([quick, mixed], tmp_path / "figures")
+    assert [path.name for path in paths] == ["training.svg", "efficiency.svg", "sizes.svg", "views.svg"]
+    assert all(path.read_text().lstrip().startswith("<?xml") for path in paths)
+    training = drawn["training"]
+    assert training["step", "loss"] == {
+        "quick": [[100, 200], [4, 3]],
+        "quick, held out": [[200], [4.5]],
+        "mixed": [[1, 2, 3], [4.99, 4.98, 4.97]],
+    }
+    assert training["step", "accuracy"]["quick forward accuracy, held out"] == [[200], [0.05]]
+    assert training["step", "cosine"]["mixed mixed cosine"] == [[1, 2, 3], [0.4] * 3]
+    efficiency = drawn["efficiency"]
+    assert efficiency["hours of training", "on held-out text"] == {"quick forward accuracy": [[2], [0.05]]}
+    assert efficiency["hours of training", "mean accuracy"] == {
+        "quick": [[2], [pytest.approx(0.7)]],
+        "mixed": [[0.03], [0.6]],
+    }
+    assert drawn["sizes"]["width of a sentence's vector", "mean accuracy"] == {
+        "quick": [[120], [pytest.approx(0.7)]],
+        "mixed": [[50], [0.6]],
+    }
+    assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
+
+
+def test_what_there_is_no_data_for_is_not_drawn(tmp_path, drawn):
+    run = write_run(tmp_path / "bare", [line(1)])
+    assert [path.stem for path in plot([run], tmp_path)] == ["training"]
+    assert list(drawn["training"]) == [("step", "loss")]
+
+
+def test_a_directory_without_a_run_is_named(tmp_path, quick):
+    with pytest.raises(InputError, match=r"no trained model in .*empty: config.json is missing"):
+        plot([quick, tmp_path / "empty"], tmp_path)
+    (quick / "evaluation.json").write_text("[]")
+    with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
+        plot([quick], tmp_path)
+    (quick / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
+        plot([quick], tmp_path)
+    (quick / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
+        Run.load(quick)
