@@ -166,7 +166,8 @@ def test_targets_refuse(make, kind, message):
 
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
-    with pytest.raises(ValueError, match=r"FASTQT_BACKEND: want one of cpu, cuda, triton, reference, got 'gpu'"):
+    message = "FASTQT_BACKEND: want one of cpu, cuda, triton, reference, got 'gpu'"
+    with pytest.raises(ValueError, match=message):
         fastqt.contrastive_loss(Q, C)
 
 
