@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = [HERE / "host" / "fibres.cpp", HERE / "host" / "small_host.cpp"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
-SANITIZED = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZED = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 ARITHMETICS = ("float32", "tf32", "bfloat16", "float16")
 DIAGONALS = ("zero", "exclude", "keep")
 Array = NDArray[Any]
