@@ -59,7 +59,7 @@ class _ContrastiveLoss(torch.autograd.Function):
         ctx: Any, p: Problem, reduction: str, backend: str, needs: Needs, *inputs: Tensor | None
     ) -> Tensor:
         loss: Tensor
-        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend == "triton"
+        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend != "cpu"
         at_once = reduction != "none" and in_one_walk and True in needs
         ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs
         ctx.gradients, ctx.saves_gradients = None, False
@@ -117,6 +117,10 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 def _engine(backend: str) -> Any:
     """The module that walks over the score matrix: `forward`, `forward_with_gradients`, `backward`."""
+    if backend == "cuda":
+        from fastqt import cuda_schedule
+
+        return cuda_schedule
     if backend == "triton":
         from fastqt import triton_schedule
 

@@ -76,8 +76,8 @@ def contrastive_loss(
         reduction: "mean" over all N rows, "sum", or "none".
         memory: "fast" keeps a chunk of whole rows of scores (about 48 MiB on a CPU) and needs three
             matrix products; "low" needs four, and tiles of fixed size whatever N and M.
-        backend: "cpu", "triton" or "reference"; by default the best that works here (see `show_config`).
-            The environment variable FASTQT_BACKEND sets another default.
+        backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
+            (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -232,9 +232,9 @@ def _problem(
         link=link,
     )
     if isinstance(row_negatives, Mixed):
-        problem = _with_mixed(problem, row_negatives, written=chosen != "triton")
+        problem = _with_mixed(problem, row_negatives, written=chosen not in ("cuda", "triton"))
     _check_smoothing(problem)
-    return problem, chosen
+    return problem, backends.for_problem(chosen, backend, problem)
 
 
 def _loss(p: Problem, reduction: str, backend: str) -> Tensor:

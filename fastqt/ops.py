@@ -15,3 +15,11 @@ else:
         return 0, 0, 0
 
     torch.library.register_fake("fastqt::contrastive_walk_", _works_in_place)
+
+    # Only an extension that was built with nvcc has the kernels for GPUs.
+    if hasattr(torch.ops.fastqt, "small_contrastive_"):
+        torch.library.register_fake("fastqt::small_contrastive_", lambda *args: None)
+
+cuda_error = native_error
+if native_error is None and not hasattr(torch.ops.fastqt, "small_contrastive_"):
+    cuda_error = "fastqt was built without CUDA: its build found no nvcc"

@@ -36,7 +36,7 @@ REFUSED = {
     "backend": (
         {"backend": "cudnn"},
         ValueError,
-        r"backend: want one of cpu, triton, reference, got 'cudnn'",
+        r"backend: want one of cpu, cuda, triton, reference, got 'cudnn'",
     ),
     "scale nan": ({"scale": float("nan")}, ValueError, r"scale: want a finite number, got nan"),
     "scale inf tensor": ({"scale": torch.tensor(torch.inf)}, ValueError, r"scale: want a finite number"),
@@ -166,7 +166,8 @@ def test_targets_refuse(make, kind, message):
 
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
-    with pytest.raises(ValueError, match=r"FASTQT_BACKEND: want one of cpu, triton, reference, got 'gpu'"):
+    message = "FASTQT_BACKEND: want one of cpu, cuda, triton, reference, got 'gpu'"
+    with pytest.raises(ValueError, match=message):
         fastqt.contrastive_loss(Q, C)
 
 

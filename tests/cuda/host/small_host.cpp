@@ -1,0 +1,44 @@
+// The one-launch kernel executed on a CPU, for ctypes.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "cuda/small_kernel.cuh"
+
+namespace {
+
+using namespace fastqt;
+using namespace fastqt::cuda;
+
+// Calls visit(arithmetic) for that of a number: 0 for float32, 1 for tf32, 2 for bfloat16, 3 for float16.
+template <class F>
+auto with_arithmetic(int number, const F& visit) {
+  switch (number) {
+    case 0: return visit(FloatArithmetic{});
+    case 1: return visit(Tf32Arithmetic{});
+    case 2: return visit(HalfArithmetic<bfloat16>{});
+    default: return visit(HalfArithmetic<float16>{});
+  }
+}
+
+}  // namespace
+
+// Returns "" or what went wrong.
+extern "C" const char* fastqt_small_host(const SmallProblem* given, int arithmetic, int blocks, uint64_t seed) {
+  static std::string error;
+  error = with_arithmetic(arithmetic, [&]<class P>(P) {
+    constexpr int kElementBytes = sizeof(typename P::Value);
+    SmallProblem p = *given;
+    const int64_t bytes = lay_out_workspace(p, blocks, kElementBytes, nullptr);
+    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(16, bytes), &std::free);
+    std::memset(memory.get(), 0xff, bytes);  // NaN in every format
+    lay_out_workspace(p, blocks, kElementBytes, memory.get());
+    return host::Grid(blocks, kThreads, SmallKernel<P>::kSharedBytes, seed).run([&] { small_kernel<P>(p); });
+  });
+  return error.c_str();
+}
+
+extern "C" int fastqt_small_shared_bytes(int arithmetic) {
+  return with_arithmetic(arithmetic, []<class P>(P) { return SmallKernel<P>::kSharedBytes; });
+}
+extern "C" int fastqt_small_problem_bytes() { return sizeof(SmallProblem); }

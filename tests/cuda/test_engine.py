@@ -1,0 +1,200 @@
+"""The engine around the one-launch kernel, with the kernel executed on a CPU in its operator's place."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, Case
+from tolerances import FLOAT32, relative
+
+import fastqt
+from fastqt import backends, cuda_schedule, ops
+from tests.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+UNKNOWN = {"negatives", "bias", "query_groups", "mask"}
+TAKEN = [
+    case
+    for case in CASES
+    if case.link == "softmax"
+    and not UNKNOWN & {*case.tensors, *case.arguments}
+    and "dense" not in case.name
+    and "smoothed" not in case.name
+]
+by_case = pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+EPSILON = {torch.float32: 0.0, torch.bfloat16: 3 * 2.0**-9, torch.float16: 3 * 2.0**-11}
+
+
+def array(x: torch.Tensor | None) -> np.ndarray | None:
+    if x is None:
+        return None
+    x = x.detach()
+    return x.view(torch.int16).numpy().view(np.uint16) if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def schema() -> str:
+    """What csrc/cuda/small_contrastive.cu declares."""
+    text = (ROOT / "csrc" / "cuda" / "small_contrastive.cu").read_text()
+    found = re.search(r"m\.def\((.*?)\);", text, re.DOTALL)
+    assert found is not None
+    return "".join(re.findall(r'"(.*?)"', found[1]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel_on_a_cpu() -> Iterator[None]:
+    kernels = HostKernels(build())
+
+    def small_contrastive(*arguments):
+        queries, candidates, row_negatives, partners, mix, scale, scale_value, diagonal = arguments[:8]
+        starts, columns, weights, row_weights, row_weight, tf32, *results = arguments[8:]
+        names = ("logsumexp", "mass", "loss", "total", "queries", "candidates", "row_negatives", "scale")
+        given = {name: out for name, out in zip(names, results, strict=True) if out is not None}
+        dtype = queries.dtype
+        p = Small(
+            "tf32" if tf32 and dtype is torch.float32 else str(dtype).removeprefix("torch."),
+            *map(array, (queries, candidates, starts, columns, weights)),
+            DIAGONALS[diagonal],
+            scale=scale_value if scale is None else array(scale),
+            row_negatives=array(row_negatives),
+            partners=array(partners),
+            mix=mix,
+            row_weights=row_weight if row_weights is None else array(row_weights),
+            wanted=tuple(name for name in given if name in names[4:]),
+        )
+        found = kernels.run(p, blocks=2, seed=1)
+        for name, out in given.items():
+            out.copy_(torch.from_numpy(found[name]))
+
+    library = torch.library.Library("fastqt", "FRAGMENT")
+    if ops.cuda_error is not None:
+        library.define(schema())
+    library.impl("small_contrastive_", small_contrastive, "CPU")
+    with pytest.MonkeyPatch.context() as patch:
+        genuine = backends.why_not
+        patch.setattr(backends, "why_not", lambda name, *on: None if name == "cuda" else genuine(name, *on))
+        yield
+    library._destroy()
+
+
+def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> list[torch.Tensor]:
+    loss = case.loss(inputs, backend="cuda", **more)
+    return [loss.detach(), *torch.autograd.grad(loss, list(inputs.values()))]
+
+
+@by_case
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+def test_is_the_oracles(case, dtype):
+    inputs = case.inputs(dtype)
+    exact = case.expected(inputs)
+    loss, *gradients = value_and_gradients(case, inputs)
+    assert loss.dtype is torch.float32
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for name, gradient in zip(inputs, gradients, strict=True):
+        assert gradient.dtype is inputs[name].dtype
+        assert relative(gradient, getattr(exact, name)) < FLOAT32 + EPSILON[dtype], name
+
+
+def test_the_cases_are_many():
+    assert len(TAKEN) >= 12
+
+
+def test_rows_weighted_from_above():
+    case = next(c for c in TAKEN if c.name == "row negatives")
+    inputs = case.inputs(torch.float32)
+    upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
+    loss = case.loss(inputs, backend="cuda", reduction="none")
+    exact = case.expected(inputs, row_weights=upstream.double().numpy())
+    assert relative(loss, exact.loss) < FLOAT32
+    for name, gradient in zip(
+        inputs, torch.autograd.grad(loss, list(inputs.values()), upstream), strict=True
+    ):
+        assert relative(gradient, getattr(exact, name)) < FLOAT32, name
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_without_gradients(reduction):
+    case = TAKEN[0]
+    inputs = {name: x.detach() for name, x in case.inputs(torch.float32).items()}
+    wanted = case.expected(inputs).loss
+    found = case.loss(inputs, backend="cuda", reduction=reduction)
+    assert relative(found, wanted if reduction == "none" else wanted.sum()) < FLOAT32
+
+
+def test_mixes_in_the_kernel():
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(20, 12, generator=generator).requires_grad_() for _ in range(2)]
+    options = {"targets": fastqt.Diagonal(), "diagonal": "keep", "row_negatives": fastqt.Mixed(0.3)}
+    found, wanted = (
+        fastqt.contrastive_loss(*inputs, **options, backend=backend) for backend in ("cuda", "reference")
+    )
+    assert relative(found, wanted) < FLOAT32
+    for a, b in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs), strict=True):
+        assert relative(a, b) < FLOAT32
+
+
+def test_strides_do_not_change_the_result():
+    case = next(c for c in TAKEN if c.name == "row negatives")
+    inputs = case.inputs(torch.float32)
+    laid_out = {name: x.detach().T.contiguous().T.requires_grad_() for name, x in inputs.items()}
+    pairs = zip(value_and_gradients(case, laid_out), value_and_gradients(case, inputs), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_float32_is_computed_as_torch_is_set():
+    case = TAKEN[0]
+    inputs = case.inputs(torch.float32)
+    full = value_and_gradients(case, inputs)
+    set_to = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        rounded = value_and_gradients(case, inputs)
+    finally:
+        torch.set_float32_matmul_precision(set_to)
+    assert 1e-5 < relative(rounded[1], full[1]) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "reason"),
+    [
+        ((1025, 1025, 2), {}, "N, M <= 1024 and D <= 4800, got N=1025, M=1025, D=2"),
+        ((4, 4, 4801), {}, "got N=4, M=4, D=4801"),
+        ((4, 4, 2), {"negatives": torch.ones(3, 2)}, "does not know negatives"),
+        ((4, 4, 2), {"bias": 1.0, "mask": torch.zeros(4, 4, dtype=torch.bool)}, "does not know bias, mask"),
+        ((4, 4, 2), {"targets": fastqt.smoothed(fastqt.Window())}, "does not know smoothed targets"),
+    ],
+)
+def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reason, monkeypatch):
+    N, M, D = sizes
+    inputs = torch.ones(N, D), torch.ones(M, D)
+    with pytest.raises(ValueError, match=f"'cuda' does not take this problem: .*{re.escape(reason)}"):
+        fastqt.contrastive_loss(*inputs, **options, backend="cuda")
+    monkeypatch.setattr(backends, "select", lambda *_: "triton")
+    chosen = []
+    monkeypatch.setattr(fastqt.functional, "_loss", lambda p, reduction, backend: chosen.append(backend))
+    fastqt.contrastive_loss(*inputs, **options)
+    fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2))
+    fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2), backend="triton")
+    monkeypatch.setenv("FASTQT_BACKEND", "triton")
+    fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2))
+    assert chosen == ["triton", "cuda", "triton", "triton"]
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "shared", "reason"),
+    [
+        (7, 5, 65_536, "compute capability 7.5, want 8.0"),
+        (8, 6, 101_376, "a block takes 122880 bytes of shared memory, .* has 101376"),
+        (9, 0, 232_448, None),
+    ],
+)
+def test_gpus_that_cannot_run_it(major, minor, shared, reason, monkeypatch):
+    class Properties:
+        name = "a GPU"
+        shared_memory_per_block_optin = shared
+
+    Properties.major, Properties.minor = major, minor
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    found = cuda_schedule.why_not_on(torch.device("cuda"), torch.bfloat16)
+    assert found is None if reason is None else re.search(reason, found)

@@ -1,0 +1,204 @@
+"""The one-launch kernel, executed on a CPU: the oracle's values, in any order of threads."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from tolerances import EAGER_FACTOR, HALF_ULP
+
+from fastqt import cuda_schedule
+from tests.cuda import random_problems
+from tests.cuda.host_execution import ARITHMETICS, ROOT, HostKernels, Small, build, compiler, decoded, encoded
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
+BATCH = 50  # problems a test
+SANITIZED = range(1000, 1024)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> HostKernels:
+    return HostKernels(build())
+
+
+@pytest.mark.parametrize("first", range(0, 600, BATCH))
+def test_random_problems_are_the_oracles(kernels, first):
+    for seed in range(first, first + BATCH):
+        problem, blocks = random_problems.make(seed)
+        found = kernels.run(problem, blocks=blocks, seed=seed)
+        errors = random_problems.errors(problem, found, random_problems.expected(problem))
+        assert all(error <= 1 for error in errors.values()), (seed, problem.arithmetic, errors)
+
+
+def problem(arithmetic, N, M, D, T, *, seed=0, queries=1.0, candidates=1.0, **more) -> Small:
+    rng = np.random.default_rng(seed)
+    rows, columns = T.nonzero()
+    starts = np.concatenate([[0], (T > 0).sum(1).cumsum()]).astype(np.int64)
+    return Small(
+        arithmetic,
+        random_problems.representable(queries * rng.standard_normal((N, D)), arithmetic),
+        random_problems.representable(candidates * rng.standard_normal((M, D)), arithmetic),
+        starts,
+        columns.astype(np.int64),
+        T[rows, columns],
+        **more,
+    )
+
+
+@by_arithmetic
+@pytest.mark.parametrize(
+    ("N", "M", "D"), [(1, 1, 1), (128, 128, 32), (129, 127, 129), (2, 260, 8), (260, 3, 40)], ids=str
+)
+def test_sizes_about_a_tiles(kernels, arithmetic, N, M, D):
+    p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
+    found = kernels.run(p, blocks=3)
+    errors = random_problems.errors(p, found, random_problems.expected(p))
+    assert all(error <= 1 for error in errors.values()), errors
+
+
+@by_arithmetic
+def test_the_order_of_threads_changes_nothing(kernels, arithmetic):
+    p = problem(arithmetic, 40, 37, 50, oracle.window(40, 37, [-1, 1]), queries=0.3)
+    first, *others = (kernels.run(p, blocks=3, seed=seed) for seed in range(4))
+    for other in others:
+        assert all(np.array_equal(other[name], first[name]) for name in first)
+
+
+@by_arithmetic
+def test_only_what_is_wanted_is_computed(kernels, arithmetic):
+    p = problem(arithmetic, 20, 20, 24, oracle.window(20, 20, [1]), queries=0.3)
+    p.row_negatives = p.candidates[::-1].copy()
+    everything = kernels.run(p, blocks=2)
+    for wanted in ((), *((name,) for name in p.wanted)):
+        p.wanted = wanted
+        found = kernels.run(p, blocks=2)
+        assert set(found) == {"logsumexp", "mass", "loss", "total", *wanted}
+        assert all(np.array_equal(found[name], everything[name]) for name in found)
+
+
+@pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
+def test_cells_of_targets_are_not_rounded(kernels, arithmetic):
+    """With no others, gradients are the exact ones' nearest elements, as if float32 had been multiplied."""
+    rng = np.random.default_rng(0)
+    N = 40
+    p = problem(arithmetic, N, N, N, rng.random((N, N)) + 0.5, queries=0.3, diagonal="keep")
+    found, exact = kernels.run(p, blocks=2), random_problems.expected(p)
+    for name in ("queries", "candidates"):
+        nearest = decoded(encoded(getattr(exact, name), arithmetic), arithmetic)
+        assert (found[name] == nearest).mean() > 0.98, name
+
+
+def test_float16_takes_weights_as_small_as_they_come(kernels):
+    p = problem("float16", 48, 48, 16, np.eye(48), queries=1e-3, candidates=1e3, diagonal="keep")
+    p.row_weights = 1e-6
+    p.wanted = ("queries",)
+    found, exact = kernels.run(p, blocks=2)["queries"], random_problems.expected(p).queries
+    assert np.abs(found - exact).max() < random_problems.GRADIENT["float16"] * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_is_not_finite_reaches_the_loss(kernels, poison):
+    p = problem("float32", 9, 9, 4, oracle.window(9, 9, [1]))
+    p.queries[4, 1] = poison
+    found = kernels.run(p, blocks=2)
+    assert not np.isfinite(found["loss"][4])
+    assert not np.isfinite(found["total"])
+    assert np.isfinite(np.delete(found["loss"], 4)).all()
+
+
+@pytest.mark.parametrize(
+    ("column", "weight", "message"),
+    [
+        (9, 1.0, "want columns of candidates"),
+        (-1, 1.0, "want columns of candidates"),
+        (2, 1.0, "none on a replaced diagonal"),
+        (3, -1.0, "want weights >= 0"),
+        (3, np.nan, "want weights >= 0"),
+    ],
+)
+def test_targets_without_a_loss_are_refused(kernels, column, weight, message):
+    p = problem("float32", 9, 9, 4, oracle.window(9, 9, [1]))
+    p.columns[2], p.weights[2] = column, weight
+    with pytest.raises(RuntimeError, match=message):
+        kernels.run(p, blocks=2)
+
+
+def converged(N: int, score: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose own candidate scores `score`, and all others about 0."""
+    generator = torch.Generator().manual_seed(seed)
+    candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
+    candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
+    return score * candidates, candidates
+
+
+def random_inputs(N: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N, N, generator=generator), torch.randn(N, N, generator=generator)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("score", [None, 12.0, 24.0], ids=["random", "p > 0.999", "p > 1 - 1e-9"])
+def test_error_is_at_most_eagers(kernels, score, arithmetic):
+    N, seeds = 64, 2
+    dtype = getattr(torch, arithmetic)
+    ours, eagers = [], []
+    for seed in range(seeds):
+        made = random_inputs(N, seed) if score is None else converged(N, score, seed)
+        inputs = [x.to(dtype).requires_grad_() for x in made]
+        arrays = [x.detach().double().numpy() for x in inputs]
+        exact = oracle.contrastive(*arrays, np.eye(N), diagonal="keep")
+        if score is not None:
+            assert np.exp(-exact.loss).min() > {12.0: 0.999, 24.0: 1 - 1e-8}[score]
+        p = problem(arithmetic, N, N, N, np.eye(N), diagonal="keep", row_weights=1 / N)
+        p.queries, p.candidates = (encoded(x, arithmetic) for x in arrays)
+        found = kernels.run(p, blocks=2)
+        rows = F.cross_entropy(inputs[0] @ inputs[1].T, torch.arange(N), reduction="none")
+        gradients = torch.autograd.grad(rows.mean(), inputs)
+        results = [x.detach().double().numpy() for x in (rows, *gradients)]
+        for errors, of in ((ours, [found[n] for n in ("loss", "queries", "candidates")]), (eagers, results)):
+            truths = (exact.loss, exact.queries, exact.candidates)
+            errors.append(
+                [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(of, truths, strict=True)]
+            )
+    bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+def test_a_block_takes_the_shared_memory_that_the_engine_asks_for(kernels):
+    found = [kernels.shared_bytes(arithmetic) for arithmetic in ARITHMETICS]
+    dtypes = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
+    assert found == [cuda_schedule.SHARED_BYTES[dtype] for dtype in dtypes]
+
+
+def test_within_bounds_under_sanitizers():
+    """AddressSanitizer and UBSan, which have to be there before Python is."""
+    runtimes = [
+        subprocess.run(
+            [str(compiler()), f"-print-file-name=lib{name}.so"], capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("asan", "ubsan")
+    ]
+    if not all(os.path.isabs(path) for path in runtimes):
+        pytest.skip("the compiler comes without shared sanitizers")
+    library = build(sanitized=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": ":".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "PYTHONPATH": str(ROOT / "tests"),
+        "OMP_NUM_THREADS": "1",
+    }
+    ends = (str(SANITIZED.start), str(SANITIZED.stop))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.random_problems", str(library), *ends],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
