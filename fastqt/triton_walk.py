@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -70,8 +70,7 @@ class Walk:
 
     @property
     def differentiates(self) -> bool:
-        needs = self.needs
-        return any(getattr(needs, field.name) for field in fields(needs))
+        return any(self.needs)
 
     def run(self) -> None:
         raise NotImplementedError
