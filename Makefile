@@ -3,7 +3,7 @@
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
-CSRC   := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CSRC   := $(shell find csrc -type f)
 
 .PHONY: demo test bench sanitize wheel lint clean
 
@@ -45,6 +45,7 @@ clean:
 	$(BIN)/pip install --quiet $(TORCH) numpy ninja setuptools wheel
 	touch $@
 
+# The torch of .venv has no CUDA to use kernels with: they are compiled for wheels, or with FASTQT_CUDA_HOME set.
 .venv/built: .venv/ready setup.py $(CSRC)
-	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	FASTQT_CUDA_HOME="$(FASTQT_CUDA_HOME)" $(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@
