@@ -71,7 +71,14 @@ def native_build() -> dict[str, object]:
         define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
         extra_compile_args={
             "cxx": [*common, *cxx],
-            "nvcc": [*common, "--threads=0", "-Xcompiler", "-fvisibility=hidden", "-Xfatbin", "-compress-all"],
+            "nvcc": [
+                *common,
+                "--threads=0",
+                "-Xcompiler",
+                "-fvisibility=hidden",
+                "-Xfatbin",
+                "-compress-all",
+            ],
         },
         extra_link_args=link,
         py_limited_api=True,

@@ -22,13 +22,13 @@ from benchmarks.gpu_sections import ROOT, NotTakenError, Options, Record, Verdic
 EAGER_FACTOR = 1.5  # no error may be over this multiple of eager PyTorch's in the same dtype
 
 
-def cases(options: Options, dtype: torch.dtype, memory: str) -> Iterator[Record]:
+def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
     """Every case of the tests, by its mean and under an upstream gradient a row."""
     shared = shared_cases()
     chosen = shared.CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
     for case in chosen:
         for reduction in ("mean", "none"):
-            test = partial(case_verdict, case, dtype, memory, reduction, options.device)
+            test = partial(case_verdict, case, dtype, memory, reduction, options.device, backend)
             yield check(f"{case.name}, {reduction}", test)
 
 
@@ -42,14 +42,16 @@ def shared_cases() -> Any:
     return cases
 
 
-def case_verdict(case: Any, dtype: torch.dtype, memory: str, reduction: str, device: torch.device) -> Verdict:
+def case_verdict(
+    case: Any, dtype: torch.dtype, memory: str, reduction: str, device: torch.device, backend: str = "triton"
+) -> Verdict:
     """Whether loss and gradients of one of the tests' cases are the oracle's."""
     from tolerances import FLOAT32, relative
 
     inputs = case.inputs(dtype)
     there = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.arguments.items()}
-    loss = taken(case.function, **there, **arguments, reduction=reduction, memory=memory)
+    loss = taken(case.function, **there, **arguments, reduction=reduction, memory=memory, backend=backend)
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(loss.shape, generator=generator)
     weights = upstream.double().numpy() if reduction == "none" else None
@@ -67,9 +69,9 @@ def case_verdict(case: Any, dtype: torch.dtype, memory: str, reduction: str, dev
 
 
 def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """A loss by the Triton engine; NotTakenError where that says a problem is another's."""
+    """A loss by a backend of a GPU; NotTakenError where that says a problem is another's."""
     try:
-        return loss(*args, **options, backend="triton")
+        return loss(*args, **options)
     except ValueError as error:
         if str(error).startswith("backend:"):
             raise NotTakenError(str(error)) from error
@@ -114,14 +116,17 @@ DRY_PROBLEMS = (
 )
 
 
-def accuracy(options: Options, dtype: torch.dtype, memory: str) -> Iterator[Record]:
+def accuracy(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
     """Every problem's errors beside eager PyTorch's."""
     problems = QUICK_PROBLEMS if options.quick else PROBLEMS
     for problem in DRY_PROBLEMS if options.dry_run else problems:
-        yield check(problem.name, partial(problem_verdict, problem, dtype, memory, options.device))
+        test = partial(problem_verdict, problem, dtype, memory, options.device, backend)
+        yield check(problem.name, test)
 
 
-def problem_verdict(problem: Problem, dtype: torch.dtype, memory: str, device: torch.device) -> Verdict:
+def problem_verdict(
+    problem: Problem, dtype: torch.dtype, memory: str, device: torch.device, backend: str = "triton"
+) -> Verdict:
     """Whether the mean errors of loss and gradients over some seeds are hardly over eager PyTorch's."""
     ours: list[list[float]] = []
     eagers: list[list[float]] = []
@@ -129,7 +134,7 @@ def problem_verdict(problem: Problem, dtype: torch.dtype, memory: str, device: t
         f, g = (x.to(device, dtype).requires_grad_() for x in INPUTS[problem.kind](problem, seed))
         exact = truth(f.detach(), g.detach(), problem.offsets, problem.diagonal)
         assert_kind(problem, exact[0])
-        options = {"diagonal": problem.diagonal, "memory": memory}
+        options = {"diagonal": problem.diagonal, "memory": memory, "backend": backend}
         targets = fastqt.Window(offsets=list(problem.offsets))
         rows = taken(fastqt.contrastive_loss, f, g, targets, **options, reduction="none")
         mean = torch.autograd.grad(taken(fastqt.contrastive_loss, f, g, targets, **options), (f, g))
