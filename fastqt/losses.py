@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number, check_option
+from fastqt import backends, released_mixcse
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype
 from fastqt.functional import REDUCTIONS, contrastive_loss, sigmoid_loss
 from fastqt.negatives import Mixed
 from fastqt.targets import Bags, Diagonal, Window, as_ids
@@ -143,7 +144,8 @@ def mixcse_loss(
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
-    partners = _next_rows(N, z1.device) if partner == "next" else _random_cycle(N, z1.device, generator)
+    order = _rows(N, z1.device) if partner == "next" else _random_order(N, z1.device, generator)
+    partners = torch.empty_like(order).scatter_(0, order, order.roll(-1))
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
         h = _unit(z2)
@@ -156,6 +158,14 @@ def mixcse_loss(
             reduction=reduction,
         )
     Mixed(mix)  # refuses what is no share
+    if backends.select(backend, z1.device, input_dtype(z1)) == "cpu" and not torch.compiler.is_compiling():
+        check_scale(scale)
+        check_option("reduction", reduction, REDUCTIONS)
+        chosen = released_mixcse.Options(
+            blocks == "both", masked_cell == "exclude", hard_negative_weight, stop_gradient
+        )
+        loss = _released_on_cpu(z1[order], z2[order], mix, scale, reduction, chosen)
+        return loss if reduction != "none" else torch.empty_like(loss).index_copy(0, order, loss)
     mixtures = [_mixed(z, mix, partners) for z in (z1, z2)]
     a, m = (x.detach() if stop_gradient else x for x in mixtures)
     z1, z2 = _unit(z1), _unit(z2)
@@ -415,6 +425,30 @@ def _scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     return scale * (a.to(dtype) * b.to(dtype)).sum(1)
 
 
+def _released_on_cpu(
+    z1: Tensor,
+    z2: Tensor,
+    mix: float,
+    scale: float | Tensor,
+    reduction: str,
+    options: released_mixcse.Options,
+) -> Tensor:
+    """The released form's loss of sentences whose partners are the next ones."""
+    u, v = (_unit(z).to(input_dtype(z)) for z in (z1, z2))
+    dtype = torch.promote_types(u.dtype, torch.float32)
+
+    def shares(z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z.detach().to(dtype) if options.stop_gradient else z.to(dtype)
+        norms = torch.linalg.vector_norm(z, dim=1)
+        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=1e-12)
+        return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
+
+    value = scale.to(dtype) if isinstance(scale, Tensor) else u.new_tensor(scale, dtype=dtype)
+    return released_mixcse.released_loss(
+        u.to(dtype), v.to(dtype), shares(z2), shares(z1), value, reduction, options
+    )
+
+
 def _unit(x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     return F.normalize(x.to(dtype), dim=1).to(x.dtype)
@@ -428,14 +462,9 @@ def _rows(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 
 
-def _next_rows(n: int, device: torch.device) -> Tensor:
-    return (_rows(n, device) + 1).remainder(n)
-
-
-def _random_cycle(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """A random permutation that is one cycle: nobody is their own partner."""
-    order = torch.randperm(n, generator=generator, device=_device(generator, device)).to(device)
-    return torch.empty_like(order).scatter_(0, order, order.roll(-1))
+def _random_order(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """All rows in a random order, where each has the next one for a partner: nobody their own."""
+    return torch.randperm(n, generator=generator, device=_device(generator, device)).to(device)
 
 
 def _device(generator: torch.Generator | None, device: torch.device) -> torch.device:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 import fastqt
+from fastqt import released_mixcse
 
 N, D, K = 9, 5, 4
 BACKENDS = ("cpu", "reference")
@@ -94,6 +95,41 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
         *(z1, z2), form="released", hard_negative_weight=weight, backend=backend, memory=memory, **options
     )
     check(loss, expected, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 4, N - 1])
+@pytest.mark.parametrize(
+    ("blocks", "stop_gradient"),
+    [("both", True), ("both", False), ("candidates", True), ("candidates", False)],
+)
+@pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
+def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
+    """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
+    monkeypatch.setattr(released_mixcse, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(released_mixcse, "MIN_ROWS", rows)
+    z1, z2 = views(N, N)
+    scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
+    options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}
+    shared = {"form": "released", "partner": "random", "hard_negative_weight": 0.4, **options}
+
+    def loss(backend, **more):
+        generator = torch.Generator().manual_seed(2)
+        return fastqt.mixcse_loss(z1, z2, scale=scale, generator=generator, backend=backend, **shared, **more)
+
+    for reduction in ("mean", "sum", "none"):
+        check(loss("cpu", reduction=reduction), loss("reference", reduction=reduction), (z1, z2, scale))
+
+
+def test_mixcse_as_released_twice_and_not_twice():
+    z1, z2 = views(N, N)
+    options = {"form": "released", "backend": "cpu"}
+    loss = fastqt.mixcse_loss(z1, z2, **options)
+    first = torch.autograd.grad(loss, z1, torch.tensor(2.0, dtype=torch.float64), retain_graph=True)[0]
+    assert relative(first, 2 * torch.autograd.grad(loss, z1)[0]) < FLOAT64
+    with pytest.raises(RuntimeError, match="mixcse_loss is differentiable once"):
+        torch.autograd.grad(fastqt.mixcse_loss(z1, z2, **options), z1, create_graph=True)
+    with pytest.raises(ValueError, match="scale: want a finite number, got nan"):
+        fastqt.mixcse_loss(z1, z2, scale=torch.tensor(math.nan), **options)
 
 
 @by_backend
