@@ -79,7 +79,7 @@ def family_table(run: Run) -> str:
     return table(
         ("loss", "N", "M", "D", *LOSS_HEADER),
         (
-            (f"`{r['loss']}_loss`", f"{r['N']:,}", f"{r['M']:,}", f"{r['D']:,}", *loss_figures(r))
+            (f"`{r['loss']}`", f"{r['N']:,}", f"{r['M']:,}", f"{r['D']:,}", *loss_figures(r))
             for r in rows_of(run, "test_family")
         ),
     )

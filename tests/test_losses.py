@@ -116,8 +116,10 @@ def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, 
         generator = torch.Generator().manual_seed(2)
         return fastqt.mixcse_loss(z1, z2, scale=scale, generator=generator, backend=backend, **shared, **more)
 
-    for reduction in ("mean", "sum", "none"):
-        check(loss("cpu", reduction=reduction), loss("reference", reduction=reduction), (z1, z2, scale))
+    weights = torch.arange(1.0, N + 1, dtype=torch.float64)
+    for reduction, w in (("mean", 1.0), ("sum", 1.0), ("none", weights)):
+        ours, wanted = (w * loss(backend, reduction=reduction) for backend in ("cpu", "reference"))
+        check(ours, wanted, (z1, z2, scale))
 
 
 def test_mixcse_as_released_twice_and_not_twice():
