@@ -1,0 +1,128 @@
+"""MixCSE: SimCSE with mixtures of views as further, hard negatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastqt import backends
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype
+from fastqt.functional import REDUCTIONS, contrastive_loss
+from fastqt.losses.pairs import info_nce_loss
+from fastqt.losses.parts import log_sum_exp, random_order, reduced, row_numbers, scores, unit
+from fastqt.losses.released import Options, released_loss
+from fastqt.negatives import Mixed
+from fastqt.targets import Diagonal
+
+
+def mixcse_loss(
+    z1: Tensor,
+    z2: Tensor,
+    *,
+    mix: float = 0.2,
+    scale: float | Tensor = 20.0,
+    form: str = "slides",
+    partner: str = "next",
+    generator: torch.Generator | None = None,
+    blocks: str = "both",
+    masked_cell: str = "zero",
+    hard_negative_weight: float = 0.0,
+    stop_gradient: bool = True,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """SimCSE's loss with mixtures of views as further, hard negatives; cosines throughout.
+
+    form="slides": each sentence i has one private negative, normalise(mix * h_i + (1 - mix) * h_j) of
+    second views h at norm 1, its positive and that of its partner j.
+
+    form="released", as the authors' code has it: with m_i = mix * z2_i + (1 - mix) * z2_j and a_i the same
+    of z1, the scores of row i are [cos(z1_i, z2) | cos(z1_i, m) | cos(a_i, z2)], 3 N columns, where cells
+    whose mixture holds the sentence as the partner are masked.
+
+    Args:
+        z1, z2: (N, D) two views of N >= 2 sentences.
+        mix: the share of a sentence's own view, 0 <= mix <= 1.
+        scale: inverse temperature 1 / tau.
+        form: "slides" or "released".
+        partner: "next" row (the first one for the last), or "random": one cycle through all rows.
+        generator: of the random cycle; torch's default one if None.
+        blocks: "both" of the mixed blocks of the released form, or "candidates": only m.
+        masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
+        hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.
+        stop_gradient: no gradient flows through mixtures.
+
+    Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
+    negatives" (AAAI 2022).
+    """
+    check_embeddings(z1=z1, z2=z2)
+    check_option("form", form, ("slides", "released"))
+    check_option("partner", partner, ("next", "random"))
+    check_option("blocks", blocks, ("both", "candidates"))
+    check_option("masked_cell", masked_cell, ("zero", "exclude"))
+    check_number("hard_negative_weight", hard_negative_weight, "none")
+    N = len(z1)
+    if len(z2) != N or N < 2:
+        raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
+    order = row_numbers(N, z1.device) if partner == "next" else random_order(N, z1.device, generator)
+    partners = torch.empty_like(order).scatter_(0, order, order.roll(-1))
+    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
+    if form == "slides":
+        h = unit(z2)
+        negatives = Mixed(mix, partners) if stop_gradient else _mixed(h, mix, partners)
+        return contrastive_loss(
+            *(unit(z1), h, Diagonal()),
+            **options,
+            diagonal="keep",
+            row_negatives=negatives,
+            reduction=reduction,
+        )
+    Mixed(mix)  # refuses what is no share
+    if backends.select(backend, z1.device, input_dtype(z1)) == "cpu" and not torch.compiler.is_compiling():
+        check_scale(scale)
+        check_option("reduction", reduction, REDUCTIONS)
+        chosen = Options(blocks == "both", masked_cell == "exclude", hard_negative_weight, stop_gradient)
+        loss = _released_on_cpu(z1[order], z2[order], mix, scale, reduction, chosen)
+        return loss if reduction != "none" else torch.empty_like(loss).index_copy(0, order, loss)
+    mixtures = [_mixed(z, mix, partners) for z in (z1, z2)]
+    a, m = (x.detach() if stop_gradient else x for x in mixtures)
+    z1, z2 = unit(z1), unit(z2)
+    # Columns in an order that brings the masked cells, m_j with partner i and z2_j of a_i's partner j,
+    # to the diagonal; a sentence's own mixture is then in another column.
+    before = torch.empty_like(partners).scatter_(0, partners, row_numbers(N, z1.device))
+    positive = scores(z1, z2, scale)
+    losses = [info_nce_loss(z1, z2, normalize=False, reduction="none", **options)]
+    weighted = (hard_negative_weight, masked_cell)
+    losses.append(log_sum_exp(z1, m[before], partners, *weighted, **options) - positive)
+    if blocks == "both":
+        losses.append(log_sum_exp(a, z2[partners], before, *weighted, **options) - positive)
+    return reduced(torch.stack(losses).logsumexp(0), reduction)
+
+
+def _released_on_cpu(
+    z1: Tensor,
+    z2: Tensor,
+    mix: float,
+    scale: float | Tensor,
+    reduction: str,
+    options: Options,
+) -> Tensor:
+    """The released form's loss of sentences whose partners are the next ones."""
+    u, v = (unit(z).to(input_dtype(z)) for z in (z1, z2))
+    dtype = torch.promote_types(u.dtype, torch.float32)
+
+    def shares(z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z.detach().to(dtype) if options.stop_gradient else z.to(dtype)
+        norms = torch.linalg.vector_norm(z, dim=1)
+        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=1e-12)
+        return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
+
+    value = scale.to(dtype) if isinstance(scale, Tensor) else u.new_tensor(scale, dtype=dtype)
+    return released_loss(u.to(dtype), v.to(dtype), shares(z2), shares(z1), value, reduction, options)
+
+
+def _mixed(x: Tensor, mix: float, partners: Tensor) -> Tensor:
+    return unit(mix * x + (1 - mix) * x[partners])

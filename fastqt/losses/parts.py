@@ -1,0 +1,66 @@
+"""What several losses of the family are made of."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.checks import check_option
+from fastqt.functional import REDUCTIONS, contrastive_loss
+
+
+def log_sum_exp(
+    queries: Tensor,
+    candidates: Tensor,
+    own: Tensor,  # (N,) a column for each row, not on the diagonal unless that is kept
+    weight: float,
+    diagonal: str,
+    *,
+    scale: float | Tensor,
+    memory: str,
+    backend: str | None,
+) -> Tensor:
+    """log sum_j exp(s_ij) of each row, (N,), with `weight` added to the score of its own column."""
+    less_own = contrastive_loss(
+        *(queries, candidates, own),
+        diagonal=diagonal,
+        scale=scale,
+        reduction="none",
+        memory=memory,
+        backend=backend,
+    )
+    own_scores = scores(queries, candidates[own], scale)
+    # log(exp(l) + exp(w) - 1) for l = less_own >= 0
+    return own_scores + less_own + torch.log1p(math.expm1(weight) * torch.exp(-less_own))
+
+
+def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
+    """The scores of rows with rows, (N,)."""
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    return scale * (a.to(dtype) * b.to(dtype)).sum(1)
+
+
+def unit(x: Tensor) -> Tensor:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return F.normalize(x.to(dtype), dim=1).to(x.dtype)
+
+
+def row_numbers(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)
+
+
+def random_order(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """All rows in a random order, where each has the next one for a partner: nobody their own."""
+    return torch.randperm(n, generator=generator, device=device_of(generator, device)).to(device)
+
+
+def device_of(generator: torch.Generator | None, device: torch.device) -> torch.device:
+    return device if generator is None else generator.device
+
+
+def reduced(rows: Tensor, reduction: str) -> Tensor:
+    check_option("reduction", reduction, REDUCTIONS)
+    return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows

@@ -1,0 +1,79 @@
+"""CURL's losses equal their definitions and keep their inequalities."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_views import D, K, N, check, views
+from tolerances import FLOAT64, relative
+
+import fastqt
+
+
+def test_curl():
+    f, positives, negatives = inputs = views(N, N, N)
+    margins = torch.stack([f[i] @ positives[i] - f[i] @ negatives[i] for i in range(N)])
+    expected = torch.log1p(torch.exp(-margins))
+    check(fastqt.curl_loss(*inputs, reduction="none"), expected, inputs)
+    check(fastqt.curl_loss(*inputs), expected.mean(), inputs)
+
+
+def block_means(g: torch.Tensor, k: int, row: int, shift: int = 0) -> torch.Tensor:
+    around = [row + o for o in range(-k, k + 1) if o and 0 <= row + o < len(g)]
+    return torch.stack([g[(j + shift) % len(g)] for j in around]).mean(0)
+
+
+@pytest.mark.parametrize("negatives", ["shift", "complement", "random"])
+def test_curl_blocks(negatives):
+    f, g = inputs = views(14, 14)
+    k = 2
+    order = torch.randperm(14, generator=torch.Generator().manual_seed(3))
+    expected = []
+    for i in range(14):
+        if negatives == "shift":
+            other = block_means(g, k, i, 7)
+        elif negatives == "complement":
+            other = torch.stack([g[j] for j in range(14) if abs(i - j) > k]).mean(0)
+        else:
+            other = block_means(g[order], k, i)
+        expected.append(F.softplus(-f[i] @ (block_means(g, k, i) - other)))
+    generator = torch.Generator().manual_seed(3)
+    loss = fastqt.curl_block_loss(
+        f, g, context_size=k, negatives=negatives, generator=generator, reduction="none"
+    )
+    check(loss, torch.stack(expected), inputs)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_shifted_blocks_are_taken_where_they_share_no_sentence_and_refused_elsewhere(k):
+    for rows in range(k + 1, 4 * k + 6):
+        inputs = views(rows, rows)
+        around = {o % rows for o in range(-k, k + 1)}
+        if around & {(o + rows // 2) % rows for o in range(-k, k + 1)}:
+            with pytest.raises(ValueError, match="context_size: want"):
+                fastqt.curl_block_loss(*inputs, context_size=k)
+        else:
+            assert fastqt.curl_block_loss(*inputs, context_size=k).isfinite()
+
+
+def test_a_block_bounds_its_pairs():
+    """softplus is convex: the loss of the means is at most the mean of the losses."""
+    for seed in range(20):
+        f, positives, negatives = (x.detach() for x in views(1, K, K, seed=seed))
+        block = fastqt.curl_loss(f, positives.mean(0, keepdim=True), negatives.mean(0, keepdim=True))
+        assert block <= fastqt.curl_loss(f.expand(K, D), positives, negatives)
+
+
+def test_altered_targets_bound_a_block():
+    """With K positives and K negatives, -f mu+ + log sum exp - log K is at least the block's loss."""
+    for seed in range(20):
+        f, positives, negatives = (x.detach() for x in views(1, K, K, seed=seed))
+        candidates = torch.cat([positives, negatives])
+        targets = torch.tensor([[1 / K] * K + [0.0] * K], dtype=torch.float64)
+        # The KL divergence is the altered loss less log K, as the targets' entropy is log K.
+        altered = fastqt.contrastive_loss(f, candidates, targets, diagonal="keep")
+        explicit = -f @ positives.mean(0) + (candidates @ f[0]).logsumexp(0) - math.log(K)
+        assert relative(altered, explicit) < FLOAT64
+        block = fastqt.curl_loss(f, positives.mean(0, keepdim=True), negatives.mean(0, keepdim=True))
+        assert altered >= block

@@ -1,0 +1,129 @@
+"""What holds for all losses of the family: memory, accuracy, and what they refuse."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_views import by_memory, cosines
+from tolerances import EAGER_FACTOR, HALF_ULP
+
+import fastqt
+
+
+@by_memory
+def test_no_matrix_of_scores(memory):
+    """At N = 16,384 one would take a GiB, which a process may not have grown by."""
+    script = f"""
+import resource, torch, fastqt
+def losses(N):
+    z = [(torch.randn(N, 16) * 0.1).requires_grad_() for _ in range(3)]
+    words = torch.arange(N)
+    yield fastqt.simcse_loss(*z, hard_negative_weight=1.0, memory={memory!r})
+    yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})
+    yield fastqt.mixcse_loss(*z[:2], memory={memory!r})
+    yield fastqt.clip_loss(*z[:2], scale=10.0, memory={memory!r})
+    yield fastqt.siglip_loss(*z[:2], scale=10.0, bias=-10.0, memory={memory!r})
+    yield fastqt.curl_block_loss(*z[:2])
+    yield fastqt.gloss_bow_loss(*z[:2], torch.zeros(N), words, words, memory={memory!r})
+    yield fastqt.gloss_pos_loss(z[0], z[1][:1], z[2], torch.zeros(N), words[:, None], words * 0 + 1,
+                                memory={memory!r})
+for loss in losses(64):
+    loss.backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for loss in losses(16384):
+    loss.backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 256
+
+
+def alike(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views of 64 sentences that differ by `noise`, relatively."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(64, 48, generator=generator)
+    return z, z + noise * torch.randn(64, 48, generator=generator)
+
+
+@pytest.mark.parametrize("noise", [0.03, 1.0])
+@pytest.mark.parametrize("loss", ["simcse", "released"])
+def test_error_is_at_most_eagers(loss, noise):
+    """Also where views are all but equal, and the loss is what little the others hold against them."""
+
+    def ours(z1, z2):
+        if loss == "simcse":
+            return fastqt.simcse_loss(z1, z2, z1.detach().flip(0), hard_negative_weight=1.0, scale=50.0)
+        return fastqt.mixcse_loss(z1, z2, form="released", scale=50.0, mix=0.6, masked_cell="exclude")
+
+    def eager(z1, z2):
+        eye, scores = torch.eye(len(z1), dtype=z1.dtype), 50 * cosines(z1, z2)
+        if loss == "simcse":
+            columns = [scores, 50 * cosines(z1, z1.detach().flip(0)) + eye]
+        else:
+            after = eye.roll(1, 1).bool()
+            a, m = (0.6 * z + 0.4 * z.roll(-1, 0) for z in (z1.detach(), z2.detach()))
+            blocks = ((50 * cosines(z1, m), after.T), (50 * cosines(a, z2), after))
+            columns = [scores, *(block.masked_fill(cells, -math.inf) for block, cells in blocks)]
+        return F.cross_entropy(torch.cat(columns, 1), torch.arange(len(z1)))
+
+    errors = {ours: [], eager: []}
+    for seed in range(5):
+        views = alike(seed, noise)
+        exact_inputs = [z.double().requires_grad_() for z in views]
+        exact = eager(*exact_inputs)
+        wanted = [exact.detach(), *torch.autograd.grad(exact, exact_inputs)]
+        for function, found in errors.items():
+            inputs = [z.clone().requires_grad_() for z in views]
+            value = function(*inputs)
+            results = [value.detach(), *torch.autograd.grad(value, inputs)]
+            found.append([float((a - b).norm() / b.norm()) for a, b in zip(results, wanted, strict=True)])
+    a, b = (torch.tensor(x).mean(0) for x in errors.values())
+    assert (a <= EAGER_FACTOR * b + HALF_ULP[torch.float32]).all(), (a, b)
+
+
+Z = torch.randn(6, 4)
+IDS, STARTS = torch.tensor([0, 1]), torch.zeros(6).long()
+
+
+REFUSED = {
+    "z3 of others": (fastqt.simcse_loss, (Z, Z, Z[:5]), {}, "z3: want a hard negative for each of N=6"),
+    "weight": (
+        fastqt.simcse_loss,
+        (Z, Z, Z),
+        {"hard_negative_weight": math.inf},
+        "hard_negative_weight: want",
+    ),
+    "one sentence": (fastqt.mixcse_loss, (Z[:1], Z[:1]), {}, "z2: want two views of at least 2 sentences"),
+    "form": (fastqt.mixcse_loss, (Z, Z), {"form": "paper"}, "form: want one of 'slides', 'released'"),
+    "mix": (fastqt.mixcse_loss, (Z, Z), {"form": "released", "mix": 1.5}, "mix: want a number in 0..1"),
+    "pairs": (fastqt.clip_loss, (Z, Z[:5]), {"scale": 1.0}, "b: want a row for each of the 6 rows"),
+    "candidates": (fastqt.curl_block_loss, (Z, Z[:5]), {}, "candidates: want one for each of N=6"),
+    "shift": (fastqt.curl_block_loss, (Z, Z), {"context_size": 2}, "context_size: want 2 k"),
+    "complement": (
+        fastqt.curl_block_loss,
+        (Z, Z),
+        {"context_size": 5, "negatives": "complement"},
+        "context_size: leaves no sentence",
+    ),
+    "curl": (fastqt.curl_loss, (Z, Z, Z[:5]), {}, "want a row for each query, got 6, 6 and 5"),
+    "places": (fastqt.gloss_pos_loss, (Z, Z, Z, Z[:, 0], STARTS, STARTS), {}, "token_ids: want shape"),
+    "lengths": (
+        fastqt.gloss_pos_loss,
+        (Z, Z, Z, Z[:, 0], STARTS.expand(6, 6), STARTS + 7),
+        {},
+        "lengths: want one in 0..6",
+    ),
+    "ids": (fastqt.gloss_bow_loss, (Z, Z, Z[:, 0], IDS + 5, STARTS), {}, "token_ids: want integers in 0..5"),
+    "offsets": (fastqt.gloss_bow_loss, (Z, Z, Z[:, 0], IDS, STARTS[:5]), {}, "offsets: want one for each"),
+    "falling": (fastqt.gloss_bow_loss, (Z, Z, Z[:, 0], IDS, 5 - torch.arange(6)), {}, "offsets: want rising"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name):
+    function, inputs, options, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        function(*inputs, **options)

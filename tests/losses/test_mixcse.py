@@ -1,0 +1,158 @@
+"""Both forms of MixCSE equal their definitions, written out with whole matrices, in value and gradients."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_views import N, by_backend, by_memory, check, cosines, views
+from tolerances import FLOAT64, relative
+
+import fastqt
+from fastqt.losses import released as walk
+
+
+def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:
+    return torch.stack([mix * z[i] + (1 - mix) * z[j] for i, j in enumerate(partners.tolist())])
+
+
+def released(z1, z2, mix, partners, *, blocks, masked_cell, weight, stop_gradient) -> torch.Tensor:
+    """mean_i [logsumexp - S_ii] over the 3 N columns of the authors' code."""
+    a, m = mixed(z1, mix, partners), mixed(z2, mix, partners)
+    if stop_gradient:
+        a, m = a.detach(), m.detach()
+    first, second, third = 20 * cosines(z1, z2), 20 * cosines(z1, m), 20 * cosines(a, z2)
+    masked = torch.zeros(N, N, dtype=torch.bool)
+    masked[torch.arange(N), partners] = True  # (i, j) of the third block, (j, i) of the second
+    value = 0.0 if masked_cell == "zero" else -math.inf
+    second = second.masked_fill(masked.T, value) + weight * torch.eye(N, dtype=torch.float64)
+    third = third.masked_fill(masked, value) + weight * torch.eye(N, dtype=torch.float64)
+    columns = [first, second, third] if blocks == "both" else [first, second]
+    return (torch.cat(columns, 1).logsumexp(1) - first.diagonal()).mean()
+
+
+@by_backend
+@by_memory
+@pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+@pytest.mark.parametrize(("blocks", "stop_gradient"), [("both", True), ("both", False), ("candidates", True)])
+def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_gradient):
+    z1, z2 = inputs = views(N, N)
+    options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}
+    expected = released(z1, z2, 0.2, torch.arange(1, N + 1) % N, weight=weight, **options)
+    loss = fastqt.mixcse_loss(
+        *(z1, z2), form="released", hard_negative_weight=weight, backend=backend, memory=memory, **options
+    )
+    check(loss, expected, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 4, N - 1])
+@pytest.mark.parametrize(
+    ("blocks", "stop_gradient"),
+    [("both", True), ("both", False), ("candidates", True), ("candidates", False)],
+)
+@pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
+def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
+    """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
+    monkeypatch.setattr(walk, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(walk, "MIN_ROWS", rows)
+    z1, z2 = views(N, N)
+    scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
+    options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}
+    shared = {"form": "released", "partner": "random", "hard_negative_weight": 0.4, **options}
+
+    def loss(backend, **more):
+        generator = torch.Generator().manual_seed(2)
+        return fastqt.mixcse_loss(z1, z2, scale=scale, generator=generator, backend=backend, **shared, **more)
+
+    weights = torch.arange(1.0, N + 1, dtype=torch.float64)
+    for reduction, w in (("mean", 1.0), ("sum", 1.0), ("none", weights)):
+        ours, wanted = (w * loss(backend, reduction=reduction) for backend in ("cpu", "reference"))
+        check(ours, wanted, (z1, z2, scale))
+
+
+def test_mixcse_as_released_twice_and_not_twice():
+    z1, z2 = views(N, N)
+    options = {"form": "released", "backend": "cpu"}
+    loss = fastqt.mixcse_loss(z1, z2, **options)
+    first = torch.autograd.grad(loss, z1, torch.tensor(2.0, dtype=torch.float64), retain_graph=True)[0]
+    assert relative(first, 2 * torch.autograd.grad(loss, z1)[0]) < FLOAT64
+    with pytest.raises(RuntimeError, match="mixcse_loss is differentiable once"):
+        torch.autograd.grad(fastqt.mixcse_loss(z1, z2, **options), z1, create_graph=True)
+    with pytest.raises(ValueError, match="scale: want a finite number, got nan"):
+        fastqt.mixcse_loss(z1, z2, scale=torch.tensor(math.nan), **options)
+
+
+@by_backend
+@by_memory
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_mixcse_of_the_slides(backend, memory, stop_gradient):
+    z1, z2 = inputs = views(N, N)
+    h, h2 = F.normalize(z1), F.normalize(z2)
+    m = F.normalize(mixed(h2, 0.3, torch.arange(1, N + 1) % N))
+    if stop_gradient:
+        m = m.detach()
+    scores = torch.cat([h @ h2.T, (h * m).sum(1, keepdim=True)], 1)
+    expected = F.cross_entropy(20 * scores, torch.arange(N))
+    loss = fastqt.mixcse_loss(z1, z2, mix=0.3, stop_gradient=stop_gradient, backend=backend, memory=memory)
+    check(loss, expected, inputs)
+
+
+def test_mixcse_gradients_of_the_slides():
+    """What the slides say of them, for unit vectors."""
+    z1, z2 = (F.normalize(z.detach()) for z in views(N, N))
+    mix, s = 0.2, 20.0
+    m = F.normalize(mixed(z2, mix, torch.arange(1, N + 1) % N))
+    e, e_m = (s * z1 @ z2.T).exp(), (s * (z1 * m).sum(1)).exp()
+    total = e.sum(1) + e_m
+
+    def gradient(row: int, stop_gradient: bool) -> torch.Tensor:
+        # Normalising is the identity to first order only along the sphere: compare tangents.
+        z = z2.clone().requires_grad_()
+        loss = fastqt.mixcse_loss(z1, z, mix=mix, stop_gradient=stop_gradient, reduction="none")[row]
+        return torch.autograd.grad(loss, z)[0]
+
+    def tangent(x: torch.Tensor) -> torch.Tensor:
+        return x - (x * z2).sum(1, keepdim=True) * z2
+
+    for i in range(N):
+        j = (i + 1) % N
+        others = e[i].sum() - e[i, i] + e_m[i]
+        with_stop = torch.zeros_like(z2)
+        with_stop[i] = -s / total[i] * others * z1[i]
+        for k in range(N):
+            if k != i:
+                with_stop[k] = s / total[i] * e[i, k] * z1[i]
+        assert relative(gradient(i, True), tangent(with_stop)) < FLOAT64
+        norm = (mix * z2[i] + (1 - mix) * z2[j]).norm()
+        through = s * e_m[i] / total[i] / norm * (z1[i] - (z1[i] @ m[i]) * m[i])
+        without = with_stop.clone()
+        without[i] += mix * through
+        without[j] += (1 - mix) * through
+        assert relative(gradient(i, False), tangent(without)) < 1e-11
+
+
+def test_mixed_score_at_alignment():
+    """With h' = h and all else orthogonal it is mix / sqrt(mix^2 + (1 - mix)^2): 0.2425 for 0.2."""
+    h = torch.eye(6, dtype=torch.float64)
+    rows = fastqt.mixcse_loss(h, h, scale=1.0, reduction="none")
+    mixed_score = torch.log(rows.exp() * math.e - math.e - 5)
+    assert torch.allclose(mixed_score, torch.tensor(0.2425, dtype=torch.float64), atol=5e-5)
+
+
+def test_random_partners_are_seeded_and_nobodys_own():
+    z1, z2 = views(N, N)
+    options = {"form": "released", "partner": "random"}
+    first, again, other = (
+        fastqt.mixcse_loss(z1, z2, generator=torch.Generator().manual_seed(seed), **options)
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1)).tolist()
+    partners = torch.empty(N, dtype=torch.long)
+    for place, row in enumerate(order):
+        partners[row] = order[(place + 1) % N]
+    expected = released(
+        z1, z2, 0.2, partners, blocks="both", masked_cell="zero", weight=0, stop_gradient=True
+    )
+    assert relative(first, expected) < FLOAT64
