@@ -8,6 +8,7 @@ table of zeros is kept for the optimiser to read them from.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,25 @@ class Adam(torch.optim.Adam):
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     rows, values = distinct_rows(parameter.grad)
-                    if parameter not in self._dense:
-                        self._dense[parameter] = torch.zeros_like(parameter)
-                    parameter.grad = self._dense[parameter].index_copy_(0, rows, values)
+                    parameter.grad = self._as_dense(parameter, rows, values, group)
                     touched.append((parameter, rows))
         super().step()
         for parameter, rows in touched:
-            self._dense[parameter].index_fill_(0, rows, 0)
+            if parameter.grad is not None:
+                parameter.grad.index_fill_(0, rows, 0)
             parameter.grad = None
+
+    def _as_dense(
+        self,
+        table: Tensor,  # (n, D)
+        rows: Tensor,  # (B,) int64, distinct
+        values: Tensor,  # (B, D)
+        group: dict[str, Any],
+    ) -> Tensor | None:
+        """What torch's step is to see of a table's sparse gradient, (n, D); None for nothing."""
+        if table not in self._dense:
+            self._dense[table] = torch.zeros_like(table)
+        return self._dense[table].index_copy_(0, rows, values)
 
 
 class RowAdam(Adam):
@@ -51,34 +63,16 @@ class RowAdam(Adam):
     """
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure is not evaluated
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    rows, gradient = distinct_rows(parameter.grad)
-                    self._move(
-                        parameter, rows, gradient, **{key: group[key] for key in ("lr", "betas", "eps")}
-                    )
-                    parameter.grad = None
-        super().step()
-
-    def _move(
-        self,
-        table: Tensor,  # (n, D)
-        rows: Tensor,  # (B,) int64, distinct
-        gradient: Tensor,  # (B, D)
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-    ) -> None:
+    def _as_dense(self, table: Tensor, rows: Tensor, values: Tensor, group: dict[str, Any]) -> None:
+        """Moves the rows; torch's step sees nothing."""
+        lr, betas, eps = group["lr"], group["betas"], group["eps"]
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros(len(table), device=table.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
         count = state["step"][rows] + 1
-        mean = state["exp_avg"][rows].lerp_(gradient, 1 - betas[0])
-        square = state["exp_avg_sq"][rows].mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        mean = state["exp_avg"][rows].lerp_(values, 1 - betas[0])
+        square = state["exp_avg_sq"][rows].mul_(betas[1]).addcmul_(values, values, value=1 - betas[1])
         for key, value in (("step", count), ("exp_avg", mean), ("exp_avg_sq", square)):
             state[key].index_copy_(0, rows, value)
         corrections = (1 - beta ** count.double()[:, None] for beta in betas)

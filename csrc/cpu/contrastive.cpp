@@ -5,19 +5,12 @@
 // operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
 // and a second one computes the scores once more from there: 8 N M D. A sigmoid's cells know of
 // no others, so that its gradient takes three products in tiles of any size.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -25,13 +18,12 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/matrix.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
 
 namespace fastqt {
 namespace {
-
-using torch::stable::Tensor;
 
 struct Embeddings {
   const Tensor& queries;
@@ -48,91 +40,6 @@ struct Gradients {
   const std::optional<Tensor>& row_negatives;
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& scale;
-};
-
-// A fresh tensor of many pages, each of which costs a fault when it is first touched: fewer, larger
-// ones are asked for where the system leaves that to its users.
-void ask_for_large_pages(const std::optional<Tensor>& fresh) {
-#ifdef __linux__
-  constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
-  if (!fresh) return;
-  const auto first = reinterpret_cast<uintptr_t>(fresh->data_ptr());
-  const uintptr_t begin = (first + kLargePage - 1) & ~(kLargePage - 1);
-  const uintptr_t end = (first + fresh->numel() * static_cast<int64_t>(fresh->element_size())) & ~(kLargePage - 1);
-  // Refused where the kernel has no large pages: then all is as before.
-  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
-#endif
-}
-
-// Rows or columns [begin, end).
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-template <class F>
-void for_ranges(int64_t size, int64_t step, const F& visit) {
-  for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
-}
-
-// Another view of a matrix, `offset` elements after its first, without the dispatcher, which takes longer
-// than a small product.
-Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
-  AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
-  return Tensor(made);
-}
-
-Tensor part(const Tensor& matrix, int64_t dim, Range range) {
-  if (range.size() == matrix.size(dim)) return matrix;
-  std::array<int64_t, 2> sizes{matrix.size(0), matrix.size(1)};
-  sizes[dim] = range.size();
-  return view(matrix, sizes, {matrix.stride(0), matrix.stride(1)}, range.begin * matrix.stride(dim));
-}
-
-Tensor transposed(const Tensor& matrix) {
-  return view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)}, 0);
-}
-
-// An uninitialised matrix of the dtype of `like`.
-Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
-  const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
-  int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes.data(), strides.data(), dtype,
-                                                         aoti_torch_device_type_cpu(), 0, &made));
-  return Tensor(made);
-}
-
-// out = beta * out + alpha * a b
-void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
-}
-
-Tensor with_adjacent_rows(const Tensor& matrix) {
-  return matrix.stride(1) == 1 ? matrix : torch::stable::contiguous(matrix);
-}
-
-// The matrix in a layout that BLAS reads in place, so that no product copies it.
-Tensor for_blas(const Tensor& matrix) {
-  const auto adjacent = [&](int64_t line, int64_t across) {
-    return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
-  };
-  return adjacent(0, 1) || adjacent(1, 0) ? matrix : torch::stable::contiguous(matrix);
-}
-
-// A matrix whose rows are read or written by the functions of row_passes.h.
-template <class T>
-struct RowsOf {
-  explicit RowsOf(const Tensor& matrix)
-      : data(static_cast<T*>(matrix.data_ptr())), stride(matrix.stride(0)), width(matrix.size(1)) {}
-
-  T* operator[](int64_t row) const { return data + row * stride; }
-
-  T* data;
-  int64_t stride, width;
 };
 
 // Columns of the score matrix. Candidates and negatives are everybody's; of row negatives,
