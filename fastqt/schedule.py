@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fastqt.problem import DIAGONALS, LINKS, Problem, finite_scale, target_error
 
-CHUNK_BYTES = 48 * 2**20  # of scores: the larger a chunk, the nearer its products come to full speed
+CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
+TILE_BYTES = 2 * 2**20  # of scores that stay in a core's cache until their products have read them
 
 # glibc maps every large block afresh, which costs a page fault for each of its pages at each
 # call, until it has seen a block of that size freed. This one is never touched.
@@ -86,12 +87,11 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
     N, width = p.queries.shape[0], p.candidates.shape[0]
     if p.negatives is not None:
         width += p.negatives.shape[0]
-    cells = CHUNK_BYTES // p.queries.element_size()
     if p.link == "softmax":
+        cells = CHUNK_BYTES // p.queries.element_size()
         return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
-    # A square tile is the one that the products read and add to the least for.
-    rows = _even(N, max(math.isqrt(cells), cells // width, 1))
-    return rows, _even(width, max(cells // rows, 1))
+    rows = _even(N, TILE_ROWS)
+    return rows, _even(width, TILE_BYTES // p.queries.element_size() // rows)
 
 
 def _even(length: int, most: int) -> int:

@@ -35,6 +35,16 @@ def test_chunks_do_not_change_the_result(case, rows, monkeypatch):
     assert_same(value_and_gradients(case, inputs), whole, REORDERED[torch.float64])
 
 
+@pytest.mark.parametrize(("rows", "cells"), [(1, 1), (3, 15), (4, 400), (100, 400)])
+@pytest.mark.parametrize("case", [c for c in CASES if "sigmoid" in c.name], ids=lambda case: case.name)
+def test_fast_tiles_of_a_sigmoid_do_not_change_the_result(case, rows, cells, monkeypatch):
+    inputs = case.inputs(torch.float64)
+    whole = value_and_gradients(case, inputs)
+    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
+    monkeypatch.setattr(schedule, "TILE_BYTES", 8 * cells)
+    assert_same(value_and_gradients(case, inputs), whole, REORDERED[torch.float64])
+
+
 @by_name
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4)])
 def test_tiles_do_not_change_the_result(case, rows, columns, monkeypatch):
