@@ -1,4 +1,4 @@
-"""GLOSS's inference of unseen sentences, a step of it, beside a plain PyTorch loop and its products."""
+"""GLOSS's inference of unseen sentences beside its matrix products, and a step of it beside plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import in_turns_with
+from benchmarks.timing import Clock, in_turns_with
 from fastqt.bench import peak_memory
 from fastqt.nn import Gloss
 
@@ -60,6 +60,7 @@ def test_inference_step(benchmark, decoder, sentences):
         decoder=decoder,
         sentences=sentences,
         words=WORDS,
+        steps=1,
         V=V,
         D=D,
         rounds=5,
@@ -69,4 +70,33 @@ def test_inference_step(benchmark, decoder, sentences):
         eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"],
         peak=peaks[0],
         eager_peak=peaks[1],
+    )
+
+
+def test_inference(benchmark):
+    """As `Gloss.encode` infers: 1,000 sentences at once, and steps that went too far taken back."""
+    torch.manual_seed(0)
+    gloss = Gloss(V, D, radius=RADIUS)
+    sentences, steps = 1000, 1 if benchmark.disabled else 250
+    tokens = torch.randint(V, (sentences, WORDS))
+    ours = partial(gloss.infer, tokens, torch.full((sentences,), WORDS), steps=steps)
+    weight, latents = gloss.weight.detach(), torch.randn(sentences, D)
+
+    def all_products() -> None:
+        for _ in range(steps):
+            products(weight, latents)
+
+    clock = Clock(torch.device("cpu"))
+    gemm_seconds = clock.seconds(all_products)
+    seconds = benchmark.pedantic(clock.seconds, (ours,))
+    benchmark.extra_info.update(
+        decoder="bow",
+        sentences=sentences,
+        words=WORDS,
+        steps=steps,
+        V=V,
+        D=D,
+        rounds=1,
+        gemm_seconds=gemm_seconds,
+        ratio_to_gemm=seconds / gemm_seconds,
     )

@@ -162,6 +162,7 @@ def inference_table(run: Run) -> str:
     header = (
         "decoder",
         "sentences",
+        "steps",
         "V",
         "d",
         "fastqt ms",
@@ -176,15 +177,16 @@ def inference_table(run: Run) -> str:
             (
                 r["decoder"],
                 f"{r['sentences']:,}",
+                f"{r['steps']:,}",
                 f"{r['V']:,}",
                 f"{r['D']:,}",
                 milliseconds(r["seconds"]),
                 times(r["ratio_to_gemm"]),
-                times(r["eager_ratio_to_gemm"]),
-                mebibytes(r["peak"]),
-                mebibytes(r["eager_peak"]),
+                times(r.get("eager_ratio_to_gemm")),
+                mebibytes(r.get("peak")),
+                mebibytes(r.get("eager_peak")),
             )
-            for r in rows_of(run, "test_inference_step")
+            for r in rows_of(run, "test_inference_step") + rows_of(run, "test_inference")
         ),
     )
 
