@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.tables import table
@@ -11,7 +13,8 @@ from benchmarks.tables import table
 RESULTS = Path(__file__).parent / "results"
 EVALUATION = RESULTS / "evaluation"
 
-# The stored evaluations, in the order in which the table has them.
+# The stored evaluations, in the order in which the table has them; of a model trained from several seeds
+# there is one each, NAME-SEED.json, and the table has their mean.
 ENCODERS = {
     "quickthoughts-bow": "QuickThoughts, bag of words",
     "quickthoughts-gru": "QuickThoughts, GRU",
@@ -19,7 +22,8 @@ ENCODERS = {
     "gloss-pos": "GLOSS, words by position",
     "simcse": "SimCSE, Transformer",
     "mixcse": "MixCSE, Transformer",
-    "random-bow": "the first with fresh weights",
+    "random-bow": "a bag of words as it begins",
+    "random-transformer": "a Transformer as it begins",
     "word2vec": "mean of word2vec vectors",
     "sif": "their SIF mean",
 }
@@ -51,24 +55,47 @@ def learning_table(name: str) -> str:
 
 def evaluation_table() -> str:
     """Accuracies, Pearson's coefficient for SICK and Spearman's for the STS tasks, all in per cent."""
-    stored = {name: EVALUATION / f"{name}.json" for name in ENCODERS}
-    rows = [
-        (ENCODERS[name], *_figures(json.loads(path.read_text())))
-        for name, path in stored.items()
-        if path.exists()
-    ]
+    rows = []
+    for name, title in ENCODERS.items():
+        runs = _evaluations(name)
+        if runs:
+            figures = zip(*map(_figures, runs), strict=True)
+            rows.append((title, f"{runs[0]['width']:,}", *map(_mean_in_per_cent, figures)))
     return table(("vectors", "width", *ACCURACIES, "SICK", *SIMILARITIES, "STS-B"), rows)
 
 
-def _figures(run: dict[str, Any]) -> list[str]:
+def seeds_table() -> str:
+    """The mean over the STS tasks, in per cent, of SimCSE and MixCSE from each seed."""
+    runs = {model: [_similarities(run) for run in _evaluations(model)] for model in ("simcse", "mixcse")}
+    header = ("model", *(f"seed {seed}" for seed in range(len(runs["simcse"]))), "mean")
+    return table(
+        header,
+        (
+            (ENCODERS[model], *map(_mean_in_per_cent, of_seeds), _mean_in_per_cent(map(mean, of_seeds)))
+            for model, of_seeds in runs.items()
+        ),
+    )
+
+
+def _evaluations(name: str) -> list[dict[str, Any]]:
+    """What is stored of a model, seed by seed."""
+    found = sorted(EVALUATION.glob(f"{name}.json")) + sorted(EVALUATION.glob(f"{name}-[0-9].json"))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def _similarities(run: dict[str, Any]) -> list[float]:
     tasks = run["tasks"]
-    shares = [
-        *(tasks[name]["accuracy"] for name in ACCURACIES),
-        tasks["SICK"]["pearson"],
-        *(tasks[name]["all"]["spearman"] for name in SIMILARITIES),
-        tasks["STSB"]["test"]["spearman"],
-    ]
-    return [f"{run['width']:,}", *(f"{100 * share:.1f}" for share in shares)]
+    return [*(tasks[name]["all"]["spearman"] for name in SIMILARITIES), tasks["STSB"]["test"]["spearman"]]
+
+
+def _figures(run: dict[str, Any]) -> list[float]:
+    tasks = run["tasks"]
+    accuracies = [tasks[name]["accuracy"] for name in ACCURACIES]
+    return [*accuracies, tasks["SICK"]["pearson"], *_similarities(run)]
+
+
+def _mean_in_per_cent(shares: Iterable[float]) -> str:
+    return f"{100 * mean(shares):.1f}"
 
 
 def stored_text(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import RESULTS, evaluation_table, learning_table, stored_text
+from benchmarks.learning import RESULTS, evaluation_table, learning_table, seeds_table, stored_text
 from benchmarks.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -204,6 +204,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
+        "seeds": seeds_table,
         "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
     }
 

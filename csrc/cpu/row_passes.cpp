@@ -113,6 +113,25 @@ FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T shift) {
 }
 
 template <class T>
+FASTQT_INLINE void raise_body(T* m, const T* x, int64_t n) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) m[j] = x[j] > m[j] ? x[j] : m[j];
+}
+
+template <class T>
+FASTQT_INLINE void exp_add_body(T* sums, const T* x, const T* references, int64_t n) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) sums[j] += exp_normal_(x[j] - references[j]);
+}
+
+template <class T>
+FASTQT_INLINE void two_exps_body(T* x, int64_t n, T reference, T factor, const T* references, const T* factors) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j)
+    x[j] = without_subnormals(factor * exp_normal_(x[j] - reference) + factors[j] * exp_normal_(x[j] - references[j]));
+}
+
+template <class T>
 FASTQT_INLINE void exclude_group_body(T* x, const int64_t* groups, int64_t n, int64_t group) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) x[j] = groups[j] == group ? -std::numeric_limits<T>::infinity() : x[j];
@@ -166,6 +185,25 @@ FASTQT_CLONES void row_add(double* x, const double* y, int64_t n) { add_body(x, 
 
 FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float shift) { affine_body(x, n, factor, shift); }
 FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double shift) { affine_body(x, n, factor, shift); }
+
+FASTQT_CLONES void row_raise(float* m, const float* x, int64_t n) { raise_body(m, x, n); }
+FASTQT_CLONES void row_raise(double* m, const double* x, int64_t n) { raise_body(m, x, n); }
+
+FASTQT_CLONES void row_exp_add(float* sums, const float* x, const float* references, int64_t n) {
+  exp_add_body(sums, x, references, n);
+}
+FASTQT_CLONES void row_exp_add(double* sums, const double* x, const double* references, int64_t n) {
+  exp_add_body(sums, x, references, n);
+}
+
+FASTQT_CLONES void row_two_exps(float* x, int64_t n, float reference, float factor, const float* references,
+                                const float* factors) {
+  two_exps_body(x, n, reference, factor, references, factors);
+}
+FASTQT_CLONES void row_two_exps(double* x, int64_t n, double reference, double factor, const double* references,
+                                const double* factors) {
+  two_exps_body(x, n, reference, factor, references, factors);
+}
 
 FASTQT_CLONES void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group) {
   exclude_group_body(x, groups, n, group);

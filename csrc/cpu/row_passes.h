@@ -37,6 +37,19 @@ void row_add(double* x, const double* y, int64_t n);
 void row_affine(float* x, int64_t n, float factor, float shift);
 void row_affine(double* x, int64_t n, double factor, double shift);
 
+// m_j = max(m_j, x_j), NaNs apart
+void row_raise(float* m, const float* x, int64_t n);
+void row_raise(double* m, const double* x, int64_t n);
+
+// sums_j = sums_j + exp(x_j - references_j)
+void row_exp_add(float* sums, const float* x, const float* references, int64_t n);
+void row_exp_add(double* sums, const double* x, const double* references, int64_t n);
+
+// x_j = factor * exp(x_j - reference) + factors_j * exp(x_j - references_j)
+void row_two_exps(float* x, int64_t n, float reference, float factor, const float* references, const float* factors);
+void row_two_exps(double* x, int64_t n, double reference, double factor, const double* references,
+                  const double* factors);
+
 // x_j = -inf where groups[j] == group
 void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group);
 void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/log_sums.h"
 #include "cpu/row_passes.h"
 
 // The few cells that are not plain, a row's targets and its replaced diagonal, are taken
@@ -16,8 +17,6 @@
 namespace fastqt {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 // A cell that is computed alone: a target, or the diagonal replaced by a score of 0.
 struct Cell {
   int64_t offset;  // within the tile's row
@@ -26,19 +25,10 @@ struct Cell {
   bool replaced;  // no gradient reaches the embeddings
 };
 
-double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
-
 // 1 / (1 + exp(-x)) - t, with all its digits also where the sigmoid is close to t = 1.
 double sigmoid_minus(double x, double t) {
   const double e = std::exp(-std::abs(x));
   return (x > 0 ? (1 - t) - t * e : (1 - t) * e - t) / (1 + e);
-}
-
-// log(exp(a) + exp(b)); a NaN in either is kept.
-double log_add(double a, double b) {
-  if (a == -kInfinity) return b;
-  if (b == -kInfinity) return a;
-  return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
 }
 
 // One row of a tile: its scores, and its cells apart.

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number
-from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt import backends
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype
+from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss, sigmoid_loss
+from fastqt.losses.clip import clip_loss_on_cpu
 from fastqt.losses.parts import log_sum_exp, reduced, scores, unit
 from fastqt.targets import Diagonal
 
@@ -110,6 +112,14 @@ def clip_loss(
         raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     if normalize:
         a, b = unit(a), unit(b)
+    plain = {type(a), type(b), type(scale)} <= {Tensor, torch.nn.Parameter, float, int}
+    dtype = input_dtype(a)
+    if plain and backends.select(backend, a.device, dtype) == "cpu" and not torch.compiler.is_compiling():
+        check_scale(scale)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_option("memory", memory, MEMORY_MODES)
+        computed = torch.promote_types(dtype, torch.float32)
+        return clip_loss_on_cpu(a.to(dtype).to(computed), b.to(dtype).to(computed), scale, reduction, memory)
     options: dict[str, Any] = {
         "normalize": False,
         "reduction": reduction,

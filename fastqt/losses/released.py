@@ -42,14 +42,14 @@ def released_loss(
 ) -> Tensor:
     """The loss of rows whose partners are the next ones, reduced; differentiable once in all tensors."""
     apply: Callable[..., Tensor] = _Released.apply  # torch gives `apply` no types
-    return apply(reduction, options, u, v, *columns, *rows, scale)
+    return apply(torch.is_grad_enabled(), reduction, options, u, v, *columns, *rows, scale)
 
 
 class _Released(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, reduction: str, options: Options, *inputs: Tensor) -> Tensor:
-        N, needs = len(inputs[0]), ctx.needs_input_grad[2:]
-        ctx.options, ctx.at_once = options, reduction != "none" and any(needs)
+    def forward(ctx: Any, recorded: bool, reduction: str, options: Options, *inputs: Tensor) -> Tensor:
+        N, needs = len(inputs[0]), ctx.needs_input_grad[3:]
+        ctx.options, ctx.at_once = options, recorded and reduction != "none" and any(needs)
         ctx.save_for_backward(*inputs)
         weights = inputs[0].new_full((N,), 1 / N if reduction == "mean" else 1.0) if ctx.at_once else None
         walk = _Walk(inputs, options, weights, needs)
@@ -69,10 +69,10 @@ class _Released(torch.autograd.Function):
             )
         inputs, (g,) = ctx.saved_tensors, upstream
         if ctx.at_once:
-            return (None, None, *(x if x is None else x * g for x in ctx.gradients))
-        walk = _Walk(inputs, ctx.options, g.contiguous(), ctx.needs_input_grad[2:])
+            return (None, None, None, *(x if x is None else x * g for x in ctx.gradients))
+        walk = _Walk(inputs, ctx.options, g.contiguous(), ctx.needs_input_grad[3:])
         walk.run()
-        return (None, None, *walk.gradients)
+        return (None, None, None, *walk.gradients)
 
 
 class _Walk:

@@ -49,17 +49,22 @@ def alike(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("noise", [0.03, 1.0])
-@pytest.mark.parametrize("loss", ["simcse", "released"])
+@pytest.mark.parametrize("loss", ["simcse", "clip", "released"])
 def test_error_is_at_most_eagers(loss, noise):
     """Also where views are all but equal, and the loss is what little the others hold against them."""
 
     def ours(z1, z2):
         if loss == "simcse":
             return fastqt.simcse_loss(z1, z2, z1.detach().flip(0), hard_negative_weight=1.0, scale=50.0)
+        if loss == "clip":
+            return fastqt.clip_loss(z1, z2, scale=50.0)
         return fastqt.mixcse_loss(z1, z2, form="released", scale=50.0, mix=0.6, masked_cell="exclude")
 
     def eager(z1, z2):
         eye, scores = torch.eye(len(z1), dtype=z1.dtype), 50 * cosines(z1, z2)
+        own = torch.arange(len(z1))
+        if loss == "clip":
+            return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
         if loss == "simcse":
             columns = [scores, 50 * cosines(z1, z1.detach().flip(0)) + eye]
         else:
@@ -67,7 +72,7 @@ def test_error_is_at_most_eagers(loss, noise):
             a, m = (0.6 * z + 0.4 * z.roll(-1, 0) for z in (z1.detach(), z2.detach()))
             blocks = ((50 * cosines(z1, m), after.T), (50 * cosines(a, z2), after))
             columns = [scores, *(block.masked_fill(cells, -math.inf) for block, cells in blocks)]
-        return F.cross_entropy(torch.cat(columns, 1), torch.arange(len(z1)))
+        return F.cross_entropy(torch.cat(columns, 1), own)
 
     errors = {ours: [], eager: []}
     for seed in range(5):

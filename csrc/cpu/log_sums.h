@@ -1,0 +1,22 @@
+// Logarithms of sums of exponentials, of a few numbers in double.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace fastqt {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// log(1 + exp(x))
+inline double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
+
+// log(exp(a) + exp(b)); a NaN in either is kept.
+inline double log_add(double a, double b) {
+  if (a == -kInfinity) return b;
+  if (b == -kInfinity) return a;
+  return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
+}
+
+}  // namespace fastqt

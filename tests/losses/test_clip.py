@@ -1,0 +1,107 @@
+"""The walk over rows and columns together: its tiles, its weights, and what it does not waste."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_views import N, by_memory, check, views
+from tolerances import FLOAT64, relative
+
+import fastqt
+from fastqt import schedule
+from fastqt.losses import clip
+
+
+def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: str) -> torch.Tensor:
+    scores, own = scale * a @ b.T, torch.arange(len(a))
+    return sum(F.cross_entropy(s, own, reduction=reduction) for s in (scores, scores.T)) / 2
+
+
+@by_memory
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
+def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, columns):
+    """Scores up to 80: one direction's pairs are all but certain, the other's are not."""
+    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
+    monkeypatch.setattr(schedule, "TILE_COLUMNS", columns)
+    a, b = views(N, N)
+    scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
+    weights = torch.arange(1.0, N + 1, dtype=torch.float64) if reduction == "none" else 3.0
+    ours = fastqt.clip_loss(
+        a, b, scale=scale, normalize=False, reduction=reduction, memory=memory, backend="cpu"
+    )
+    check((weights * ours).sum(), (weights * expected(a, b, scale, reduction)).sum(), [a, b, scale])
+
+
+@pytest.mark.parametrize("width", [255, 256, 257, 600])
+def test_columns_beyond_a_stripe(width):
+    """Columns are summed up in stripes of 256, by threads."""
+    a, b = views(width, width)
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    ours = fastqt.clip_loss(a, b, scale=scale, normalize=False, backend="cpu")
+    check(ours, expected(a, b, scale, "mean"), [a, b, scale])
+
+
+def test_one_pair():
+    a, b = views(1, 1)
+    loss = fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
+    assert loss.item() == 0
+    assert not any(g.any() for g in torch.autograd.grad(loss, (a, b)))
+
+
+def test_twice_and_not_twice():
+    a, b = views(N, N)
+    loss = fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
+    first = torch.autograd.grad(loss, a, torch.tensor(2.0, dtype=torch.float64), retain_graph=True)[0]
+    assert relative(first, 2 * torch.autograd.grad(loss, a)[0]) < FLOAT64
+    with pytest.raises(RuntimeError, match="clip_loss is differentiable once"):
+        torch.autograd.grad(fastqt.clip_loss(a, b, scale=2.0, backend="cpu"), a, create_graph=True)
+
+
+def test_gradients_are_made_where_they_are_wanted(monkeypatch):
+    made = []
+
+    def walk(*args, **options):
+        losses, gradients = original(*args, **options)
+        made.append([g is not None for g in gradients])
+        return losses, gradients
+
+    original = clip._walk
+    monkeypatch.setattr(clip, "_walk", walk)
+    a, b = views(N, N)
+    fastqt.clip_loss(a, b.detach(), scale=2.0, backend="cpu")
+    fastqt.clip_loss(a, b.detach(), scale=2.0, reduction="none", backend="cpu").sum().backward()
+    with torch.no_grad():
+        fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
+    assert made == [[True, False, False], [False] * 3, [True, False, False], [False] * 3]
+
+
+def test_threads_agree():
+    """Rows and columns are shared out among threads."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(700, 48, generator=generator).requires_grad_() for _ in range(2))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (2, 2, 1):
+            torch.set_num_threads(count)
+            loss = fastqt.clip_loss(a, b, scale=5.0, backend="cpu")
+            found.append([loss.detach(), *torch.autograd.grad(loss, (a, b))])
+    finally:
+        torch.set_num_threads(threads)
+    two, again, one = found
+    assert all(torch.equal(x, y) for x, y in zip(two, again, strict=True))
+    assert all(relative(x, y) < 1e-5 for x, y in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": float("inf")}, "scale: want a finite number"),
+        ({"scale": torch.tensor(float("nan"))}, "scale: want a finite number, got nan"),
+        ({"scale": 1.0, "reduction": "max"}, "reduction: want one of"),
+        ({"scale": 1.0, "memory": "none"}, "memory: want one of"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        fastqt.clip_loss(*views(N, N), backend="cpu", **options)
