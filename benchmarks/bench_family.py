@@ -60,6 +60,16 @@ def simcse(N: int, M: int, D: int) -> Losses:
     return partial(fastqt.simcse_loss, z1, z2), eager, [z1, z2]
 
 
+def clip(N: int, M: int, D: int) -> Losses:
+    a, b = embeddings(N, M, D=D)
+
+    def eager() -> Tensor:
+        scores, own = 20 * F.normalize(a) @ F.normalize(b).T, torch.arange(N)
+        return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+
+    return partial(fastqt.clip_loss, a, b, scale=20.0), eager, [a, b]
+
+
 def mixcse(N: int, M: int, D: int) -> Losses:
     z1, z2 = embeddings(N, M, D=D)
 
@@ -91,6 +101,7 @@ def released_mixcse(N: int, M: int, D: int) -> Losses:
         ("gloss_bow_loss", gloss_bow, 512, 50_000, 300),
         ("siglip_loss", siglip, 4096, 4096, 768),
         ("simcse_loss", simcse, 4096, 4096, 768),
+        ("clip_loss", clip, 4096, 4096, 768),
         ("mixcse_loss", mixcse, 4096, 4096, 768),
         ('mixcse_loss(form="released")', released_mixcse, 4096, 4096, 768),
     ],

@@ -1,13 +1,12 @@
 #include "cpu/score_tile.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "cpu/log_sums.h"
+#include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
 // The few cells that are not plain, a row's targets and its replaced diagonal, are taken
@@ -192,9 +191,7 @@ class Row {
 // Calls visit(row, its index) for all of a tile's rows, in parallel.
 template <class T, class F>
 void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, const F& visit) {
-  constexpr int64_t kCellsPerTask = 16384;
-  const int64_t grain = std::max<int64_t>(1, kCellsPerTask / std::max<int64_t>(1, tile.columns));
-  torch::stable::parallel_for(0, tile.rows, grain, [&](int64_t begin, int64_t end) {
+  in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     std::vector<Cell> apart;
     for (int64_t i = begin; i < end; ++i) {
       Row<T> row(cells, report, tile.scores + i * tile.row_stride, tile.first_row + i, tile.first_column,

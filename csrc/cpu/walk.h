@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/matrix.h"
+#include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
 
@@ -138,9 +139,7 @@ class Walk {
 
   template <class F>
   void for_rows(const F& visit) const {
-    constexpr int64_t kElementsPerTask = 16384;
-    const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, queries_.size(1)));
-    torch::stable::parallel_for(0, rows_.size(), grain, [&](int64_t begin, int64_t end) {
+    in_parallel(rows_.size(), queries_.size(1), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) visit(i);
     });
   }
@@ -206,7 +205,7 @@ class Walk {
   }
 
   const double scale_;
-  const Gradients& gradients_;
+  const Gradients gradients_;
   Tensor queries_;
   std::vector<Block> blocks_;
   int64_t width_ = 0;

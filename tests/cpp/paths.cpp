@@ -31,6 +31,13 @@ FASTQT_INLINE void map(T* x, int64_t n, F function) {
   double row_sigmoid##suffix(T* x, int64_t n, T factor, T shift) { return fastqt::row_sigmoid(x, n, factor, shift); } \
   void row_add##suffix(T* x, const T* y, int64_t n) { fastqt::row_add(x, y, n); }                                  \
   void row_affine##suffix(T* x, int64_t n, T factor, T shift) { fastqt::row_affine(x, n, factor, shift); }         \
+  void row_raise##suffix(T* m, const T* x, int64_t n) { fastqt::row_raise(m, x, n); }                              \
+  void row_exp_add##suffix(T* sums, const T* x, const T* references, int64_t n) {                                  \
+    fastqt::row_exp_add(sums, x, references, n);                                                                   \
+  }                                                                                                                \
+  void row_two_exps##suffix(T* x, const T* references, const T* factors, int64_t n, T reference, T factor) {       \
+    fastqt::row_two_exps(x, n, reference, factor, references, factors);                                            \
+  }                                                                                                                \
   void row_exclude_group##suffix(T* x, const int64_t* groups, int64_t n, int64_t group) {                          \
     fastqt::row_exclude_group(x, groups, n, group);                                                                \
   }                                                                                                                \

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/clip_tile.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
 
@@ -150,6 +151,43 @@ void run(int64_t problem) {
   require(std::abs(triple - 3 * square) <= tolerance * (1 + square), "dot of a multiple", problem);
 }
 
+// Pairs, whose columns are summed up in stripes, must be as the softmax over the rows of the scores and over those
+// of the scores transposed has them.
+template <class T>
+void run_clip(int64_t problem) {
+  const int64_t n = chance() ? between(1, 40) : between(250, 300);
+  const double tolerance = sizeof(T) == 8 ? 1e-11 : 2e-4;
+  const auto scores = normal<T>(n * n, chance() ? 1 : 30);
+  Exactly<T> by_rows(n * n), by_columns(n * n), once(n * n), again(n * n);
+  Exactly<int64_t> starts(n + 1), columns(n);
+  Exactly<double> ones(n), weights(n), logsumexp(n), mass(n), loss(n);
+  for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i, ones[i] = 1, weights[i] = (i + 1.0) / n;
+  for (int64_t i = 0; i < n * n; ++i) {
+    by_rows[i] = once[i] = again[i] = scores.get()[i];
+    by_columns[i % n * n + i / n] = scores.get()[i];
+  }
+  const Cells<T> cells{n, kKeep, nullptr, starts.get(), columns.get(), ones.get(), nullptr, 0, 0,
+                       nullptr, nullptr, nullptr, nullptr, 0, 0};
+  Report report;
+  softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n}, weights.get(),
+               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n}, weights.get(),
+               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  for (int64_t i = 0; i < n * n; ++i) by_rows[i] = (by_rows[i] + by_columns[i % n * n + i / n]) / 2;
+
+  Exactly<double> positive(n), row_others(n), column_others(n);
+  std::fill_n(row_others.get(), n, -INFINITY);
+  std::fill_n(column_others.get(), n, -INFINITY);
+  const PairSums sums{positive.get(), row_others.get(), column_others.get()};
+  const int64_t tile_rows = between(1, n), tile_columns = between(1, n);
+  for_tiles(once.get(), n, n, tile_rows, tile_columns, [&](const Tile<T>& tile) { clip_tile(tile, sums); });
+  const Softmax<T> rows(positive.get(), row_others.get(), weights.get(), n);
+  const Softmax<T> of_columns(positive.get(), column_others.get(), weights.get(), n);
+  for_tiles(again.get(), n, n, tile_rows, tile_columns,
+            [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns); });
+  expect_close(again, by_rows, tolerance, "gradient of pairs in tiles", problem);
+}
+
 // A target outside the candidates, seen by every thread, is reported for the first row that has it.
 void report_of_bad_targets() {
   const int64_t n = 64;
@@ -173,6 +211,8 @@ int main(int count, char** arguments) {
   for (int64_t problem = 0; problem < problems; ++problem) {
     fastqt::run<float>(problem);
     fastqt::run<double>(problem);
+    fastqt::run_clip<float>(problem);
+    fastqt::run_clip<double>(problem);
   }
   fastqt::report_of_bad_targets();
   std::printf("%ld problems\n", static_cast<long>(problems));

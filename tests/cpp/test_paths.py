@@ -194,6 +194,26 @@ def test_passes_over_scores(build, level, dtype):
 
 @levels
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_passes_over_rows_and_columns(build, level, dtype):
+    call, tolerance = build(level), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
+    for length in LENGTHS:
+        x, y = row(dtype, length), row(dtype, length, seed=1)
+        largest = np.full(length, np.finfo(dtype).min, dtype)
+        call("row_raise", largest, x, length)
+        call("row_raise", largest, y, length)
+        np.testing.assert_array_equal(largest, np.maximum(np.maximum(x, y), np.finfo(dtype).min))
+        sums = np.ones(length, dtype)
+        call("row_exp_add", sums, x, largest, length)
+        wide = x.astype(np.float64)
+        e = np.exp(wide - largest)
+        assert relative(sums, 1 + e) < tolerance
+        factors = np.linspace(0.5, 1, length, dtype=dtype)
+        call("row_two_exps", x, largest, factors, length, 40.0, 3.0)
+        assert relative(x, 3 * np.exp(wide - 40) + factors * e) < tolerance
+
+
+@levels
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_passes(build, level, dtype):
     call, tolerance = build(level), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
     for length in LENGTHS:

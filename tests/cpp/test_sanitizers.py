@@ -9,7 +9,10 @@ import pytest
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("tests/cpp/score_tiles.cpp", "csrc/cpu/score_tile.cpp", "csrc/cpu/row_passes.cpp")
+SOURCES = (
+    *("tests/cpp/score_tiles.cpp", "csrc/cpu/score_tile.cpp"),
+    *("csrc/cpu/clip_tile.cpp", "csrc/cpu/row_passes.cpp"),
+)
 FLAGS = (
     *("-O1", "-g", "-std=c++20", "-fopenmp-simd", "-fno-sanitize-recover=all"),
     *("-DFASTQT_CLONES=", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
@@ -20,7 +23,7 @@ FLAGS = (
 def test_score_tiles(sanitizers, tmp_path, request):
     problems = request.config.getoption("--sanitize-problems")
     if sanitizers == "thread" and problems is None:
-        pytest.skip("runs with `make sanitize`")
+        pytest.skip("ThreadSanitizer takes minutes: `make sanitize` runs it")
     if which("g++") is None or not sys.platform.startswith("linux"):
         pytest.skip("wants g++ on Linux")
     program = tmp_path / "score_tiles"
