@@ -33,9 +33,7 @@ SIMILARITIES = ("STS12", "STS13", "STS14", "STS15")
 
 def learning_table(name: str) -> str:
     """A training's held-out accuracy over time, at about six points."""
-    lines = [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
-    validated = [line for line in lines if "validation_forward_accuracy" in line]
-    kept = [validated[round(i * (len(validated) - 1) / 5)] for i in range(6)]
+    kept = _six([line for line in _reports(name) if "validation_forward_accuracy" in line])
     header = ("step", "minutes", "loss", "forward accuracy", "backward accuracy", "chance")
     return table(
         header,
@@ -48,9 +46,36 @@ def learning_table(name: str) -> str:
                 f"{line['validation_backward_accuracy']:.2%}",
                 f"{line['chance']:.2%}",
             )
-            for line in {line["step"]: line for line in kept}.values()
+            for line in kept
         ),
     )
+
+
+def gloss_table() -> str:
+    """What the words of training sentences cost either decoder, at about six points."""
+    bags, places = (_six(_reports(name)) for name in ("gloss-bow", "gloss-pos"))
+    header = ("step", "minutes", "bags: loss per word", "minutes", "by position: loss per word")
+    return table(
+        header,
+        (
+            (f"{bag['step']:,}", *_of_words(bag), *_of_words(place))
+            for bag, place in zip(bags, places, strict=True)
+        ),
+    )
+
+
+def _of_words(line: dict[str, float]) -> tuple[str, str]:
+    return f"{line['seconds'] / 60:.1f}", f"{line['loss_per_word']:.2f}"
+
+
+def _reports(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def _six(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first, the last and what lies evenly between them, each once."""
+    kept = [lines[round(i * (len(lines) - 1) / 5)] for i in range(6)]
+    return list({line["step"]: line for line in kept}.values())
 
 
 def evaluation_table() -> str:

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import RESULTS, evaluation_table, learning_table, seeds_table, stored_text
+from benchmarks.learning import (
+    RESULTS,
+    evaluation_table,
+    gloss_table,
+    learning_table,
+    seeds_table,
+    stored_text,
+)
 from benchmarks.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -205,6 +212,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
         "seeds": seeds_table,
+        "gloss": gloss_table,
+        "interpolation": lambda: stored_text("gloss-interpolation.txt"),
         "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
     }
 
