@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt import schedule
+from fastqt.checks import check_not_recorded
 from fastqt.problem import Problem
 from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.targets import TargetRows
@@ -78,11 +79,7 @@ class _ContrastiveLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "fastqt.contrastive_loss is differentiable once; for a double backward "
-                "(create_graph=True) use backend='reference'"
-            )
+        check_not_recorded("fastqt.contrastive_loss")
         return (None, None, None, None, *_gradients(ctx, upstream[0]))
 
 

@@ -105,3 +105,12 @@ def check_number(name: str, value: object, alternative: str) -> None:
         raise TypeError(f"{name}: want a number or {alternative}, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{name}: want a finite number, got {value}")
+
+
+def check_not_recorded(function: str) -> None:
+    """That nobody wants to differentiate the backward pass that calls this."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{function} is differentiable once; for a double backward (create_graph=True) use "
+            "backend='reference'"
+        )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastqt import schedule
+from fastqt.checks import check_not_recorded
 
 
 def clip_loss_on_cpu(
@@ -50,11 +51,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "fastqt.clip_loss is differentiable once; for a double backward "
-                "(create_graph=True) use backend='reference'"
-            )
+        check_not_recorded("fastqt.clip_loss")
         (a, b, scale, sums), (g,) = ctx.saved_tensors, upstream
         if ctx.gradients is not None:
             da, db, dscale = (x if x is None else x * g.to(x.dtype) for x in ctx.gradients)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.checks import check_not_recorded
+
 CHUNK_BYTES = 8 * 2**20  # of each of some eight matrices of as many rows
 MIN_ROWS = 64
 
@@ -62,11 +64,7 @@ class _Released(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "fastqt.mixcse_loss is differentiable once; for a double backward "
-                "(create_graph=True) use backend='reference'"
-            )
+        check_not_recorded("fastqt.mixcse_loss")
         inputs, (g,) = ctx.saved_tensors, upstream
         if ctx.at_once:
             return (None, None, None, *(x if x is None else x * g for x in ctx.gradients))
