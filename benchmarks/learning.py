@@ -23,6 +23,7 @@ ENCODERS = {
     "simcse": "SimCSE, Transformer",
     "mixcse": "MixCSE, Transformer",
     "random-bow": "a bag of words as it begins",
+    "random-gru": "a GRU as it begins",
     "random-transformer": "a Transformer as it begins",
     "word2vec": "mean of word2vec vectors",
     "sif": "their SIF mean",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ PANELS = {
     "norm": ("latent_norm",),
     "development pairs": ("dev_spearman",),
 }
+PANELS_A_ROW = 3
 # By which figure a training is judged while it runs, the first that there is.
 JUDGED_BY = ("dev_spearman", "validation_forward_accuracy")
 
@@ -130,8 +132,11 @@ def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
     written = []
     for name, drawn in figures.items():
         if drawn:
-            figure = Figure(figsize=(5 * len(drawn), 3.6), layout="constrained")
-            for axes, draw in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
+            columns = min(len(drawn), PANELS_A_ROW)
+            rows = math.ceil(len(drawn) / columns)
+            figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
+            for number, draw in enumerate(drawn, start=1):
+                axes = figure.add_subplot(rows, columns, number)
                 draw(axes)
                 axes.grid(alpha=0.3)
                 axes.legend(fontsize="small")
