@@ -20,7 +20,7 @@ from fastqt.problem import DIAGONALS, LINKS, Problem, finite_scale, target_error
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
-TILE_BYTES = 2 * 2**20  # of scores that stay in a core's cache until their products have read them
+TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
 
 # glibc maps every large block afresh, which costs a page fault for each of its pages at each
 # call, until it has seen a block of that size freed. This one is never touched.
