@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt import schedule
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_not_recorded, is_traced
 from fastqt.problem import Problem
 from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.targets import TargetRows
@@ -64,7 +64,7 @@ class _ContrastiveLoss(torch.autograd.Function):
         at_once = reduction != "none" and in_one_walk and True in needs
         ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs
         ctx.gradients, ctx.saves_gradients = None, False
-        if _is_traced(p):
+        if is_traced(p.queries):
             now = needs if at_once else Needs()
             loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, list(now))
             ctx.saves_gradients = at_once  # Dynamo traces no tensor kept on ctx itself
@@ -100,7 +100,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     N = p.queries.shape[0]
     weight = upstream.double() / N if ctx.reduction == "mean" else upstream.double()
     row_weights = weight.expand(N).contiguous()
-    if _is_traced(p):
+    if is_traced(p.queries):
         known = (*saved[6:8], row_weights, list(ctx.needs))
         return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), *known), ctx.needs)
     engine = _engine(ctx.backend)
@@ -123,11 +123,6 @@ def _engine(backend: str) -> Any:
 
         return triton_schedule
     return schedule
-
-
-def _is_traced(p: Problem) -> bool:
-    """Whether what is computed must be a dispatched operator, at several times a plain call's cost."""
-    return torch.compiler.is_compiling() or type(p.queries) not in (Tensor, torch.nn.Parameter)
 
 
 def _flat(p: Problem) -> tuple[Any, ...]:

@@ -114,3 +114,8 @@ def check_not_recorded(function: str) -> None:
             f"{function} is differentiable once; for a double backward (create_graph=True) use "
             "backend='reference'"
         )
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether what is computed must be dispatched operators, at several times a plain call's cost."""
+    return torch.compiler.is_compiling() or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors)

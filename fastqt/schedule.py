@@ -1,6 +1,6 @@
 """The CPU engine: the loss and its gradients, tile by tile of the score matrix.
 
-The walk itself is C++, in csrc/cpu/contrastive.cpp. `forward_with_gradients` makes all three
+The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
 `forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
 there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three products in any tiles.

@@ -65,13 +65,20 @@ def _walk(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The losses, and with weights w the gradients of sum_i w_i loss_i that are wanted."""
     N = len(a)
-    tile = (schedule.TILE_ROWS, schedule.TILE_COLUMNS)
-    if ctx.memory == "fast" and N * N * a.element_size() <= schedule.CHUNK_BYTES:
-        tile = (N, N)
     gradients: list[Tensor | None] = [None, None, None]
     if weights is not None:
         fresh = torch.empty(a.shape, dtype=a.dtype), torch.empty(b.shape, dtype=b.dtype), sums.new_empty(())
         gradients = [x if need else None for x, need in zip(fresh, ctx.needs, strict=True)]
     losses = sums.new_empty(N)
-    torch.ops.fastqt.clip_walk_.default(*(a, b, ctx.scale, *tile, known, sums, losses, weights, *gradients))
+    torch.ops.fastqt.clip_walk_.default(
+        *(a, b, ctx.scale, *_tile(a, ctx.memory), known, sums, losses, weights, *gradients)
+    )
     return losses, gradients
+
+
+def _tile(a: Tensor, memory: str) -> tuple[int, int]:
+    """Rows and columns of scores that are at hand at once."""
+    N = len(a)
+    if memory == "fast" and N * N * a.element_size() <= schedule.CHUNK_BYTES:
+        return N, N
+    return schedule.TILE_ROWS, schedule.TILE_COLUMNS

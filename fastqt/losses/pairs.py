@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastqt import backends
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype, is_traced
 from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss, sigmoid_loss
 from fastqt.losses.clip import clip_loss_on_cpu
 from fastqt.losses.parts import log_sum_exp, reduced, scores, unit
@@ -112,9 +112,8 @@ def clip_loss(
         raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     if normalize:
         a, b = unit(a), unit(b)
-    plain = {type(a), type(b), type(scale)} <= {Tensor, torch.nn.Parameter, float, int}
     dtype = input_dtype(a)
-    if plain and backends.select(backend, a.device, dtype) == "cpu" and not torch.compiler.is_compiling():
+    if backends.select(backend, a.device, dtype) == "cpu" and not is_traced(a, b):
         check_scale(scale)
         check_option("reduction", reduction, REDUCTIONS)
         check_option("memory", memory, MEMORY_MODES)

@@ -59,11 +59,12 @@ def test_twice_and_not_twice():
 
 
 def test_gradients_are_made_where_they_are_wanted(monkeypatch):
-    made = []
+    made, known = [], []
 
     def walk(*args, **options):
         losses, gradients = original(*args, **options)
         made.append([g is not None for g in gradients])
+        known.append(options["known"])
         return losses, gradients
 
     original = clip._walk
@@ -74,6 +75,19 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
     with torch.no_grad():
         fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
     assert made == [[True, False, False], [False] * 3, [True, False, False], [False] * 3]
+    assert known == [
+        False,
+        False,
+        True,
+        False,
+    ]  # a backward pass finds the sums where the forward one left them
+
+
+def test_what_is_at_hand_at_once():
+    few, many = torch.empty(2000, 1), torch.empty(5000, 1)
+    tile = schedule.TILE_ROWS, schedule.TILE_COLUMNS
+    assert clip._tile(few, "fast") == (2000, 2000)
+    assert clip._tile(few, "low") == clip._tile(many, "fast") == clip._tile(many, "low") == tile
 
 
 def test_threads_agree():
