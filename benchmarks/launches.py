@@ -64,6 +64,7 @@ class Case:
     scale: bool = False  # has a gradient
     bias: bool = False
     link: str = "softmax"
+    descriptors: bool = False  # read the operands of the scores' product
     archs: tuple[int, ...] = (80, 90, 100)
     wanted: tuple[str, ...] = ()
     loads_ahead: bool = True
@@ -148,7 +149,7 @@ class _Noting(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def described(gpu: Gpu) -> Iterator[list[Event]]:
+def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     from fastqt.kernels.tuning import score_config
     from triton.runtime.jit import JITFunction
@@ -166,6 +167,9 @@ def described(gpu: Gpu) -> Iterator[list[Event]]:
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         events.append(Launch(kernel, grid[0], arguments, options))
 
+    def config(_: torch.device, *shape: Any) -> Any:
+        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+
     properties = SimpleNamespace(
         major=gpu.arch // 10,
         multi_processor_count=gpu.multiprocessors,
@@ -177,7 +181,7 @@ def described(gpu: Gpu) -> Iterator[list[Event]]:
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
-        (triton_fused_walk, "score_config", lambda _, *shape: score_config(torch.device("cuda"), *shape)),
+        (triton_fused_walk, "score_config", config),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -196,7 +200,7 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
     try:
         with torch.device("meta"):
             problem = problem_of(case)
-            with described(gpu) as events:
+            with described(gpu, case.descriptors) as events:
                 if case.gradients:
                     needs = Needs(
                         *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)

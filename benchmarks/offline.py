@@ -93,6 +93,23 @@ CASES = (
         groups=True,
         wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_REDO"),
     ),
+    Case(
+        "bf16, descriptors",
+        D=1000,
+        descriptors=True,
+        archs=(90, 100),
+        wanted=("scores_kernel STORE REDUCE DESCRIPTORS -ONLY_REDO", "scores_kernel STORE REDUCE ONLY_REDO"),
+    ),
+    Case(
+        "tf32, descriptors, sigmoid, low",
+        dtype="float32",
+        memory="low",
+        link="sigmoid",
+        bias=True,
+        descriptors=True,
+        archs=(90, 100),
+        wanted=("scores_kernel SIGMOID STORE BIAS COLUMN_SUMS DESCRIPTORS",),
+    ),
     Case("bf16, small", N=1280, wanted=("scores_kernel STORE REDUCE -ONLY_REDO",)),
     Case(
         "fp32, loss",
@@ -213,6 +230,8 @@ _TYPES = {
 
 def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
     """The signature, constants and alignments that Triton compiles a launch for."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     signature, constants, alignments = {}, {}, {}
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
@@ -223,6 +242,9 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], 
             # An allocation begins at a multiple of 256 bytes, a part of one where its offset says.
             aligned = value.storage_offset() * value.element_size() % 16 == 0
             signature[parameter.name] = "*" + _TYPES[value.dtype]
+        elif isinstance(value, TensorDescriptor):
+            shape = ",".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]>"
         elif _is_int(value):
             aligned = value % 16 == 0
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"

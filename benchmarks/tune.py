@@ -53,18 +53,20 @@ class Space:
     warps: tuple[int, ...] = (8, 4)
     stages: tuple[int, ...] = (4, 3, 2, 5)
     groups: tuple[int, ...] = (8, 4, 16)
+    descriptors: tuple[bool, ...] = (False, True)
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
         """Large tiles first, as those mostly win and time may end; all with the first group."""
         from fastqt.kernels.launch import Config
 
         found = [
-            Config(rows, columns, width, self.groups[0], warps, stages)
+            Config(rows, columns, width, self.groups[0], warps, stages, descriptors)
             for rows in self.rows
             for columns in self.columns
             for width in self.widths
             for warps in self.warps
             for stages in self.stages
+            for descriptors in self.descriptors
         ]
         fitting = [config for config in found if fits(config, itemsize, shared_bytes)]
         return sorted(fitting, key=lambda config: -config.rows * config.columns)
@@ -107,7 +109,7 @@ PLAN = Plan(
 )
 DRY_PLAN = Plan(
     (Cell(Shape(10, 10, 8), 2**8, ANY), Cell(Shape(12, 20, 16), ANY, ANY)),
-    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1)),
+    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,)),
     rounds=1,
     compiled_rows=16,
 )
@@ -242,6 +244,15 @@ def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
             worker.wait()
 
 
+def plan_for(device: torch.device) -> Plan:
+    """What is measured on a device: descriptors only where hardware reads them, from Hopper on."""
+    if device.type != "cuda":
+        return DRY_PLAN
+    if torch.cuda.get_device_capability(device) >= (9, 0):
+        return PLAN
+    return replace(PLAN, space=replace(PLAN.space, descriptors=(False,)))
+
+
 def shared_memory(device: torch.device) -> int:
     """Bytes that a program may take."""
     if device.type != "cuda":
@@ -309,8 +320,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
         parser.error("no CUDA device is there; --dry-run takes none")
-    plan = DRY_PLAN if given.dry_run else PLAN
     device = torch.device("cpu") if given.dry_run else torch.device("cuda", torch.cuda.current_device())
+    plan = plan_for(device)
     dtypes = given.dtype or list(DTYPES)
     if given.share is not None:
         share, shares = map(int, given.share.split("/"))

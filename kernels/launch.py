@@ -25,6 +25,7 @@ class Config:
         rows, columns, width: of a tile of the result, and of a step along the inner dimension.
         group: as many blocks of rows are walked together, for what they share to stay in the L2 cache.
         warps, stages: of a program; stages are loads in flight ahead of the tensor cores.
+        descriptors: operands that allow it are copied by the unit that Hopper has for it, not by threads.
     """
 
     rows: int = 128
@@ -33,6 +34,7 @@ class Config:
     group: int = 8
     warps: int = 8
     stages: int = 3
+    descriptors: bool = False
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

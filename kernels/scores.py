@@ -8,6 +8,7 @@ import triton
 from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
 from fastqt.kernels.scores_kernel import scores_kernel
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,16 @@ def _launch(
     if any(n % unit for n in (width, queries.stride(0), tile.candidates.stride(0))):
         unit = 1
     step = config.width if unit > 1 else 16
+    operands: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
+    descriptors = config.descriptors and unit > 1 and all(map(_has_descriptor, (queries, tile.candidates)))
+    if descriptors:
+        operands = (
+            TensorDescriptor.from_tensor(queries, [config.rows, step]),
+            TensorDescriptor.from_tensor(tile.candidates, [config.columns, step]),
+        )
     with on_device(queries):
         scores_kernel[(tiles if redo is None else programs(queries, tiles),)](
-            *(queries, tile.candidates, scale, tile.bias, references, factors),
+            *(*operands, scale, tile.bias, references, factors),
             *(stored, results.partial, results.column_partial, flags, any_flag),
             *(tile.target_starts, tile.target_columns, tile.lowest_targets, tile.highest_targets),
             *(tile.query_groups, tile.candidate_groups, tile.mask),
@@ -144,6 +152,7 @@ def _launch(
             MASK=tile.mask is not None,
             EVEN_WIDTH=width % step == 0,
             EVEN_COLUMNS=columns % config.columns == 0,
+            DESCRIPTORS=descriptors,
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(),
@@ -155,3 +164,8 @@ def _launch(
             enable_fp_fusion=True,
             num_stages=config.stages,
         )
+
+
+def _has_descriptor(x: Tensor) -> bool:
+    """Whether a tensor descriptor can say where a matrix lies whose row stride is of whole 16 bytes."""
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.data_ptr() % 16 == 0

@@ -21,7 +21,7 @@ from fastqt.kernels.sigmoid import sigmoids, softplus_sums
 
 @triton.jit
 def scores_kernel(
-    queries,  # (N, D)
+    queries,  # (N, D), as the next a pointer, or a tensor descriptor if DESCRIPTORS
     candidates,  # (columns, D)
     scale,  # () float32
     bias,  # (columns,) float32, added to the scores if BIAS
@@ -65,6 +65,7 @@ def scores_kernel(
     MASK: tl.constexpr,
     EVEN_WIDTH: tl.constexpr,
     EVEN_COLUMNS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     UNIT: tl.constexpr,  # of elements, in which the width and the row strides are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -114,26 +115,32 @@ def scores_kernel(
                 highest = tl.load(highest_targets + row, mask=row_inside, other=-1)
                 first = tl.load(target_starts + row, mask=row_inside, other=0)
                 count = (tl.load(target_starts + row + 1, mask=row_inside, other=0) - first).to(tl.int32)
-            # Rows beyond the end are read as the last: their results are dropped. Offsets within a tile fit
-            # 32 bits, which halves the registers that addresses take.
-            k = tl.arange(0, BLOCK_WIDTH)
-            f_rows = tl.minimum(in_rows, rows - first_i - 1)
-            f = queries + tl.cast(first_row + first_i, tl.int64) * query_row_stride
-            f += f_rows[:, None] * query_row_stride + k[None, :] * query_stride
-            g_rows = tl.minimum(in_columns, columns - first_j - 1)
-            g = candidates + tl.cast(first_j, tl.int64) * candidate_row_stride
-            g += g_rows[None, :] * candidate_row_stride + k[:, None] * candidate_stride
             scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
-            for start in range(0, width, BLOCK_WIDTH):
-                if EVEN_WIDTH:
-                    a = tl.load(f)
-                    b = tl.load(g)
-                else:
-                    a = tl.load(f, mask=(start + k < width)[None, :], other=0.0)
-                    b = tl.load(g, mask=(start + k < width)[:, None], other=0.0)
-                scores = tl.dot(a.to(COMPUTE), b.to(COMPUTE), scores, input_precision=PRECISION)
-                f += BLOCK_WIDTH * query_stride
-                g += BLOCK_WIDTH * candidate_stride
+            if DESCRIPTORS:  # which read zeros beyond all ends
+                for start in range(0, width, BLOCK_WIDTH):
+                    a = queries.load([first_row + first_i, start]).to(COMPUTE)
+                    b = candidates.load([first_j, start]).to(COMPUTE)
+                    scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
+            else:
+                # Rows beyond the end are read as the last: their results are dropped. Offsets within a tile
+                # fit 32 bits, which halves the registers that addresses take.
+                k = tl.arange(0, BLOCK_WIDTH)
+                f_rows = tl.minimum(in_rows, rows - first_i - 1)
+                f = queries + tl.cast(first_row + first_i, tl.int64) * query_row_stride
+                f += f_rows[:, None] * query_row_stride + k[None, :] * query_stride
+                g_rows = tl.minimum(in_columns, columns - first_j - 1)
+                g = candidates + tl.cast(first_j, tl.int64) * candidate_row_stride
+                g += g_rows[None, :] * candidate_row_stride + k[:, None] * candidate_stride
+                for start in range(0, width, BLOCK_WIDTH):
+                    if EVEN_WIDTH:
+                        a = tl.load(f)
+                        b = tl.load(g)
+                    else:
+                        a = tl.load(f, mask=(start + k < width)[None, :], other=0.0)
+                        b = tl.load(g, mask=(start + k < width)[:, None], other=0.0)
+                    scores = tl.dot(a.to(COMPUTE), b.to(COMPUTE), scores, input_precision=PRECISION)
+                    f += BLOCK_WIDTH * query_stride
+                    g += BLOCK_WIDTH * candidate_stride
 
             exponent = scores * s if MAXIMUM or SIGMOID else tl.fma(scores, s, -reference[:, None])
             if BIAS:

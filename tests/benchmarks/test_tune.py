@@ -67,6 +67,13 @@ def test_configs_fit_the_device():
     assert set(tune.PLAN.space.configs(4, hopper)) < set(configs)
 
 
+@pytest.mark.parametrize(("capability", "descriptors"), [((8, 6), {False}), ((9, 0), {False, True})])
+def test_descriptors_are_tried_where_hardware_reads_them(monkeypatch, capability, descriptors):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    configs = tune.plan_for(torch.device("cuda")).space.configs(2, 166_912)
+    assert {config.descriptors for config in configs} == descriptors
+
+
 class FakeScores:
     """Takes as long as `seconds` says, and computes nonsense with tiles of 64 rows."""
 

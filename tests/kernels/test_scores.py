@@ -10,7 +10,7 @@ from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tolerances import FLOAT32, relative
 
-N, D, SCALE = 70, 3, 1.7
+N, SCALE = 70, 1.7
 EVERYTHING = slice(0, N)
 # Of targets: some tiles have a single one, in their first or last column.
 OFFSETS = (-33, -32, -16, -1, 1, 15, 17)
@@ -27,9 +27,15 @@ by_what = pytest.mark.parametrize(
     [{"diagonal"}, {"targets"}, {"diagonal", "targets"}, {"diagonal", "targets", "groups", "mask"}],
     ids=lambda what: ", ".join(sorted(what)),
 )
+# Elements are read one by one, or by a descriptor, which wants rows of whole 16 bytes.
+by_load = pytest.mark.parametrize(
+    ("D", "config"),
+    [(3, WHEN_INTERPRETED), (20, replace(WHEN_INTERPRETED, descriptors=True))],
+    ids=["pointers", "descriptors"],
+)
 
 
-def left_out(rows: slice, columns: slice, what: set[str]):
+def left_out(rows: slice, columns: slice, what: set[str], D: int = 3):
     """A tile, its queries and candidates, and which of its cells (rows, columns) stay in E."""
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (torch.randn(N, D, generator=generator) for _ in range(2))
@@ -66,17 +72,18 @@ def sums_by_block(x: np.ndarray) -> np.ndarray:
     return np.stack([x[:, start : start + step].sum(1) for start in range(0, x.shape[1], step)])
 
 
+@by_load
 @by_what
 @by_part
-def test_exponentials_and_their_sums(rows, columns, what):
-    tile, queries, candidates, kept = left_out(rows, columns, what)
+def test_exponentials_and_their_sums(rows, columns, what, D, config):
+    tile, queries, candidates, kept = left_out(rows, columns, what, D)
     references = torch.linspace(-1, 1, N)
     factors = torch.linspace(1, -1, N)
     E = torch.full(kept.shape, math.nan)
     partial = torch.empty(column_blocks(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
     scale = torch.tensor(SCALE)
     exp_scores(
-        *(tile, queries, scale, references, WHEN_INTERPRETED),
+        *(tile, queries, scale, references, config),
         exponentials=E,
         factors=factors,
         partial=partial,
