@@ -30,7 +30,17 @@ from fastqt.kernels.statistics import row_statistics
 from fastqt.kernels.tuning import score_config
 from fastqt.problem import Problem
 from fastqt.schedule import Needs
-from fastqt.triton_walk import ROW_MULTIPLE, Block, Walk, aligned, even, fitting, multiply, ranges
+from fastqt.triton_walk import (
+    ROW_MULTIPLE,
+    TARGETS_WANTED,
+    Block,
+    Walk,
+    aligned,
+    even,
+    fitting,
+    multiply,
+    ranges,
+)
 
 SUM_ROWS = 8192  # whose partial sums are kept at a time when nothing else is
 SAMPLE = 256  # candidates whose scores help to choose references
@@ -73,33 +83,22 @@ class FusedWalk(Walk):
     def _exact_cells(self) -> ExactCells:
         p = self.p
         starts, columns, weights = p.targets.compressed()
+        new = p.queries.new_empty
         private = None
         if p.row_negatives is not None or p.partners is not None:
             matrix = p.candidates if p.row_negatives is None else p.row_negatives
-            found = (p.queries.new_empty(self.N, dtype=torch.float32) for _ in range(3))
+            found = (new(self.N, dtype=torch.float32) for _ in range(3))
             private = PrivateNegatives(matrix, *found, p.partners, p.mix)
         return ExactCells(
             starts,
-            torch.where((weights != 0) & (columns >= 0) & (columns < self.M), columns, -1),
             weights,
-            *(weights.new_empty(weights.shape, dtype=torch.float32) for _ in range(2)),
-            *(starts.new_empty(self.N, dtype=torch.int32) for _ in range(2)),
-            zeroed=self._zeroed(),
+            *(torch.empty_like(columns) for _ in range(2)),
+            *(new(columns.shape, dtype=torch.float32) for _ in range(2)),
+            *(new(self.N, dtype=torch.int32) for _ in range(2)),
+            sound=new(self.N, dtype=torch.bool),
+            zeroed=new(self.N, dtype=torch.bool) if p.diagonal == "zero" else None,
             private=private,
         )
-
-    def _zeroed(self) -> Tensor | None:
-        """Which rows have a cell of score 0 on the diagonal, (N,) bool."""
-        p = self.p
-        if p.diagonal != "zero":
-            return None
-        own = torch.arange(self.N, device=p.queries.device)
-        zeroed, own = own < self.M, own.clamp(max=self.M - 1)
-        if p.query_groups is not None and p.candidate_groups is not None:
-            zeroed &= p.query_groups != p.candidate_groups[own]
-        if p.mask is not None:
-            zeroed &= ~p.mask[torch.arange(self.N, device=own.device), own]
-        return zeroed
 
     def _row_state(self) -> RowState:
         new, N = self.p.queries.new_empty, self.N
@@ -124,7 +123,13 @@ class FusedWalk(Walk):
             maxima = self._partial(SAMPLE, self.N)
             max_scores(sample, p.queries, self.scale, maxima, self.config)
             sampled = maxima.amax(0)
-        choose_references(p.queries, p.candidates, self.scale, p.bias, self.cells, self.state, sampled)
+        self.look_at_rows(sampled)
+
+    def look_at_rows(self, sampled: Tensor | None = None) -> None:
+        """Exact cells and references; on a GPU, which has not looked at the targets yet, an assertion too."""
+        choose_references(self.p, self.scale, self.groups, self.cells, self.state, sampled)
+        if self.p.queries.is_cuda:
+            torch._assert_async(self.cells.sound.all(), TARGETS_WANTED)
 
     def _partial(self, columns: int, rows: int) -> Tensor:
         return self.p.queries.new_empty(column_blocks(columns, self.config), rows, dtype=torch.float32)
@@ -293,7 +298,7 @@ class FusedWalk(Walk):
         columns = tile.candidates.shape[0]
         partial = self.column_sums.new_empty(row_blocks(tile.rows, self.config), columns)
         yield partial
-        self.column_sums[tile.first_column : tile.first_column + columns] += partial.sum(0)
+        self.column_sums[tile.first_column : tile.first_column + columns].add_(partial.sum(0))
 
     def _times_columns(self, E: Tensor) -> Tensor | None:
         """E G over all blocks, float32, if anything needs it."""
@@ -345,8 +350,7 @@ class FusedWalk(Walk):
         """Where each candidate's targets begin, their places in the order of rows, and each place's row."""
         columns, order = self.cells.columns.sort(stable=True)
         starts = torch.searchsorted(columns, torch.arange(self.M + 1, device=columns.device))
-        rows = torch.arange(self.N, device=columns.device)
-        return starts, order, rows.repeat_interleave(self.cells.starts.diff(), output_size=columns.numel())
+        return starts, order, self.cells.rows
 
 
 def _numbered(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
-from fastqt.triton_walk import Walk, aligned, multiply, ranges
+from fastqt.problem import Problem
+from fastqt.triton_walk import TARGETS_WANTED, Walk, aligned, multiply, ranges
 
 
 class RowWalk(Walk):
@@ -17,6 +18,8 @@ class RowWalk(Walk):
 
     def run(self) -> None:
         p = self.p
+        if p.queries.is_cuda:
+            torch._assert_async(_sound(p), TARGETS_WANTED)
         if p.partners is not None:  # small problems, or ones whose targets are as large as the scores
             p = self.p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
         private = p.row_negatives
@@ -76,3 +79,24 @@ class RowWalk(Walk):
     def _factor(self) -> Tensor:
         """What a product of dS lacks."""
         return (self.scale * self.weight_norm / self.gain).float()
+
+
+def _sound(p: Problem) -> Tensor:
+    """Whether a loss is defined for the targets, () bool."""
+    t, M = p.targets, p.candidates.shape[0]
+    if t.dense is not None:
+        sound = (t.dense >= 0).all()
+        if p.diagonal != "keep":
+            sound &= (t.dense.diagonal() == 0).all()
+        if p.mask is not None:
+            sound &= ~((t.dense != 0) & p.mask).any()
+        return sound
+    starts, columns, weights = t.compressed()
+    row = torch.arange(starts.numel() - 1, device=starts.device)
+    row = row.repeat_interleave(starts.diff(), output_size=columns.numel())
+    fault = (columns < 0) | (columns >= M)
+    if p.diagonal != "keep":
+        fault |= row == columns
+    if p.mask is not None:
+        fault |= p.mask[row, columns.clamp(0, M - 1)]
+    return (weights >= 0).all() & ~((weights != 0) & fault).any()

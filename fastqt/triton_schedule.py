@@ -6,7 +6,6 @@ write a score; for all else `RowWalk` takes whole rows of them. No step waits fo
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fastqt.problem import Problem
@@ -36,7 +35,8 @@ def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, n
 
 
 def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Gradients]:
-    _check_targets(p)
+    if not p.queries.is_cuda:
+        check_targets(p)
     fused = SigmoidWalk if p.link == "sigmoid" else FusedWalk
     kind = RowWalk if needs_whole_rows(p) else fused
     walk = kind(p, weights, needs)
@@ -47,31 +47,3 @@ def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Grad
 def needs_whole_rows(p: Problem) -> bool:
     """Whether it is one of those that the fused product does not serve."""
     return p.targets.dense is not None or p.targets.background is not None
-
-
-def _check_targets(p: Problem) -> None:
-    """Refuses what no loss is defined for: in words on a CPU, on a GPU by an assertion on the device."""
-    if not p.queries.is_cuda:
-        check_targets(p)
-        return
-    t, M = p.targets, p.candidates.shape[0]
-    if t.dense is not None:
-        sound = (t.dense >= 0).all()
-        if p.diagonal != "keep":
-            sound &= (t.dense.diagonal() == 0).all()
-        if p.mask is not None:
-            sound &= ~((t.dense != 0) & p.mask).any()
-    else:
-        starts, columns, weights = t.compressed()
-        row = torch.arange(starts.numel() - 1, device=starts.device)
-        row = row.repeat_interleave(starts.diff(), output_size=columns.numel())
-        given = weights != 0
-        fault = (columns < 0) | (columns >= M)
-        if p.diagonal != "keep":
-            fault |= row == columns
-        if p.mask is not None:
-            fault |= p.mask[row, columns.clamp(0, M - 1)]
-        sound = (weights >= 0).all() & ~(given & fault).any()
-    torch._assert_async(
-        sound, "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
-    )

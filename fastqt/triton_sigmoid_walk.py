@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from fastqt.kernels.references import choose_references
 from fastqt.kernels.scores import Tile, column_blocks, sigmoid_scores
 from fastqt.kernels.sigmoid import sigmoid_statistics
 from fastqt.triton_fused_walk import FusedWalk
@@ -23,8 +22,7 @@ class SigmoidWalk(FusedWalk):
     """Scores with the sigmoid in their product's epilogue; targets one by one."""
 
     def prepare(self) -> None:
-        p = self.p
-        choose_references(p.queries, p.candidates, self.scale, p.bias, self.cells, self.state, None)
+        self.look_at_rows()
         self.row_weights = (self.gain * self.weights / self.weight_norm).float()
         self.state.factors.copy_(self.weight_norm / self.gain)
         self.logsumexp.zero_(), self.mass.zero_()

@@ -16,6 +16,8 @@ FAST_BYTES = 512 * 2**20  # beside inputs and gradients
 LOW_BYTES = 40 * 2**20
 ROW_MULTIPLE = 128
 
+TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
+
 # float16 has too little range for exponentials against a rough reference: it takes the
 # log-sum-exp first, and keeps 2^15 times the probabilities.
 HALF_GAIN = 2.0**15
@@ -44,11 +46,14 @@ class Walk:
         self.M = p.candidates.shape[0]
         new, dtype = p.queries.new_empty, p.queries.dtype
         self.scale = _on_device(p.scale, p.queries.device)
-        if not isinstance(weights, Tensor):
-            weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
-        self.weights = weights
         # Rows take their weight relative to the largest, so that no dtype's range is left.
-        self.weight_norm = weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+        if isinstance(weights, Tensor):
+            self.weights = weights
+            self.weight_norm = weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+        else:
+            self.weights, self.weight_norm = (
+                p.queries.new_full(shape, weights, dtype=torch.float64) for shape in ((self.N,), ())
+            )
         self.gain = 1.0
         if dtype is torch.float16:
             self.gain = HALF_GAIN

@@ -47,12 +47,14 @@ class ExactCells:
     """The cells that are computed one by one: targets in the order of rows, and the private negatives."""
 
     starts: Tensor  # (N + 1,) int64
-    columns: Tensor  # (targets,) int64, -1 where there is none
     weights: Tensor  # (targets,) float64
-    scores: Tensor  # (targets,) float32, found on the way as the following
+    columns: Tensor  # (targets,) int64, -1 where there is none; found on the way as the following
+    rows: Tensor  # (targets,) int64
+    scores: Tensor  # (targets,) float32
     coefficients: Tensor  # (targets,) float32: dL/dS
     lowest: Tensor  # (N,) int32: the first column among a row's targets, NOWHERE without any
     highest: Tensor  # (N,) int32: the last, or -1
+    sound: Tensor  # (N,) bool: whether a loss is defined for the row's targets
     zeroed: Tensor | None  # (N,) bool: rows whose cell on the diagonal has score 0
     private: PrivateNegatives | None
 

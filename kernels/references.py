@@ -1,4 +1,7 @@
-"""What the exponentials of a row are taken against: a number near its largest score, found cheaply."""
+"""The first look at each row: its exact cells, and what its exponentials are taken against.
+
+That is a number near its largest score, found cheaply.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from fastqt.kernels.cells import LOG2_E, NO_PRIVATE, NOWHERE, PRIVATE_MIX, Exact
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
+from fastqt.problem import Problem
+
 
 @triton.jit
 def references_kernel(
@@ -16,12 +21,19 @@ def references_kernel(
     scale,
     bias,  # (M,) float32, added to the scores of targets if BIAS
     target_starts,
-    target_columns,
+    given_columns,  # (targets,) int64
+    target_weights,  # (targets,) float64
+    query_groups,  # (N,) int32, if GROUPS
+    candidate_groups,  # (M,) int32
+    mask,  # (N, M) bool, if MASK
     sampled,  # (N,) float32: maxima over a sample of candidates, to base 2
-    zeroed,  # (N,) bool
     private,
     partners,
+    target_columns,  # (targets,) int64, written as the following
+    target_rows,  # (targets,) int64
     target_scores,  # (targets,) float32
+    sound,  # (N,) bool
+    zeroed,  # (N,) bool
     private_scores,  # (N,) float32
     private_norms,  # (N,) float32, of mixes
     lowest_targets,  # (N,) int32
@@ -29,6 +41,7 @@ def references_kernel(
     bases,  # (N,) float32, to base 2
     references,  # (N,) float32, to base 2
     mix,
+    columns,  # M
     width,
     query_row_stride,
     query_stride,
@@ -36,15 +49,21 @@ def references_kernel(
     candidate_stride,
     private_row_stride,
     private_stride,
+    mask_row_stride,
+    mask_stride,
     BIAS: tl.constexpr,
+    REPLACED: tl.constexpr,
     ZEROED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASK: tl.constexpr,
     SAMPLED: tl.constexpr,
     PRIVATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program a row: scores of its exact cells, and a reference for the exponentials of all others.
 
-    The base is the largest exact score; a row without targets has +inf, and E = 0.
+    The base is the largest exact score; a row without targets has +inf, and E = 0. A target of weight 0
+    is none; one of negative weight, beyond all columns, masked or on a replaced diagonal is not sound.
     """
     i = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
@@ -52,8 +71,21 @@ def references_kernel(
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     base = float("-inf")
     lowest, highest = tl.cast(NOWHERE, tl.int32), tl.cast(-1, tl.int32)
+    all_sound = True
     for t in range(first, last):
-        at = tl.load(target_columns + t)
+        at = tl.load(given_columns + t)
+        weight = tl.load(target_weights + t)
+        there = (at >= 0) & (at < columns)
+        possible = there
+        if REPLACED:
+            possible = possible & (at != i)
+        if MASK:
+            cell = mask + i * mask_row_stride + at * mask_stride
+            possible = possible & (tl.load(cell, mask=there, other=0) == 0)
+        all_sound = all_sound & ((weight == 0) | ((weight > 0) & possible))
+        at = tl.where(there & (weight != 0), at, -1)
+        tl.store(target_columns + t, at)
+        tl.store(target_rows + t, i)
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         if at >= 0:
             for start in range(0, width, BLOCK):
@@ -70,8 +102,16 @@ def references_kernel(
             base = tl.maximum(base, score)
             lowest = tl.minimum(lowest, at.to(tl.int32))
             highest = tl.maximum(highest, at.to(tl.int32))
+    tl.store(sound + i, all_sound)
     if ZEROED:
-        base = tl.where(tl.load(zeroed + i) != 0, tl.maximum(base, 0.0), base)
+        own = i < columns
+        if GROUPS:
+            own = own & (tl.load(query_groups + i) != tl.load(candidate_groups + i, mask=own, other=0))
+        if MASK:
+            at = mask + i * mask_row_stride + i * mask_stride
+            own = own & (tl.load(at, mask=own, other=0) == 0)
+        tl.store(zeroed + i, own)
+        base = tl.where(own, tl.maximum(base, 0.0), base)
     if PRIVATE != NO_PRIVATE:
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         square = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -127,36 +167,29 @@ def raise_references_kernel(
 
 
 def choose_references(
-    queries: Tensor,
-    candidates: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,  # (M,) float32
+    p: Problem,
+    scale: Tensor,  # () float32
+    groups: tuple[Tensor, Tensor] | tuple[None, None],  # (N,) and (M,) int32
     cells: ExactCells,
     state: RowState,
     sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates, to base 2
 ) -> None:
-    """Scores of the exact cells, and from them the rows' references."""
+    """Which cells are exact and their scores, and from them the rows' references."""
+    queries, candidates, mask = p.queries, p.candidates, p.mask
     N, D = queries.shape
     matrix, partners, scores, norms, _ = cells.private_tensors
     with on_device(queries):
         references_kernel[(N,)](
-            *(
-                queries,
-                candidates,
-                scale,
-                bias,
-                cells.starts,
-                cells.columns,
-                sampled,
-                cells.zeroed,
-                matrix,
-                partners,
-            ),
-            *(cells.scores, scores, norms, cells.lowest, cells.highest),
-            *(state.bases, state.references, cells.mix),
-            *(D, *queries.stride(), *candidates.stride(), *cells.private_strides),
-            BIAS=bias is not None,
+            *(queries, candidates, scale, p.bias, *p.targets.compressed(), *groups, mask, sampled),
+            *(matrix, partners, cells.columns, cells.rows, cells.scores, cells.sound, cells.zeroed),
+            *(scores, norms, cells.lowest, cells.highest, state.bases, state.references, cells.mix),
+            *(candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            *((0, 0) if mask is None else mask.stride()),
+            BIAS=p.bias is not None,
+            REPLACED=p.diagonal != "keep",
             ZEROED=cells.zeroed is not None,
+            GROUPS=p.query_groups is not None,
+            MASK=mask is not None,
             SAMPLED=sampled is not None,
             PRIVATE=cells.private_kind,
             BLOCK=block(D, 1024),
