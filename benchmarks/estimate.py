@@ -291,8 +291,8 @@ Every SASS instruction of the scores' kernel counts once a tile, those of branch
 only one program fits a multiprocessor they come after the tile's products, else beside those of another.
 Where no load runs ahead of the products, each step along D waits for its operands. The vendor's products take
 the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16, of QuickThoughts
-with the targets of `Window(1)`, of SigLIP those of scale and bias too, of CLIP that of the scale; the targets'
-lowering is not counted. GEMM time is three products of the same shapes.
+with the targets of `Window(1)`, of SigLIP those of scale and bias too, of CLIP that of the scale; but for
+CLIP the targets' lowering is not counted. GEMM time is three products of the same shapes.
 
 ## Against the goals
 
