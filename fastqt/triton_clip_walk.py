@@ -7,8 +7,10 @@ up in the epilogue of the scores' product. The pairs, on the diagonal, are the e
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +41,7 @@ def walk(
     """
     p = pairs(a, b, scale, memory)
     if not known:
-        _find_out(_Direction(p), _Direction(pairs(b, a, scale, memory)), found)
+        _find_out(_Direction(p), _Direction(replace(p, queries=b, candidates=a)), found)
     if weights is None:
         return None, None, None
     clip = ClipWalk(p, weights, needs, found)
@@ -55,6 +57,11 @@ class _Pairs(FusedWalk):
         columns = columns or slice(0, self.M)
         matrix = block.matrix[columns]
         return Tile(rows.start, rows.stop - rows.start, matrix, columns.start, leave_out_diagonal=True)
+
+    @functools.cached_property
+    def _targets_by_column(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each column's only target is that of its row."""
+        return self.cells.starts, self.cells.columns, self.cells.columns
 
 
 class _Direction(_Pairs):
