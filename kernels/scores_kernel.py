@@ -184,31 +184,38 @@ def scores_kernel(
 
             if REDUCE:
                 partial_at = partial + tl.cast(column_block, tl.int64) * rows + first_i + in_rows
+            if COLUMN_SUMS:
+                column_partial_at = column_partial + tl.cast(row_block, tl.int64) * columns
+                column_partial_at += first_j + in_columns
             if MAXIMUM:
                 tl.store(partial_at, tl.max(exponent, 1), mask=written)
             else:
+                if BOTH_WAYS:  # columns first: what is known of each takes many registers
+                    at = first_j + in_columns
+                    column_reference = tl.load(column_references + at, mask=column_inside, other=0.0)
+                    of_columns = tl.exp2(exponent - column_reference[None, :])
+                    if COLUMN_SUMS:
+                        tl.store(column_partial_at, tl.sum(of_columns, 0), mask=column_inside)
+                    if FACTORS:
+                        column_factor = tl.load(column_factors + at, mask=column_inside, other=0.0)
+                        of_columns *= column_factor[None, :]
+                    exponent -= reference[:, None]
                 if SIGMOID:
                     e = tl.exp2(-tl.abs(exponent))
                     if REDUCE:
                         tl.store(partial_at, softplus_sums(exponent, e), mask=written)
                     e = sigmoids(exponent, e)
                 else:
-                    e = tl.exp2(exponent - reference[:, None] if BOTH_WAYS else exponent)
+                    e = tl.exp2(exponent)
                     if REDUCE:
                         tl.store(partial_at, tl.sum(e, 1), mask=written)
                 if FACTORS:
                     e *= factor[:, None]
-                of_column = e  # whose factors are 0 beyond the last row
                 if BOTH_WAYS:
-                    at = first_j + in_columns
-                    column_reference = tl.load(column_references + at, mask=column_inside, other=0.0)
-                    of_column = tl.exp2(exponent - column_reference[None, :])
                     if FACTORS:
-                        column_factor = tl.load(column_factors + at, mask=column_inside, other=0.0)
-                        e = tl.fma(of_column, column_factor[None, :], e)
-                if COLUMN_SUMS:
-                    at = column_partial + tl.cast(row_block, tl.int64) * columns + first_j + in_columns
-                    tl.store(at, tl.sum(of_column, 0), mask=column_inside)
+                        e += of_columns
+                elif COLUMN_SUMS:  # with factors, which are 0 beyond the last row
+                    tl.store(column_partial_at, tl.sum(e, 0), mask=column_inside)
                 if STORE:
                     begin = exponentials + tl.cast(first_i, tl.int64) * exponential_row_stride + first_j
                     cell = begin + in_rows[:, None] * exponential_row_stride + in_columns[None, :]
