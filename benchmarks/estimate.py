@@ -24,7 +24,8 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu_estimates.md"
 STORED = DOCUMENT.with_suffix(".json")
 SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
 SIGLIP = "SigLIP"
-SIGLIP_SHAPES = ((65536, 768), (16384, 1024))
+CLIP = "CLIP"
+LARGE_SHAPES = ((65536, 768), (16384, 1024))  # of both
 GOALS = {"fast": 1.12, "low": 1.45}  # times GEMM time
 GOAL_SMALL = 20e-6  # seconds, of the paper's batch
 SMALL = 400
@@ -102,7 +103,11 @@ def collect() -> Stored:
     cases = [Case("QuickThoughts", N=N, D=D) for N, D in SHAPES]
     cases += [
         Case(SIGLIP, N=N, D=D, targets="own", diagonal="keep", link="sigmoid", bias=True, scale=True)
-        for N, D in SIGLIP_SHAPES
+        for N, D in LARGE_SHAPES
+    ]
+    cases += [
+        Case(CLIP, N=N, D=D, targets="own", diagonal="keep", both_ways=True, scale=True)
+        for N, D in LARGE_SHAPES
     ]
     for case in cases:
         for memory in GOALS:
@@ -286,8 +291,8 @@ Every SASS instruction of the scores' kernel counts once a tile, those of branch
 only one program fits a multiprocessor they come after the tile's products, else beside those of another.
 Where no load runs ahead of the products, each step along D waits for its operands. The vendor's products take
 the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16, of QuickThoughts
-with the targets of `Window(1)`, of SigLIP those of scale and bias too; the targets' lowering is not counted.
-GEMM time is three products of the same shapes.
+with the targets of `Window(1)`, of SigLIP those of scale and bias too, of CLIP that of the scale; but for
+CLIP the targets' lowering is not counted. GEMM time is three products of the same shapes.
 
 ## Against the goals
 

@@ -118,13 +118,15 @@ def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
         ("normalised", {"N": 400, "normalize": True, "scale": 20.0}),
         ("rows", {"N": 400, "reduction": "none"}),
         ("low memory", {"N": N, "memory": "low"}),
+        ("both ways", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0}),
+        ("both ways, low memory", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0, "memory": "low"}),
     ]
 
 
 def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:
     """Passes unless torch raises at a wait, which fails the check."""
     arguments = dict(arguments)
-    N = arguments.pop("N")
+    N, function = arguments.pop("N"), arguments.pop("loss", fastqt.contrastive_loss)
     leaves = [
         torch.randn(N, 64, device=device, dtype=torch.bfloat16).mul_(0.3).requires_grad_() for _ in range(2)
     ]
@@ -132,7 +134,7 @@ def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:
     wanted = [*leaves, scale] if isinstance(scale, Tensor) else leaves
 
     def step() -> None:
-        loss = fastqt.contrastive_loss(*leaves, **arguments, backend="triton")
+        loss = function(*leaves, **arguments, backend="triton")
         torch.autograd.grad(loss, wanted, torch.ones_like(loss))
 
     step()  # what is compiled and allocated the first time may wait

@@ -97,6 +97,7 @@ class Problem:
     offsets: tuple[int, ...]  # the targets of row i are candidates i + offset
     diagonal: str
     seeds: int = 3
+    both_ways: bool = False  # CLIP's loss, of rows and of columns
 
 
 PROBLEMS = (
@@ -108,11 +109,16 @@ PROBLEMS = (
     Problem("overflow, nothing sampled", "overflow", 700, 700, 256, (0,), "keep"),
     Problem("overflow, sampled", "overflow", 1500, 5000, 256, (0,), "keep"),
     Problem("many chunks", "random", 16500, 18000, 64, (1,), "zero", seeds=1),
+    Problem("both ways", "random", 1021, 1021, 253, (0,), "keep", both_ways=True),
+    Problem("both ways, converged", "converged", 1024, 1024, 256, (0,), "keep", both_ways=True),
+    Problem("both ways, overflow", "overflow", 1500, 1500, 256, (0,), "keep", both_ways=True),
+    Problem("both ways, many chunks", "random", 16500, 16500, 64, (0,), "keep", seeds=1, both_ways=True),
 )
-QUICK_PROBLEMS = (PROBLEMS[0], PROBLEMS[3], PROBLEMS[6])
+QUICK_PROBLEMS = (PROBLEMS[0], PROBLEMS[3], PROBLEMS[6], PROBLEMS[9])
 DRY_PROBLEMS = (
     Problem("window", "random", 13, 13, 11, (-1, 1), "zero", seeds=2),
     Problem("overflow", "overflow", 11, 17, 24, (0,), "keep", seeds=2),
+    Problem("both ways", "random", 11, 11, 7, (0,), "keep", seeds=1, both_ways=True),
 )
 
 
@@ -132,14 +138,15 @@ def problem_verdict(
     eagers: list[list[float]] = []
     for seed in range(problem.seeds):
         f, g = (x.to(device, dtype).requires_grad_() for x in INPUTS[problem.kind](problem, seed))
-        exact = truth(f.detach(), g.detach(), problem.offsets, problem.diagonal)
+        exact = true_losses(problem, f.detach(), g.detach())
         assert_kind(problem, exact[0])
-        options = {"diagonal": problem.diagonal, "memory": memory, "backend": backend}
-        targets = fastqt.Window(offsets=list(problem.offsets))
-        rows = taken(fastqt.contrastive_loss, f, g, targets, **options, reduction="none")
-        mean = torch.autograd.grad(taken(fastqt.contrastive_loss, f, g, targets, **options), (f, g))
+        loss = partial(fused_loss(problem), f, g, memory=memory, backend=backend)
+        rows = taken(loss, reduction="none")
+        mean = torch.autograd.grad(taken(loss), (f, g))
         ours.append(_errors((rows.detach(), *mean), exact))
         rows = eager_rows(f, g, problem.offsets, problem.diagonal)
+        if problem.both_ways:
+            rows = (rows + eager_rows(g, f, problem.offsets, problem.diagonal)) / 2
         eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))
     # Eager may happen to round to the truth; half a unit in the last place of a result is always allowed.
     slack = (torch.finfo(torch.float32).eps / 2, *(torch.finfo(dtype).eps / 2,) * 2)
@@ -149,6 +156,22 @@ def problem_verdict(
         bound = EAGER_FACTOR * sum(e[k] for e in eagers) / len(eagers) + slack[k]
         bounds[name] = sum(e[k] for e in ours) / len(ours), bound
     return within(bounds)
+
+
+def fused_loss(p: Problem) -> Callable[..., Tensor]:
+    if p.both_ways:
+        return partial(fastqt.clip_loss, scale=1.0, normalize=False)
+    targets = fastqt.Window(offsets=list(p.offsets))
+    return partial(fastqt.contrastive_loss, targets=targets, diagonal=p.diagonal)
+
+
+def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses, and the gradients of their mean, in float64."""
+    found = truth(f, g, p.offsets, p.diagonal)
+    if not p.both_ways:
+        return found
+    losses, dG, dF = truth(g, f, p.offsets, p.diagonal)
+    return (found[0] + losses) / 2, (found[1] + dF) / 2, (found[2] + dG) / 2
 
 
 def random_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
@@ -184,7 +207,8 @@ def assert_kind(problem: Problem, losses: Tensor) -> None:
     """The inputs are as hard as they are meant to be."""
     if problem.kind == "converged" and losses.max() > 1e-3:
         raise AssertionError(f"inputs are not converged: p = {math.exp(-losses.max()):.4f}")
-    if problem.kind == "overflow" and (losses > 100).sum() < problem.N // 5:
+    loud = 50 if problem.both_ways else 100  # in one of the two ways
+    if problem.kind == "overflow" and (losses > loud).sum() < problem.N // 5:
         raise AssertionError("inputs overflow too few rows")
 
 

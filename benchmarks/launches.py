@@ -64,6 +64,7 @@ class Case:
     scale: bool = False  # has a gradient
     bias: bool = False
     link: str = "softmax"
+    both_ways: bool = False  # CLIP's loss, of rows and of columns
     descriptors: bool = False  # read the operands of the scores' product
     archs: tuple[int, ...] = (80, 90, 100)
     wanted: tuple[str, ...] = ()
@@ -192,7 +193,7 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
 
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
-    from fastqt import triton_schedule
+    from fastqt import triton_clip_walk, triton_schedule
     from fastqt.schedule import Needs
 
     before = torch.get_float32_matmul_precision()
@@ -201,10 +202,17 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
         with torch.device("meta"):
             problem = problem_of(case)
             with described(gpu, case.descriptors) as events:
-                if case.gradients:
-                    needs = Needs(
-                        *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)
+                needs = Needs(
+                    *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)
+                )
+                if case.both_ways:
+                    found, weights = torch.empty(5, case.N, dtype=torch.float64).split([4, 1])
+                    triton_clip_walk.walk(
+                        *(problem.queries, problem.candidates, problem.scale, case.memory, found),
+                        *(weights[0] if case.gradients else None, needs),
+                        known=False,
                     )
+                elif case.gradients:
                     triton_schedule.forward_with_gradients(problem, "mean", needs)
                 else:
                     triton_schedule.forward(problem)

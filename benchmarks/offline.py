@@ -219,6 +219,30 @@ CASES = (
         gradients=False,
         wanted=("scores_kernel SIGMOID REDUCE -STORE",),
     ),
+    Case(
+        "both ways, bf16",
+        both_ways=True,
+        wanted=(
+            "scores_kernel BOTH_WAYS REDUCE COLUMN_SUMS",
+            "scores_kernel BOTH_WAYS STORE FACTORS",
+            "scores_kernel REDUCE ONLY_REDO -TARGETS",
+        ),
+    ),
+    Case(
+        "both ways, fp16, low",
+        dtype="float16",
+        N=4000,
+        D=1000,
+        memory="low",
+        both_ways=True,
+        wanted=("scores_kernel BOTH_WAYS STORE FACTORS",),
+    ),
+    Case(
+        "both ways, tf32",
+        dtype="float32",
+        both_ways=True,
+        wanted=("scores_kernel BOTH_WAYS REDUCE COLUMN_SUMS", "scores_kernel BOTH_WAYS STORE FACTORS"),
+    ),
 )
 
 

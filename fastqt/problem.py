@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fastqt.targets import TargetRows
+from fastqt.targets import Diagonal, TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
 DIAGONALS = ("zero", "exclude", "keep")
@@ -33,6 +33,12 @@ class Problem:
     bias: Tensor | None = None  # (M,), added to the candidates' scores
     # What makes probabilities of scores: a softmax over a row, or a sigmoid of each cell.
     link: str = "softmax"
+
+
+def pairs(a: Tensor, b: Tensor, scale: float | Tensor, memory: str) -> Problem:
+    """Each row of a, (N, D), among all of b, with b's row of the same index for its target."""
+    targets = Diagonal().rows(len(a), len(b), a.device)
+    return Problem(a, b, None, None, scale, targets, "keep", None, None, None, memory)
 
 
 def finite_scale(p: Problem) -> float:

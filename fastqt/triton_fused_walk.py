@@ -160,21 +160,24 @@ class FusedWalk(Walk):
             for block in self.blocks:
                 self.fill(self.tile(block, rows), E[:, block.columns])
             return
-        p, state, first = self.p, self.state, rows.start
-        tiles = [self.tile(block, rows) for block in self.blocks]
+        self._add_up(rows, E, None)
+        self.repair(rows, E)
+
+    def _add_up(self, rows: slice, E: Tensor | None, redo: tuple[Tensor, Tensor] | None) -> None:
         partial, parts = self._parts_of_blocks(rows)
+        for block, part in zip(self.blocks, parts, strict=True):
+            of_block = None if E is None else E[:, block.columns]
+            self.fill(self.tile(block, rows), of_block, partial=part, redo=redo)
+        row_statistics(partial, self.cells, self.state, rows.start, only_redo=redo is not None)
 
-        def add_up(redo: tuple[Tensor, Tensor] | None) -> None:
-            for block, tile, part in zip(self.blocks, tiles, parts, strict=True):
-                self.fill(tile, None if E is None else E[:, block.columns], partial=part, redo=redo)
-            row_statistics(partial, self.cells, state, first, only_redo=redo is not None)
-
-        add_up(None)
-        redo = state.redo, state.redo[rows].amax()
-        for tile, part in zip(tiles, parts, strict=True):
-            max_scores(tile, p.queries, self.scale, part, self.config, redo=redo)
-        raise_references(state, partial, first)
-        add_up(redo)
+    def repair(self, rows: slice, E: Tensor | None = None) -> None:
+        """Does those rows again whose reference was too far off."""
+        redo = self.state.redo, self.state.redo[rows].amax()
+        maxima, parts = self._parts_of_blocks(rows)
+        for block, part in zip(self.blocks, parts, strict=True):
+            max_scores(self.tile(block, rows), self.p.queries, self.scale, part, self.config, redo=redo)
+        raise_references(self.state, maxima, rows.start)
+        self._add_up(rows, E, redo)
 
     def _parts_of_blocks(self, rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Room for the sums of some rows over blocks of columns, and each block's part of it."""

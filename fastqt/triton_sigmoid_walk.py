@@ -38,6 +38,10 @@ class SigmoidWalk(FusedWalk):
         partial, parts = self._parts_of_blocks(rows)
         for block, part in zip(self.blocks, parts, strict=True):
             self.fill(self.tile(block, rows), None if E is None else E[:, block.columns], partial=part)
+        self.conclude(rows, partial)
+
+    def conclude(self, rows: slice, partial: Tensor) -> None:
+        """Losses and exact cells of some rows from the sums over their other cells."""
         sigmoid_statistics(partial, self.cells, self.state, rows.start)
 
     def fill(
@@ -81,7 +85,7 @@ class SigmoidWalk(FusedWalk):
                         multiply(product, cells, block.matrix[columns], add=not first)
                     if block.product is not None:
                         multiply(block.product[columns], cells.T, queries[rows], add=rows.start > 0)
-            sigmoid_statistics(partial, self.cells, self.state, rows.start)
+            self.conclude(rows, partial)
             self._finish_queries(rows, product, None)
         for block in self.blocks:
             self._finish_candidates(block, slice(0, block.matrix.shape[0]), block.product)

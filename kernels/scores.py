@@ -78,6 +78,29 @@ def sigmoid_scores(
     _launch(tile, queries, scale, None, factors, results, None, config, sigmoid=True)
 
 
+def both_ways_scores(
+    tile: Tile,
+    queries: Tensor,  # (N, D)
+    scale: Tensor,  # () float32
+    references: tuple[Tensor, Tensor],  # (N,) and (columns,) float32, to base 2
+    config: Config,
+    *,
+    factors: tuple[Tensor, Tensor] | None = None,  # (N,) and (columns,) float32
+    total: Tensor | None = None,  # (rows, columns), rows contiguous
+    partial: Tensor | None = None,  # (column_blocks, rows) float32
+    column_partial: Tensor | None = None,  # (row_blocks, columns) float32
+) -> None:
+    """Of exponentials against references of rows and of columns: sums of either, or the cells' two added up.
+
+    Row sums are by blocks as of `exp_scores`, column sums by blocks of rows. `factors` are of what is
+    added up into `total`.
+    """
+    results = _Results(total, partial, column_partial)
+    of_rows, of_columns = factors or (None, None)
+    both = references[1], of_columns
+    _launch(tile, queries, scale, references[0], of_rows, results, None, config, of_columns=both)
+
+
 def max_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
@@ -109,11 +132,13 @@ def _launch(
     config: Config,
     *,
     sigmoid: bool = False,
+    of_columns: tuple[Tensor, Tensor | None] | None = None,  # references and factors
 ) -> None:
     columns, width = tile.candidates.shape
     tiles = row_blocks(tile.rows, config) * column_blocks(columns, config)
     stored = results.stored
     flags, any_flag = redo or (None, None)
+    column_references, column_factors = of_columns or (None, None)
     # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
     # with an address each, of which a program can hold only so many.
     unit = 16 // queries.element_size()
@@ -129,7 +154,8 @@ def _launch(
         )
     with on_device(queries):
         scores_kernel[(tiles if redo is None else programs(queries, tiles),)](
-            *(*operands, scale, tile.bias, references, factors),
+            *(*operands, scale, tile.bias),
+            *(references, factors, column_references, column_factors),
             *(stored, results.partial, results.column_partial, flags, any_flag),
             *(tile.target_starts, tile.target_columns, tile.lowest_targets, tile.highest_targets),
             *(tile.query_groups, tile.candidate_groups, tile.mask),
@@ -140,6 +166,7 @@ def _launch(
             *((0, 0) if tile.mask is None else tile.mask.stride()),
             MAXIMUM=references is None and not sigmoid,
             SIGMOID=sigmoid,
+            BOTH_WAYS=of_columns is not None,
             BIAS=tile.bias is not None,
             REDUCE=results.partial is not None,
             STORE=stored is not None,

@@ -9,6 +9,9 @@ from float32 scores, and the replaced diagonal. So are cells that a mask or equa
 
 A sigmoid's E_ij is 1 / (1 + exp(-s <f_i, g_j>)), times what the row's loss counts, which is known
 beforehand: no cell of a sigmoid depends on others. The sums are then those of log(1 + exp(s <f_i, g_j>)).
+
+Both ways, a cell has a second exponential, against a reference q_j of its column. The sums of columns are
+those of the second alone; what is stored is both, each times its factor.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ def scores_kernel(
     bias,  # (columns,) float32, added to the scores if BIAS
     references,  # (N,) float32, to base 2
     factors,  # (N,) float32, of what is stored, if FACTORS
+    column_references,  # (columns,) float32, to base 2, if BOTH_WAYS
+    column_factors,  # (columns,) float32, if BOTH_WAYS and FACTORS
     exponentials,  # (rows, columns), written if STORE
     partial,  # (blocks of columns, rows) float32: sums, or maxima of the scores to base 2, if REDUCE
     column_partial,  # (blocks of rows, columns) float32: sums of what is stored, if COLUMN_SUMS
@@ -53,6 +58,7 @@ def scores_kernel(
     mask_stride,
     MAXIMUM: tl.constexpr,
     SIGMOID: tl.constexpr,
+    BOTH_WAYS: tl.constexpr,
     BIAS: tl.constexpr,
     REDUCE: tl.constexpr,
     STORE: tl.constexpr,
@@ -142,7 +148,12 @@ def scores_kernel(
                     f += BLOCK_WIDTH * query_stride
                     g += BLOCK_WIDTH * candidate_stride
 
-            exponent = scores * s if MAXIMUM or SIGMOID else tl.fma(scores, s, -reference[:, None])
+            if MAXIMUM or SIGMOID:
+                exponent = scores * s
+            elif BOTH_WAYS:  # rows beyond the end count for no column
+                exponent = tl.fma(scores, s, tl.where(row_inside, 0.0, float("-inf"))[:, None])
+            else:
+                exponent = tl.fma(scores, s, -reference[:, None])
             if BIAS:
                 of_columns = tl.load(bias + first_j + in_columns, mask=column_inside, other=0.0) * LOG2_E
                 exponent += of_columns[None, :]
@@ -180,9 +191,22 @@ def scores_kernel(
 
             if REDUCE:
                 partial_at = partial + tl.cast(column_block, tl.int64) * rows + first_i + in_rows
+            if COLUMN_SUMS:
+                column_partial_at = column_partial + tl.cast(row_block, tl.int64) * columns
+                column_partial_at += first_j + in_columns
             if MAXIMUM:
                 tl.store(partial_at, tl.max(exponent, 1), mask=written)
             else:
+                if BOTH_WAYS:  # columns first: what is known of each takes many registers
+                    at = first_j + in_columns
+                    column_reference = tl.load(column_references + at, mask=column_inside, other=0.0)
+                    of_columns = tl.exp2(exponent - column_reference[None, :])
+                    if COLUMN_SUMS:
+                        tl.store(column_partial_at, tl.sum(of_columns, 0), mask=column_inside)
+                    if FACTORS:
+                        column_factor = tl.load(column_factors + at, mask=column_inside, other=0.0)
+                        of_columns *= column_factor[None, :]
+                    exponent -= reference[:, None]
                 if SIGMOID:
                     e = tl.exp2(-tl.abs(exponent))
                     if REDUCE:
@@ -194,9 +218,11 @@ def scores_kernel(
                         tl.store(partial_at, tl.sum(e, 1), mask=written)
                 if FACTORS:
                     e *= factor[:, None]
-                if COLUMN_SUMS:  # with factors, which are 0 beyond the last row
-                    at = column_partial + tl.cast(row_block, tl.int64) * columns + first_j + in_columns
-                    tl.store(at, tl.sum(e, 0), mask=column_inside)
+                if BOTH_WAYS:
+                    if FACTORS:
+                        e += of_columns
+                elif COLUMN_SUMS:  # with factors, which are 0 beyond the last row
+                    tl.store(column_partial_at, tl.sum(e, 0), mask=column_inside)
                 if STORE:
                     begin = exponentials + tl.cast(first_i, tl.int64) * exponential_row_stride + first_j
                     cell = begin + in_rows[:, None] * exponential_row_stride + in_columns[None, :]

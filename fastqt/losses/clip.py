@@ -1,6 +1,7 @@
-"""CLIP's loss on a CPU: one walk for the log-sum-exp of rows and columns, one for the gradients of both.
+"""CLIP's loss: one walk for the log-sum-exp of rows and columns, one for the gradients of both.
 
-The walks are C++, in csrc/cpu/clip.cpp: 8 N² D operations in all, or 6 where all scores are at hand at once.
+The walks of a CPU are C++, in csrc/cpu/clip.cpp: 8 N² D operations in all, or 6 where all scores are at hand
+at once. Those of a GPU are in fastqt/triton_clip_walk.py.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from torch import Tensor
 
 from fastqt import schedule
 from fastqt.checks import check_not_recorded
+from fastqt.schedule import Needs
 
 
-def clip_loss_on_cpu(
-    a: Tensor,  # (N, D), float32 or float64
+def clip_loss(
+    a: Tensor,  # (N, D)
     b: Tensor,  # the same
     scale: float | Tensor,
     reduction: str,
     memory: str,
+    backend: str,  # "cpu" or "triton"
 ) -> Tensor:
     """The loss of pairs of rows, reduced; differentiable once in all tensors."""
+    if backend == "cpu":
+        a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
     apply: Callable[..., Tensor] = _Clip.apply  # torch gives `apply` no types
-    return apply(torch.is_grad_enabled(), reduction, memory, a, b, scale)
+    return apply(torch.is_grad_enabled(), reduction, memory, backend, a, b, scale)
 
 
 class _Clip(torch.autograd.Function):
@@ -33,47 +38,81 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recorded: bool, reduction: str, memory: str, a: Tensor, b: Tensor, scale: float | Tensor
+        ctx: Any,
+        recorded: bool,
+        reduction: str,
+        memory: str,
+        backend: str,
+        a: Tensor,
+        b: Tensor,
+        scale: float | Tensor,
     ) -> Tensor:
-        N, ctx.needs, ctx.memory = len(a), ctx.needs_input_grad[3:], memory
-        ctx.scale = scale.item() if isinstance(scale, Tensor) else scale
-        if not math.isfinite(ctx.scale):
-            raise ValueError(f"scale: want a finite number, got {ctx.scale}")
+        N, needs = len(a), ctx.needs_input_grad[4:]
+        ctx.needs = Needs(queries=needs[0], candidates=needs[1], scale=needs[2])
+        ctx.memory, ctx.walk = memory, _walk_of(backend)
+        ctx.scale = None if isinstance(scale, Tensor) else scale
+        ctx.weight = 1 / N if reduction == "mean" else 1.0
+        found = a.new_empty(4, N, dtype=torch.float64)
         weights = None
-        if recorded and reduction != "none" and any(ctx.needs):
-            weights = torch.full((N,), 1 / N if reduction == "mean" else 1.0, dtype=torch.float64)
-        sums = torch.empty(3, N, dtype=torch.float64)
-        losses, gradients = _walk(ctx, a, b, sums, weights, known=False)
+        if recorded and reduction != "none" and any(needs):
+            weights = torch.full_like(found[3], ctx.weight)
+        gradients = ctx.walk(a, b, scale, memory, found, weights, ctx.needs, known=False)
         ctx.gradients = None if weights is None else gradients
-        ctx.save_for_backward(a, b, scale if isinstance(scale, Tensor) else None, sums)
+        ctx.save_for_backward(a, b, scale if isinstance(scale, Tensor) else None, found)
+        losses = found[3]
         loss = losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-        return loss.to(a.dtype)
+        return loss.to(torch.promote_types(a.dtype, torch.float32), copy=True)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded("fastqt.clip_loss")
-        (a, b, scale, sums), (g,) = ctx.saved_tensors, upstream
-        if ctx.gradients is not None:
-            da, db, dscale = (x if x is None else x * g.to(x.dtype) for x in ctx.gradients)
-        else:
-            _, (da, db, dscale) = _walk(ctx, a, b, sums, g.double().contiguous(), known=True)
-        return None, None, None, da, db, dscale if dscale is None else dscale.to(scale)
+        (a, b, scale, found), (g,) = ctx.saved_tensors, upstream
+        # Handed over, not copied: a second backward through this graph computes them anew.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            weights = (ctx.weight * g.double()).expand(len(a)).contiguous()
+            given = ctx.scale if scale is None else scale
+            gradients = ctx.walk(a, b, given, ctx.memory, found, weights, ctx.needs, known=True)
+        elif g.is_cuda or g.item() != 1:
+            for x in gradients:
+                if x is not None:
+                    x.mul_(g)
+        da, db, dscale = gradients
+        return None, None, None, None, da, db, dscale if dscale is None else dscale.to(scale)
 
 
-def _walk(
-    ctx: Any, a: Tensor, b: Tensor, sums: Tensor, weights: Tensor | None, *, known: bool
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The losses, and with weights w the gradients of sum_i w_i loss_i that are wanted."""
-    N = len(a)
+def _walk_of(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Finds what is known of each pair, unless it is known already, and with weights the gradients."""
+    if backend == "triton":
+        from fastqt import triton_clip_walk
+
+        return triton_clip_walk.walk
+    return _walk_on_cpu
+
+
+def _walk_on_cpu(
+    a: Tensor,
+    b: Tensor,
+    scale: float | Tensor,
+    memory: str,
+    found: Tensor,  # (4, N) float64: csrc/cpu/clip_tile.h's PairSums, and each pair's loss
+    weights: Tensor | None,  # (N,) float64
+    needs: Needs,
+    *,
+    known: bool,
+) -> tuple[Tensor | None, ...]:
+    value = scale.item() if isinstance(scale, Tensor) else scale
+    if not math.isfinite(value):
+        raise ValueError(f"scale: want a finite number, got {value}")
     gradients: list[Tensor | None] = [None, None, None]
     if weights is not None:
-        fresh = torch.empty(a.shape, dtype=a.dtype), torch.empty(b.shape, dtype=b.dtype), sums.new_empty(())
-        gradients = [x if need else None for x, need in zip(fresh, ctx.needs, strict=True)]
-    losses = sums.new_empty(N)
+        fresh = torch.empty(a.shape, dtype=a.dtype), torch.empty(b.shape, dtype=b.dtype), found.new_empty(())
+        wanted = needs.queries, needs.candidates, needs.scale
+        gradients = [x if need else None for x, need in zip(fresh, wanted, strict=True)]
     torch.ops.fastqt.clip_walk_.default(
-        *(a, b, ctx.scale, *_tile(a, ctx.memory), known, sums, losses, weights, *gradients)
+        *(a, b, value, *_tile(a, memory), known, found[:3], found[3], weights, *gradients)
     )
-    return losses, gradients
+    return tuple(gradients)
 
 
 def _tile(a: Tensor, memory: str) -> tuple[int, int]:

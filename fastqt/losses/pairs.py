@@ -10,8 +10,9 @@ from torch import Tensor
 from fastqt import backends
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype, is_traced
 from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss, sigmoid_loss
-from fastqt.losses.clip import clip_loss_on_cpu
+from fastqt.losses import clip
 from fastqt.losses.parts import log_sum_exp, reduced, scores, unit
+from fastqt.problem import pairs
 from fastqt.targets import Diagonal
 
 
@@ -112,13 +113,17 @@ def clip_loss(
         raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     if normalize:
         a, b = unit(a), unit(b)
-    dtype = input_dtype(a)
-    if backends.select(backend, a.device, dtype) == "cpu" and not is_traced(a, b):
+    if not is_traced(a, b):
         check_scale(scale)
         check_option("reduction", reduction, REDUCTIONS)
         check_option("memory", memory, MEMORY_MODES)
-        computed = torch.promote_types(dtype, torch.float32)
-        return clip_loss_on_cpu(a.to(dtype).to(computed), b.to(dtype).to(computed), scale, reduction, memory)
+        dtype = input_dtype(a)
+        inputs = a.to(dtype), b.to(dtype)
+        chosen = backends.select(backend, a.device, dtype)
+        if chosen == "triton":  # unless two launches do, of small problems
+            chosen = backends.for_problem(chosen, backend, pairs(*inputs, scale, memory))
+        if chosen in ("cpu", "triton"):
+            return clip.clip_loss(*inputs, scale, reduction, memory, chosen)
     options: dict[str, Any] = {
         "normalize": False,
         "reduction": reduction,

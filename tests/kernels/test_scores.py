@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores
+from fastqt.kernels.scores import Tile, both_ways_scores, column_blocks, exp_scores, max_scores, row_blocks
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tolerances import FLOAT32, relative
 
@@ -66,9 +66,8 @@ def left_out(rows: slice, columns: slice, what: set[str], D: int = 3):
     return replace(tile, **given), queries, candidates, kept[rows, columns]
 
 
-def sums_by_block(x: np.ndarray) -> np.ndarray:
+def sums_by_block(x: np.ndarray, step: int = WHEN_INTERPRETED.columns) -> np.ndarray:
     """Of columns."""
-    step = WHEN_INTERPRETED.columns
     return np.stack([x[:, start : start + step].sum(1) for start in range(0, x.shape[1], step)])
 
 
@@ -93,6 +92,29 @@ def test_exponentials_and_their_sums(rows, columns, what, D, config):
     assert relative(partial, sums_by_block(exact)) < FLOAT32
     assert relative(E, exact * factors[rows, None].double().numpy()) < FLOAT32
     assert (E.numpy()[~kept] == 0).all()
+
+
+@by_part
+def test_exponentials_both_ways(rows, columns):
+    """Against references of rows and of columns: either's sums, and both with their factors added up."""
+    tile, queries, candidates, kept = left_out(rows, columns, {"diagonal"})
+    references = torch.linspace(-1, 1, N), torch.linspace(2, -1, N)
+    factors = torch.linspace(1, -1, N), torch.linspace(-2, 1, N)
+    height, width = kept.shape
+    partial = torch.empty(column_blocks(width, WHEN_INTERPRETED), height)
+    column_partial = torch.empty(row_blocks(height, WHEN_INTERPRETED), width)
+    total = torch.full(kept.shape, math.nan)
+    arguments = tile, queries, torch.tensor(SCALE), (references[0], references[1][columns]), WHEN_INTERPRETED
+    both_ways_scores(*arguments, partial=partial, column_partial=column_partial)
+    both_ways_scores(*arguments, factors=(factors[0], factors[1][columns]), total=total)
+    S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
+    r, q = (math.log(2) * x.double().numpy() for x in references)
+    of_rows, of_columns = (kept * np.exp(x)[rows, columns] for x in (S - r[:, None], S - q))
+    u, v = (x.double().numpy() for x in factors)
+    assert relative(partial, sums_by_block(of_rows)) < FLOAT32
+    assert relative(column_partial, sums_by_block(of_columns.T, WHEN_INTERPRETED.rows)) < FLOAT32
+    assert relative(total, of_rows * u[rows, None] + of_columns * v[columns]) < FLOAT32
+    assert (total.numpy()[~kept] == 0).all()
 
 
 @by_what

@@ -1,0 +1,190 @@
+"""CLIP's loss by the Triton engine, interpreted: a walk for rows' and columns' sums, one for gradients."""
+
+import functools
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from fastqt.kernels.launch import Config
+from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
+
+import fastqt
+from fastqt import triton_clip_walk, triton_fused_walk, triton_sigmoid_walk, triton_walk
+
+# A gradient is rounded twice: dL/dS, and the result. The interpreter cuts bfloat16 off where a GPU rounds.
+EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
+clip_loss = functools.partial(fastqt.clip_loss, normalize=False, backend="triton")
+
+
+def random_inputs(N: int, D: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+    """Two matrices of rows, and a scale."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(N, D, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    return [a, b, torch.tensor(2.5, requires_grad=True)]
+
+
+def expected(inputs: list[torch.Tensor], weights: np.ndarray | None = None) -> list[np.ndarray]:
+    """The losses of the pairs, and the gradients of their sum with weights, of the mean by default."""
+    a, b, scale = (x.detach().double().numpy() for x in inputs)
+    options = {"diagonal": "keep", "scale": float(scale), "row_weights": weights}
+    rows = oracle.contrastive(a, b, np.eye(len(a)), **options)
+    columns = oracle.contrastive(b, a, np.eye(len(a)), **options)
+    sums = (
+        rows.loss + columns.loss,
+        rows.queries + columns.candidates,
+        rows.candidates + columns.queries,
+        rows.scale + columns.scale,
+    )
+    return [x / 2 for x in sums]
+
+
+def assert_gradients(found, wanted, tolerance: float) -> None:
+    for name, gradient, exact in zip(("a", "b", "scale"), found, wanted, strict=True):
+        assert relative(gradient, exact) < tolerance, name
+
+
+@by_memory
+@by_dtype
+def test_is_the_oracles(dtype, memory):
+    """Over two blocks of rows."""
+    inputs = random_inputs(18, 5, dtype)
+    loss = clip_loss(*inputs[:2], scale=inputs[2], memory=memory)
+    exact, *wanted = expected(inputs)
+    assert loss.dtype is torch.float32
+    assert relative(loss, exact.mean()) < FLOAT32
+    assert_gradients(torch.autograd.grad(loss, inputs), wanted, FLOAT32 + EPSILON[dtype])
+
+
+@by_memory
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_pairs_weighted_from_above(dtype, memory, monkeypatch):
+    """reduction="none": any upstream, and the sums as the forward pass left them."""
+    found, genuine = [], triton_clip_walk._find_out
+    monkeypatch.setattr(triton_clip_walk, "_find_out", lambda *a: found.append(genuine(*a)))
+    inputs = random_inputs(9, 5, dtype)
+    upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0])
+    loss = clip_loss(*inputs[:2], scale=inputs[2], reduction="none", memory=memory)
+    exact, *wanted = expected(inputs, upstream.double().numpy())
+    assert relative(loss, exact) < FLOAT32
+    assert_gradients(torch.autograd.grad(loss, inputs, upstream), wanted, FLOAT32 + EPSILON[dtype])
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("memory", "N"), [("fast", 40), ("low", 24)])
+def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
+    launched, genuine = [], triton_clip_walk.both_ways_scores
+
+    def both_ways_scores(tile, *args, **options):
+        launched.append((tile.rows, len(tile.candidates), "total" in options))
+        genuine(tile, *args, **options)
+
+    monkeypatch.setattr(triton_clip_walk, "both_ways_scores", both_ways_scores)
+    monkeypatch.setattr(triton_fused_walk, "score_config", lambda *_: Config(16, 16, 16, group=2))
+    for module in (triton_walk, triton_fused_walk, triton_sigmoid_walk):
+        monkeypatch.setattr(module, "ROW_MULTIPLE", 16)
+    monkeypatch.setattr(triton_walk, "FAST_BYTES", 0)
+    monkeypatch.setattr(triton_walk, "LOW_BYTES", 0)
+    monkeypatch.setattr(triton_clip_walk, "SUM_ROWS", 16)
+    inputs = random_inputs(N, 5, torch.bfloat16 if memory == "low" else torch.float32)
+    loss = clip_loss(*inputs[:2], scale=inputs[2], memory=memory)
+    found = torch.autograd.grad(loss, inputs)
+    summed = [tile[:2] for tile in launched if not tile[2]]
+    stored = [tile[:2] for tile in launched if tile[2]]
+    if memory == "fast":
+        assert summed == [(16, 40), (16, 40), (8, 40)]
+        assert stored == [(16, 32), (16, 8), (16, 32), (16, 8), (8, 32), (8, 8)]
+    else:  # rows for da, then columns for db
+        assert summed == [(16, 24), (8, 24)]
+        assert stored == [(16, 24), (8, 24), (16, 16), (8, 16), (16, 8), (8, 8)]
+    exact, *wanted = expected(inputs)
+    assert relative(loss, exact.mean()) < FLOAT32
+    assert_gradients(found, wanted, FLOAT32 + EPSILON[inputs[0].dtype])
+
+
+@by_dtype
+def test_rows_and_columns_whose_reference_was_far_off_are_done_again(dtype, monkeypatch):
+    """Loud rows score about 130 with two candidates, which beside a small score of the pair overflows."""
+    redone, genuine = [], triton_fused_walk.raise_references
+
+    def raise_references(state, maxima, first_row):
+        redone.append(state.redo.nonzero().flatten().tolist())
+        genuine(state, maxima, first_row)
+
+    monkeypatch.setattr(triton_fused_walk, "raise_references", raise_references)
+    N = 20
+    a, b, _ = (x.detach() for x in random_inputs(N, 5, torch.float32))
+    a[:, 0], b[:, 0] = 0, 0
+    a[::3, 0] = 12.0
+    b[5, 0], b[9, 0] = 11.0, 10.9
+    inputs = [*(x.to(dtype).requires_grad_() for x in (a, b)), torch.ones((), requires_grad=True)]
+    loss = clip_loss(*inputs[:2], scale=inputs[2])
+    # Row 9's own candidate is one of the two, so its reference and that of column 9 are near their scores.
+    assert redone == [[i for i in range(0, N, 3) if i != 9], [5]]
+    exact, *wanted = expected(inputs)
+    assert relative(loss, exact.mean()) < FLOAT32
+    assert_gradients(torch.autograd.grad(loss, inputs), wanted, 10 * FLOAT32 + 2 * EPSILON[dtype])
+
+
+@by_dtype
+@pytest.mark.parametrize("score", [None, 24.0], ids=["random", "p > 1 - 1e-8"])
+def test_error_is_at_most_eagers(score, dtype):
+    """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
+    N, seeds = 16, 2
+    ours, eagers = [], []
+    for seed in range(seeds):
+        inputs = random_inputs(N, N, dtype, seed)[:2]
+        if score is not None:
+            b = torch.linalg.qr(inputs[0].detach().float()).Q
+            inputs = [(score * b).to(dtype).requires_grad_(), b.to(dtype).requires_grad_()]
+        exact, *wanted = expected([*inputs, torch.ones(())])
+        if score is not None:
+            assert exact.max() < 1e-8
+        found = torch.autograd.grad(clip_loss(*inputs, scale=1.0), inputs)
+        ours.append([error(x, y) for x, y in zip(found, wanted[:2], strict=True)])
+        scores, own = inputs[0] @ inputs[1].T, torch.arange(N)
+        loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+        found = torch.autograd.grad(loss, inputs)
+        eagers.append([error(x, y) for x, y in zip(found, wanted[:2], strict=True)])
+    bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+def error(a: torch.Tensor, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(a.double().numpy() - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["a", "b", "scale"])
+def test_one_gradient_alone(place):
+    inputs = random_inputs(9, 5, torch.float32)
+    alone = [x if k == place else x.detach() for k, x in enumerate(inputs)]
+    (gradient,) = torch.autograd.grad(clip_loss(*alone[:2], scale=alone[2]), alone[place])
+    assert relative(gradient, expected(inputs)[1 + place]) < FLOAT32
+
+
+def test_twice_and_not_twice():
+    inputs = random_inputs(9, 5, torch.float32)
+    loss = clip_loss(*inputs[:2], scale=inputs[2])
+    first = torch.autograd.grad(loss, inputs, torch.tensor(2.0), retain_graph=True)
+    for x, y in zip(first, torch.autograd.grad(loss, inputs), strict=True):
+        assert relative(x, 2 * y) < REORDERED[torch.float32]
+    with pytest.raises(RuntimeError, match="clip_loss is differentiable once"):
+        torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2]), inputs[0], create_graph=True)
+
+
+def test_one_pair():
+    inputs = random_inputs(1, 3, torch.float32)
+    loss = clip_loss(*inputs[:2], scale=inputs[2])
+    assert abs(loss.item()) < HALF_ULP[torch.float32]
+    assert not any(g.any() for g in torch.autograd.grad(loss, inputs))
+
+
+def test_what_is_not_finite_reaches_the_loss():
+    """Of its own row and, through its column's softmax, of all others."""
+    a, b, scale = (x.detach() for x in random_inputs(9, 5, torch.float32))
+    a[4, 1] = float("nan")
+    assert clip_loss(a, b, scale=scale, reduction="none").isnan().all()
