@@ -1,0 +1,326 @@
+"""Rows of cosines to the loss of three blocks of scores, and to dL/dS folded back onto the cosines.
+
+With shares own and next of mixtures at norm 1, row i's scores are, to a scale,
+
+    C_ij,  own_j C_ij + next_j C_i,j+1,  own_i C_ij + next_i C_i+1,j
+
+with indices modulo N. The last two have a masked column each, i - 1 and i + 1, and a weight on the diagonal.
+No block is written: both kernels make its cells from neighbouring cosines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.sigmoid import log1p
+from torch import Tensor
+
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 128  # of a tile of folded gradients
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Some rows of cosines; indices are modulo N.
+
+    Attributes:
+        cosines: (lines, N) float32, not scaled yet.
+        first: the row of the first line.
+    """
+
+    cosines: Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """What the scores are besides cosines.
+
+    Attributes:
+        own_columns, next_columns, own_rows, next_rows: (N,) float32 shares of the mixtures of both sides.
+        scale: () float32.
+        weight: added to the scores of a sentence with its own mixtures.
+        both: whether the third block is there.
+        excluded: whether masked cells have no score, rather than 0.
+    """
+
+    own_columns: Tensor
+    next_columns: Tensor
+    own_rows: Tensor
+    next_rows: Tensor
+    scale: Tensor
+    weight: float
+    both: bool
+    excluded: bool
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """What is known of rows: (N,) float32, the first of them the largest score of a row.
+
+    Attributes:
+        factors: the row's weight, divided by the sum of its exponentials against the largest score.
+        own_cells: dL/dS of the positive, without the cancellation of p - 1.
+    """
+
+    largest: Tensor
+    factors: Tensor
+    own_cells: Tensor
+
+
+@triton.jit
+def mixed_scores(own_share, near, next_share, far, scale, weight, own):
+    """Scores of the cells of a mixed block, from the cosines with a mixture's two parts."""
+    return scale * (own_share * near + next_share * far) + tl.where(own, weight, 0.0)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def released_rows_kernel(
+    cosines,  # (lines, N) float32
+    own_columns,  # (N,) float32, as the three others
+    next_columns,
+    own_rows,
+    next_rows,
+    scale,  # () float32
+    row_weights,  # (N,) float64, read if WEIGHTED
+    loss,  # (N,) float64
+    largest,  # (N,) float32, written if WEIGHTED, as the following
+    factors,
+    own_cells,
+    weight,
+    N,
+    first_row,
+    row_stride,
+    BOTH: tl.constexpr,
+    EXCLUDED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a line but the last: the row's loss, and what its gradients are made with."""
+    at = tl.program_id(0).to(tl.int64)
+    row = (first_row + at) % N
+    before, after = (row + N - 1) % N, (row + 1) % N
+    line, below = cosines + at * row_stride, cosines + (at + 1) % N * row_stride
+    s = tl.load(scale)
+    if BOTH:
+        own_row, next_row = tl.load(own_rows + row), tl.load(next_rows + row)
+    masked_score = float("-inf") if EXCLUDED else 0.0
+
+    top = float("-inf")
+    others = tl.full((), 0.0, tl.float64)  # exponentials of all but the positive, against `top`
+    for start in range(0, N, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        inside, own = j < N, j == row
+        near = tl.load(line + j, mask=inside, other=0.0)
+        right = tl.load(line + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
+        own_column = tl.load(own_columns + j, mask=inside, other=0.0)
+        next_column = tl.load(next_columns + j, mask=inside, other=0.0)
+        first = tl.where(inside, s * near, float("-inf"))
+        second = mixed_scores(own_column, near, next_column, right, s, weight, own)
+        second = tl.where(inside, tl.where(j == before, masked_score, second), float("-inf"))
+        highest = tl.maximum(first, second)
+        if BOTH:
+            far = tl.load(below + j, mask=inside, other=0.0)
+            third = mixed_scores(own_row, near, next_row, far, s, weight, own)
+            third = tl.where(inside, tl.where(j == after, masked_score, third), float("-inf"))
+            highest = tl.maximum(highest, third)
+        higher = tl.maximum(top, tl.max(highest, 0))
+        e = tl.where(own, 0.0, tl.exp(first - higher)) + tl.exp(second - higher)
+        if BOTH:
+            e += tl.exp(third - higher)
+        others = others * tl.exp(top - higher).to(tl.float64) + tl.sum(e, 0).to(tl.float64)
+        top = higher
+
+    gap = (s * tl.load(line + row)).to(tl.float64) - top.to(tl.float64)
+    # log(1 + others / exp(gap)), of which nothing is lost when all is learnt, nor when nothing is.
+    odds = tl.log(others) - gap
+    tl.store(loss + row, tl.where(odds > 0, odds, 0.0) + log1p(tl.exp(-tl.abs(odds))))
+    if WEIGHTED:
+        factor = tl.load(row_weights + row) / (tl.exp(gap) + others)
+        tl.store(largest + row, top)
+        tl.store(factors + row, factor.to(tl.float32))
+        tl.store(own_cells + row, (-others * factor).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
+def released_gradients_kernel(
+    cosines,  # (lines, N) float32
+    own_columns,  # (N,) float32, as the three others
+    next_columns,
+    own_rows,
+    next_rows,
+    scale,  # () float32
+    largest,  # (N,) float32, as the following
+    factors,
+    own_cells,
+    to_queries,  # (rows, N)
+    to_candidates,  # (rows, N); if JOINED its values are added to those of the former
+    by_scale,  # (blocks of columns, rows) float32
+    by_row,  # (blocks of columns, 2, rows) float32: for own_rows and next_rows
+    by_column,  # (blocks of rows, 2, N) float32: for own_columns and next_columns
+    weight,
+    N,
+    first_row,
+    rows,
+    lead,  # the line of the first row
+    row_stride,
+    gradient_row_stride,
+    BOTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    JOINED: tl.constexpr,
+    SCALE: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """A program a tile of dL/dC: that of each block, brought to the cosines that its scores are made of."""
+    i = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    j = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    inside_rows, inside_columns = i < rows, j < N
+    inside = inside_rows & inside_columns
+    row, line = first_row + i, lead + i
+    before, after = tl.where(row > 0, row - 1, N - 1), tl.where(row + 1 < N, row + 1, 0)
+    start = cosines + line.to(tl.int64) * row_stride
+    near = tl.load(start + j, mask=inside, other=0.0)
+
+    s = tl.load(scale)
+    top = tl.load(largest + row, mask=inside_rows, other=0.0)
+    factor = tl.load(factors + row, mask=inside_rows, other=0.0)
+    own_cell = tl.load(own_cells + row, mask=inside_rows, other=0.0)
+    own = j == row
+    first = tl.where(own, own_cell, factor * tl.exp(s * near - top))
+    of_queries, of_scale = first, first * near
+
+    own_column = tl.load(own_columns + j, mask=inside_columns, other=0.0)
+    next_column = tl.load(next_columns + j, mask=inside_columns, other=0.0)
+    far = tl.load(start + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
+    second = factor * tl.exp(mixed_scores(own_column, near, next_column, far, s, weight, own) - top)
+    second = tl.where(j == before, 0.0, second)
+    if SCALE:
+        of_scale += second * (own_column * near + next_column * far)
+    if SHARES:
+        sums = by_column + 2 * tl.program_id(0).to(tl.int64) * N + j
+        of_own, of_next = tl.where(inside, second * near, 0.0), tl.where(inside, second * far, 0.0)
+        tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
+        tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
+    if QUERIES:
+        # The mixture of the column to the left has its other part here.
+        left = tl.where(j > 0, j - 1, N - 1)
+        nearer = tl.load(start + left, mask=inside, other=0.0)
+        own_left = tl.load(own_columns + left, mask=inside_columns, other=0.0)
+        next_left = tl.load(next_columns + left, mask=inside_columns, other=0.0)
+        there = mixed_scores(own_left, nearer, next_left, near, s, weight, left == row)
+        of_left = tl.where(left == before, 0.0, factor * tl.exp(there - top))
+        of_queries += second * own_column + of_left * next_left
+
+    of_candidates = of_queries if JOINED else first
+    if BOTH:
+        own_row = tl.load(own_rows + row, mask=inside_rows, other=0.0)
+        next_row = tl.load(next_rows + row, mask=inside_rows, other=0.0)
+        line_below = tl.where(line + 1 < N, line + 1, 0)
+        beneath = tl.load(cosines + line_below.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+        third = factor * tl.exp(mixed_scores(own_row, near, next_row, beneath, s, weight, own) - top)
+        third = tl.where(j == after, 0.0, third)
+        if SCALE:
+            of_scale += third * (own_row * near + next_row * beneath)
+        if SHARES:
+            sums = by_row + 2 * tl.program_id(1).to(tl.int64) * rows + i
+            of_own, of_next = tl.where(inside, third * near, 0.0), tl.where(inside, third * beneath, 0.0)
+            tl.store(sums, tl.sum(of_own, 1, keep_dims=True), mask=inside_rows)
+            tl.store(sums + rows, tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
+        if CANDIDATES or JOINED:
+            # The mixture of the row above has its other part here.
+            line_above = tl.where(line > 0, line - 1, N - 1)
+            above = tl.load(cosines + line_above.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+            own_above = tl.load(own_rows + before, mask=inside_rows, other=0.0)
+            next_above = tl.load(next_rows + before, mask=inside_rows, other=0.0)
+            top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
+            factor_above = tl.load(factors + before, mask=inside_rows, other=0.0)
+            there = mixed_scores(own_above, above, next_above, near, s, weight, j == before)
+            of_above = tl.where(own, 0.0, factor_above * tl.exp(there - top_above))
+            of_candidates += third * own_row + of_above * next_above
+
+    if SCALE:
+        sums = by_scale + tl.program_id(1).to(tl.int64) * rows + i
+        tl.store(sums, tl.sum(tl.where(inside, of_scale, 0.0), 1, keep_dims=True), mask=inside_rows)
+    cell = i.to(tl.int64) * gradient_row_stride + j
+    if QUERIES:
+        folded = of_candidates if JOINED else of_queries
+        tl.store(to_queries + cell, folded.to(to_queries.dtype.element_ty), mask=inside)
+    if CANDIDATES:
+        tl.store(to_candidates + cell, of_candidates.to(to_candidates.dtype.element_ty), mask=inside)
+
+
+def released_rows(
+    lines: Lines,
+    mixtures: Mixtures,
+    row_weights: Tensor | None,  # (N,) float64
+    loss: Tensor,  # (N,) float64
+    sums: RowSums | None,
+) -> None:
+    """The losses of rows whose lines have one below them; with weights, what their gradients need."""
+    held, N = lines.cosines.shape
+    m = mixtures
+    with on_device(loss):
+        released_rows_kernel[(held if held == N else held - 1,)](
+            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
+            *(row_weights, loss),
+            *((None, None, None) if sums is None else (sums.largest, sums.factors, sums.own_cells)),
+            *(m.weight, N, lines.first, lines.cosines.stride(0)),
+            BOTH=m.both,
+            EXCLUDED=m.excluded,
+            WEIGHTED=sums is not None,
+            BLOCK=block(N, 2048),
+            num_warps=8,
+            enable_fp_fusion=True,
+        )
+
+
+def released_gradients(
+    lines: Lines,
+    mixtures: Mixtures,
+    sums: RowSums,
+    rows: slice,  # whose lines have one above and one below them
+    to_queries: Tensor | None,  # (rows, N)
+    to_candidates: Tensor | None,  # (rows, N), with the same strides
+    *,
+    joined: bool,  # the candidates' are added to the queries', instead
+    scale: bool,  # whether its sums are wanted
+    shares: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Writes dL/dC of some rows.
+
+    Returns sums for the scale (rows,), of own_rows and next_rows (2, rows), of own_columns and next_columns
+    (2, N), all without the scale as a factor.
+    """
+    N, count = lines.cosines.shape[1], rows.stop - rows.start
+    m, new = mixtures, lines.cosines.new_empty
+    tiles = triton.cdiv(count, BLOCK_ROWS), triton.cdiv(N, BLOCK_COLUMNS)
+    found = (
+        new(tiles[1], count) if scale else None,
+        new(tiles[1], 2, count) if shares and m.both else None,
+        new(tiles[0], 2, N) if shares else None,
+    )
+    written = to_candidates if to_queries is None else to_queries
+    with on_device(lines.cosines):
+        released_gradients_kernel[tiles](
+            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
+            *(sums.largest, sums.factors, sums.own_cells, to_queries, to_candidates, *found),
+            *(m.weight, N, rows.start, count, (rows.start - lines.first) % N, lines.cosines.stride(0)),
+            0 if written is None else written.stride(0),
+            BOTH=m.both,
+            QUERIES=to_queries is not None,
+            CANDIDATES=to_candidates is not None,
+            JOINED=joined,
+            SCALE=scale,
+            SHARES=shares,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_COLUMNS=BLOCK_COLUMNS,
+            num_warps=8,
+            enable_fp_fusion=True,
+        )
+    by_scale, by_row, by_column = (x if x is None else x.sum(0) for x in found)
+    return by_scale, by_row, by_column
