@@ -306,8 +306,8 @@ only one program fits a multiprocessor they come after the tile's products, else
 Where no load runs ahead of the products, each step along D waits for its operands. The vendor's products take
 the best of a few tiles and splits. Computed are the loss and both gradients in bfloat16, of QuickThoughts
 with the targets of `Window(1)`, of SigLIP those of scale and bias too; the targets' lowering is not counted.
-MixCSE's released form has cosines in float32 for chunks of E, and each instruction of its kernels counts once a
-tile of them. GEMM time is three products of the same shapes.
+MixCSE's released form has cosines in float32 for chunks of E, and each instruction of its kernels counts once
+a tile of them. GEMM time is three products of the same shapes.
 
 ## Against the goals
 

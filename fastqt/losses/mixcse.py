@@ -12,7 +12,7 @@ from fastqt.checks import check_embeddings, check_number, check_option, check_sc
 from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss
 from fastqt.losses.pairs import info_nce_loss
 from fastqt.losses.parts import log_sum_exp, random_order, reduced, row_numbers, scores, unit
-from fastqt.losses.released import Options, loss_of_views
+from fastqt.losses.released import Options, is_served, loss_of_views
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal
 
@@ -82,7 +82,7 @@ def mixcse_loss(
         )
     Mixed(mix)  # refuses what is no share
     chosen = backends.select(backend, z1.device, input_dtype(z1))
-    if chosen in ("cpu", "triton") and not is_traced(z1, z2):
+    if is_served(z1, memory, chosen) and not is_traced(z1, z2):
         check_scale(scale)
         check_option("reduction", reduction, REDUCTIONS)
         check_option("memory", memory, MEMORY_MODES)

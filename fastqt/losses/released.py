@@ -39,6 +39,17 @@ class Options:
     backend: str
 
 
+def is_served(z: Tensor, memory: str, backend: str) -> bool:
+    """Whether a backend has a walk for it: in Triton's low memory the few rows that are left beside sums in
+    float32 would take longer than three losses."""
+    if backend == "triton" and memory == "low":
+        from fastqt.triton_walk import LOW_BYTES, ROW_MULTIPLE
+
+        N, D = z.shape
+        return 4 * N * D + 12 * N * ROW_MULTIPLE <= LOW_BYTES
+    return backend in ("cpu", "triton")
+
+
 def loss_of_views(
     z1: Tensor,  # (N, D)
     z2: Tensor,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fastqt.kernels.released import Lines, Mixtures, RowSums, released_gradients, released_rows
+from fastqt.kernels.released import Lines, Mixtures, RowSums, released_rows
+from fastqt.kernels.released_gradients import released_gradients
 from fastqt.problem import Problem
 from fastqt.schedule import Needs
 from fastqt.targets import Diagonal

@@ -9,7 +9,8 @@ from loss_views import N, by_backend, by_memory, check, cosines, views
 from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
-from fastqt.losses import released_on_cpu as walk
+from fastqt import triton_walk
+from fastqt.losses import released_on_cpu, released_on_triton
 
 
 def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:
@@ -54,8 +55,8 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
     """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
-    monkeypatch.setattr(walk, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(walk, "MIN_ROWS", rows)
+    monkeypatch.setattr(released_on_cpu, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(released_on_cpu, "MIN_ROWS", rows)
     z1, z2 = views(N, N)
     scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
     options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}
@@ -94,6 +95,21 @@ def test_mixcse_as_released_on_a_gpu(partner, reduction, blocks, stop_gradient):
         return rows * torch.arange(1.0, N + 1) if reduction == "none" else rows
 
     check(loss("triton"), loss("reference"), [*inputs, scale], 2 * FLOAT32)
+
+
+@pytest.mark.parametrize(("memory", "room", "walks"), [("fast", 0, 1), ("low", 2**20, 1), ("low", 2**12, 0)])
+def test_mixcse_as_released_in_low_memory_of_a_gpu(monkeypatch, memory, room, walks):
+    """As three losses where too few rows would fit at a time."""
+    monkeypatch.setattr(triton_walk, "LOW_BYTES", room)
+    walked, genuine = [], released_on_triton.walk
+    monkeypatch.setattr(released_on_triton, "walk", lambda *args: walked.append(1) or genuine(*args))
+    z1, z2 = inputs = [z.detach().float().requires_grad_() for z in views(N, N)]
+    options = {"form": "released", "memory": memory}
+    loss, expected = (
+        fastqt.mixcse_loss(z1, z2, backend=backend, **options) for backend in ("triton", "reference")
+    )
+    assert len(walked) == walks
+    check(loss, expected, inputs, 2 * FLOAT32)
 
 
 @pytest.mark.parametrize("partner", ["next", "random"])
