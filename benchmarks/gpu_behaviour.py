@@ -22,18 +22,26 @@ def behaviour(options: Options) -> Iterator[Record]:
     N, D = (9, 8) if options.dry_run else (4000, 128)
     for memory in MEMORY:
         problem = partial(_problem, N, D, dtype, device, memory)
+        released = partial(problem, loss=partial(fastqt.mixcse_loss, form="released"))
         yield check(f"two runs are equal, {memory}", partial(_repeats, problem))
+        yield check(f"two runs of MixCSE as released are equal, {memory}", partial(_repeats, released))
         yield check(f"NaN stays in its row, {memory}", partial(_nan, N, D, dtype, device, memory))
         if device.type == "cuda":
-            yield check(f"a CUDA graph equals the plain call, {memory}", partial(_graph, problem))
-            yield check(f"another stream is respected, {memory}", partial(_stream, problem))
+            for name, made in (("", problem), (" of MixCSE as released", released)):
+                yield check(f"a CUDA graph equals the plain call{name}, {memory}", partial(_graph, made))
+                yield check(f"another stream is respected{name}, {memory}", partial(_stream, made))
     if device.type == "cuda":
         for name, arguments in _waitless(device):
             yield check(f"nothing waits for the device: {name}", partial(_no_wait, arguments, device))
 
 
 def _problem(
-    N: int, D: int, dtype: torch.dtype, device: torch.device, memory: str
+    N: int,
+    D: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: str,
+    loss: Callable[..., Tensor] = fastqt.contrastive_loss,
 ) -> tuple[list[Tensor], Callable[[], list[Tensor]], list[Tensor]]:
     """Leaves, forward and backward on them, and other values for them."""
     generator = torch.Generator().manual_seed(0)
@@ -44,8 +52,8 @@ def _problem(
     leaves = [x.requires_grad_() for x in first]
 
     def step() -> list[Tensor]:
-        loss = fastqt.contrastive_loss(*leaves, memory=memory, backend="triton")
-        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+        value = loss(*leaves, memory=memory, backend="triton")
+        return [value.detach(), *torch.autograd.grad(value, leaves)]
 
     return leaves, step, second
 
@@ -120,6 +128,7 @@ def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
         ("low memory", {"N": N, "memory": "low"}),
         ("both ways", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0}),
         ("both ways, low memory", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0, "memory": "low"}),
+        ("MixCSE as released", {"N": 16_000, "loss": partial(fastqt.mixcse_loss, form="released")}),
     ]
 
 

@@ -128,6 +128,10 @@ def accuracy(options: Options, dtype: torch.dtype, memory: str, backend: str = "
     for problem in DRY_PROBLEMS if options.dry_run else problems:
         test = partial(problem_verdict, problem, dtype, memory, options.device, backend)
         yield check(problem.name, test)
+    for noise in (None, 0.1):
+        size = (13, 24) if options.dry_run else (1021, 250)
+        test = partial(released_verdict, *size, noise, dtype, memory, options.device, backend)
+        yield check(f"MixCSE released, {'random' if noise is None else 'converged'}", test)
 
 
 def problem_verdict(
@@ -172,6 +176,47 @@ def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tenso
         return found
     losses, dG, dF = truth(g, f, p.offsets, p.diagonal)
     return (found[0] + losses) / 2, (found[1] + dF) / 2, (found[2] + dG) / 2
+
+
+def released_verdict(
+    N: int, D: int, noise: float | None, dtype: torch.dtype, memory: str, device: torch.device, backend: str
+) -> Verdict:
+    """Whether MixCSE's released form is hardly less exact than eager PyTorch; views differ by any noise."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(N, D, generator=generator) for _ in range(2)]
+    if noise is not None:
+        made[1] = made[0] + noise * made[1]
+    views = [x.to(device, dtype).requires_grad_() for x in made]
+    exact, eager = (_rows_and_gradients(released_rows, x) for x in ([x.double() for x in views], views))
+    ours = _rows_and_gradients(
+        lambda *z: taken(
+            fastqt.mixcse_loss, *z, form="released", reduction="none", memory=memory, backend=backend
+        ),
+        views,
+    )
+    slack = (torch.finfo(torch.float32).eps / 2, *(torch.finfo(dtype).eps / 2,) * 2)
+    bounds = [EAGER_FACTOR * error + least for error, least in zip(_errors(eager, exact), slack, strict=True)]
+    return within(
+        dict(zip(("loss", "z1", "z2"), zip(_errors(ours, exact), bounds, strict=True), strict=True))
+    )
+
+
+def _rows_and_gradients(rows: Callable[..., Tensor], views: list[Tensor]) -> tuple[Tensor, ...]:
+    """The rows' losses and the gradients of their sum, whose mean's are beyond float16 when all is learnt."""
+    leaves = [x.detach().requires_grad_() for x in views]
+    loss = rows(*leaves)
+    return (loss.detach(), *torch.autograd.grad(loss.sum(), leaves))
+
+
+def released_rows(z1: Tensor, z2: Tensor) -> Tensor:
+    """The rows' losses of MixCSE's released form as one would write them, in the inputs' dtype."""
+    normalize = torch.nn.functional.normalize
+    h1, h2 = normalize(z1), normalize(z2)
+    a, m = (normalize(0.2 * z + 0.8 * z.roll(-1, 0)).detach() for z in (z1, z2))
+    after = torch.eye(len(z1), dtype=torch.bool, device=z1.device).roll(1, 1)
+    positive = 20 * h1 @ h2.T
+    mixed = (20 * h1 @ m.T).masked_fill(after.T, 0), (20 * a @ h2.T).masked_fill(after, 0)
+    return torch.cat([positive, *mixed], 1).logsumexp(1) - positive.diagonal()
 
 
 def random_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,9 @@ class Case:
     link: str = "softmax"
     both_ways: bool = False  # CLIP's loss, of rows and of columns
     descriptors: bool = False  # read the operands of the scores' product
+    released: str | None = None  # "both" or "candidates": blocks of MixCSE's released form, with no targets
+    stop_gradient: bool = True  # there, as the following
+    weight: float = 0.0
     archs: tuple[int, ...] = (80, 90, 100)
     wanted: tuple[str, ...] = ()
     loads_ahead: bool = True
@@ -193,13 +196,18 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
 
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
-    from fastqt import triton_clip_walk, triton_schedule
+    from fastqt import triton_clip_walk, triton_released_walk, triton_schedule
     from fastqt.schedule import Needs
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
         with torch.device("meta"):
+            if case.released:
+                released = released_of(case)
+                with described(gpu) as events:
+                    triton_released_walk.walk(*released)
+                return events
             problem = problem_of(case)
             with described(gpu, case.descriptors) as events:
                 needs = Needs(
@@ -249,3 +257,15 @@ def problem_of(case: Case) -> Problem:
         bias=torch.empty(N, dtype=torch.float32) if case.bias else None,
         link=case.link,
     )
+
+
+def released_of(case: Case) -> tuple[Any, ...]:
+    """The arguments of the walk over MixCSE's released form, on torch's default device."""
+    from fastqt.losses.released import Options
+
+    options = Options(case.released == "both", True, case.weight, case.stop_gradient, case.memory, "triton")
+    sides = (torch.empty(case.N, case.D, dtype=getattr(torch, case.dtype)) for _ in range(2))
+    shares = (torch.empty(case.N) for _ in range(4))
+    weights = torch.empty(case.N, dtype=torch.float64) if case.gradients else None
+    needs = True, True, *4 * [not case.stop_gradient], case.scale
+    return (*sides, *shares, torch.empty(())), options, weights, needs

@@ -243,6 +243,41 @@ CASES = (
         both_ways=True,
         wanted=("scores_kernel BOTH_WAYS REDUCE COLUMN_SUMS", "scores_kernel BOTH_WAYS STORE FACTORS"),
     ),
+    Case(
+        "MixCSE released, bf16",
+        released="both",
+        wanted=(
+            "released_rows_kernel BOTH WEIGHTED",
+            "released_gradients_kernel BOTH QUERIES CANDIDATES -JOINED -SCALE -SHARES",
+        ),
+    ),
+    Case(
+        "MixCSE released, fp16, through mixtures",
+        dtype="float16",
+        N=4001,
+        memory="low",
+        released="both",
+        stop_gradient=False,
+        weight=0.5,
+        scale=True,
+        wanted=(
+            "released_rows_kernel WEIGHT",
+            "released_gradients_kernel BOTH QUERIES -CANDIDATES JOINED SCALE SHARES",
+        ),
+    ),
+    Case(
+        "MixCSE released, fp32, candidates",
+        dtype="float32",
+        released="candidates",
+        scale=True,
+        wanted=("released_gradients_kernel -BOTH QUERIES CANDIDATES SCALE",),
+    ),
+    Case(
+        "MixCSE released, bf16, loss",
+        released="candidates",
+        gradients=False,
+        wanted=("released_rows_kernel -BOTH -WEIGHTED",),
+    ),
 )
 
 

@@ -115,5 +115,13 @@ def event_time(event: Stored, kernels: Stored, rates: Rates) -> Time:
     if kind == "scores" and kernels[event["kernel"]]:
         return scores_time(event, kernels[event["kernel"]], rates)
     moved = event.get("bytes", 0)
-    memory = moved / rates.memory
-    return Time(rates.launch + memory, "memory" if memory > rates.launch else "launch", bytes=moved)
+    needs = {"launch": 0.0, "memory": moved / rates.memory}
+    if event.get("passes") and kernels[event["kernel"]]:
+        resources = kernels[event["kernel"]]
+        warps = event["passes"] * resources["threads"] / 32
+        needs["other instructions"] = (
+            warps * resources["sass"] / rates.issue / rates.clock / rates.multiprocessors
+        )
+    limit = max(needs, key=lambda name: needs[name])
+    spent = needs[limit]
+    return Time(rates.launch + spent, limit if spent > rates.launch else "launch", bytes=moved)

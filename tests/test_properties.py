@@ -11,7 +11,7 @@ import fastqt
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of E, of the rows that it multiplies, and of the result; the interpreter cuts bfloat16 off.
-ROUNDINGS = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
+ROUNDINGS = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3 * 2.0**-24}
 
 
 @st.composite

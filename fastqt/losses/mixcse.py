@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fastqt import backends
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype
-from fastqt.functional import REDUCTIONS, contrastive_loss
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype, is_traced
+from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss
 from fastqt.losses.pairs import info_nce_loss
 from fastqt.losses.parts import log_sum_exp, random_order, reduced, row_numbers, scores, unit
-from fastqt.losses.released import Options, released_loss
+from fastqt.losses.released import Options, is_served, loss_of_views
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal
 
@@ -67,11 +67,11 @@ def mixcse_loss(
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
-    order = row_numbers(N, z1.device) if partner == "next" else random_order(N, z1.device, generator)
-    partners = torch.empty_like(order).scatter_(0, order, order.roll(-1))
+    random = partner == "random"
+    order = random_order(N, z1.device, generator) if random else row_numbers(N, z1.device)
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
-        h = unit(z2)
+        h, partners = unit(z2), _partners(order)
         negatives = Mixed(mix, partners) if stop_gradient else _mixed(h, mix, partners)
         return contrastive_loss(
             *(unit(z1), h, Diagonal()),
@@ -81,12 +81,17 @@ def mixcse_loss(
             reduction=reduction,
         )
     Mixed(mix)  # refuses what is no share
-    if backends.select(backend, z1.device, input_dtype(z1)) == "cpu" and not torch.compiler.is_compiling():
+    chosen = backends.select(backend, z1.device, input_dtype(z1))
+    if is_served(z1, memory, chosen) and not is_traced(z1, z2):
         check_scale(scale)
         check_option("reduction", reduction, REDUCTIONS)
-        chosen = Options(blocks == "both", masked_cell == "exclude", hard_negative_weight, stop_gradient)
-        loss = _released_on_cpu(z1[order], z2[order], mix, scale, reduction, chosen)
-        return loss if reduction != "none" else torch.empty_like(loss).index_copy(0, order, loss)
+        check_option("memory", memory, MEMORY_MODES)
+        how = blocks == "both", masked_cell == "exclude", hard_negative_weight, stop_gradient, memory, chosen
+        if random:
+            z1, z2 = z1[order], z2[order]
+        loss = loss_of_views(z1, z2, mix, scale, reduction, Options(*how))
+        return torch.empty_like(loss).index_copy(0, order, loss) if random and reduction == "none" else loss
+    partners = _partners(order)
     mixtures = [_mixed(z, mix, partners) for z in (z1, z2)]
     a, m = (x.detach() if stop_gradient else x for x in mixtures)
     z1, z2 = unit(z1), unit(z2)
@@ -102,26 +107,9 @@ def mixcse_loss(
     return reduced(torch.stack(losses).logsumexp(0), reduction)
 
 
-def _released_on_cpu(
-    z1: Tensor,
-    z2: Tensor,
-    mix: float,
-    scale: float | Tensor,
-    reduction: str,
-    options: Options,
-) -> Tensor:
-    """The released form's loss of sentences whose partners are the next ones."""
-    u, v = (unit(z).to(input_dtype(z)) for z in (z1, z2))
-    dtype = torch.promote_types(u.dtype, torch.float32)
-
-    def shares(z: Tensor) -> tuple[Tensor, Tensor]:
-        z = z.detach().to(dtype) if options.stop_gradient else z.to(dtype)
-        norms = torch.linalg.vector_norm(z, dim=1)
-        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=1e-12)
-        return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
-
-    value = scale.to(dtype) if isinstance(scale, Tensor) else u.new_tensor(scale, dtype=dtype)
-    return released_loss(u.to(dtype), v.to(dtype), shares(z2), shares(z1), value, reduction, options)
+def _partners(order: Tensor) -> Tensor:
+    """Of each row the one after it in an order, after the last the first."""
+    return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
 
 def _mixed(x: Tensor, mix: float, partners: Tensor) -> Tensor:

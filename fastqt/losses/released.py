@@ -1,4 +1,4 @@
-"""MixCSE's 3 N columns on a CPU: one matrix product for the scores of all three blocks, two for gradients.
+"""MixCSE's 3 N columns: one matrix product for the scores of all three blocks, two for gradients.
 
 With rows u and v of norm 1, a mixture m_j of v_j and v_j+1 is own_j v_j + next_j v_j+1, and a_i the same
 of u. So the scores of the mixed blocks are sums of two neighbouring cosines, and their gradients fold back
@@ -7,7 +7,6 @@ onto those: 6 N² D operations in all. A chunk of rows is at hand at a time, wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +14,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_not_recorded, input_dtype
+from fastqt.losses.parts import unit
 
-CHUNK_BYTES = 8 * 2**20  # of each of some eight matrices of as many rows
-MIN_ROWS = 64
-
-Gradients = tuple[Tensor | None, ...]
+Gradients = tuple[Tensor | None, ...]  # of u, v, own and next of columns, own and next of rows, scale
 
 
 @dataclass(frozen=True)
 class Options:
-    """What of `mixcse_loss` its three blocks depend on."""
+    """What of `mixcse_loss` its three blocks depend on, and who computes them.
 
-    both: bool  # the third block is there
-    excluded: bool  # masked cells have no score, rather than 0
-    weight: float  # added to the scores of a sentence with its own mixtures
+    Attributes:
+        both: whether the third block is there.
+        excluded: whether masked cells have no score, rather than 0.
+        weight: added to the scores of a sentence with its own mixtures.
+        backend: "cpu" or "triton".
+    """
+
+    both: bool
+    excluded: bool
+    weight: float
     stop_gradient: bool
+    memory: str
+    backend: str
+
+
+def is_served(z: Tensor, memory: str, backend: str) -> bool:
+    """Whether a backend has a walk for it: in Triton's low memory the few rows that are left beside sums in
+    float32 would take longer than three losses."""
+    if backend == "triton" and memory == "low":
+        from fastqt.triton_walk import LOW_BYTES, ROW_MULTIPLE
+
+        N, D = z.shape
+        return 4 * N * D + 12 * N * ROW_MULTIPLE <= LOW_BYTES
+    return backend in ("cpu", "triton")
+
+
+def loss_of_views(
+    z1: Tensor,  # (N, D)
+    z2: Tensor,
+    mix: float,
+    scale: float | Tensor,
+    reduction: str,
+    options: Options,
+) -> Tensor:
+    """The released form's loss of sentences whose partners are the next ones."""
+    u, v = (unit(z).to(input_dtype(z)) for z in (z1, z2))
+    dtype = torch.promote_types(u.dtype, torch.float32)
+
+    def shares(z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z.detach().to(dtype) if options.stop_gradient else z.to(dtype)
+        norms = torch.linalg.vector_norm(z, dim=1)
+        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=1e-12)
+        return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
+
+    if not isinstance(scale, Tensor):
+        scale = torch.full((), scale, dtype=dtype, device=u.device)
+    if options.backend == "cpu":
+        u, v = u.to(dtype), v.to(dtype)
+    return released_loss(u, v, shares(z2), shares(z1), scale, reduction, options)
 
 
 def released_loss(
@@ -48,119 +90,46 @@ def released_loss(
 
 
 class _Released(torch.autograd.Function):
+    """A scalar loss takes its gradients in the forward pass, as the cosines are at hand there."""
+
     @staticmethod
     def forward(ctx: Any, recorded: bool, reduction: str, options: Options, *inputs: Tensor) -> Tensor:
         N, needs = len(inputs[0]), ctx.needs_input_grad[3:]
         ctx.options, ctx.at_once = options, recorded and reduction != "none" and any(needs)
         ctx.save_for_backward(*inputs)
-        weights = inputs[0].new_full((N,), 1 / N if reduction == "mean" else 1.0) if ctx.at_once else None
-        walk = _Walk(inputs, options, weights, needs)
-        # Autocast was heeded by whoever made the inputs.
-        with torch.autocast(inputs[0].device.type, enabled=False):
-            losses = walk.run()
-        ctx.gradients = walk.gradients
+        weights = None
+        if ctx.at_once:
+            weight = 1 / N if reduction == "mean" else 1.0
+            weights = inputs[0].new_full((N,), weight, dtype=torch.float64)
+        losses, ctx.gradients = _walk(inputs, options, weights, needs)
         loss = losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-        return loss.to(inputs[0].dtype)
+        return loss.to(torch.promote_types(inputs[0].dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded("fastqt.mixcse_loss")
         inputs, (g,) = ctx.saved_tensors, upstream
         if ctx.at_once:
-            return (None, None, None, *(x if x is None else x * g for x in ctx.gradients))
-        walk = _Walk(inputs, ctx.options, g.contiguous(), ctx.needs_input_grad[3:])
-        walk.run()
-        return (None, None, None, *walk.gradients)
+            gradients: Gradients = tuple(x if x is None else _times(x, g) for x in ctx.gradients)
+        else:
+            _, gradients = _walk(inputs, ctx.options, g.double().contiguous(), ctx.needs_input_grad[3:])
+        return (None, None, None, *gradients)
 
 
-class _Walk:
-    """Each row's loss, and with weights w the gradients of sum_i w_i loss_i."""
+def _walk(
+    inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
+) -> tuple[Tensor, Gradients]:
+    """Each row's loss, (N,) float64, and with weights w the gradients of sum_i w_i loss_i that are needed."""
+    # Autocast was heeded by whoever made the inputs.
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        if options.backend == "triton":
+            from fastqt.triton_released_walk import walk
+        else:
+            from fastqt.losses.released_on_cpu import walk
+        return walk(inputs, options, weights, needs)
 
-    def __init__(
-        self, inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
-    ) -> None:
-        self.u, self.v, *shares, scale = inputs
-        self.own_columns, self.next_columns, self.own_rows, self.next_rows = shares
-        self.scale, self.options, self.weights = scale.item(), options, weights
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale: want a finite number, got {self.scale}")
-        self.gradients: Gradients = tuple(
-            torch.zeros_like(x) if need and weights is not None else None
-            for x, need in zip(inputs, needs, strict=True)
-        )
 
-    def run(self) -> Tensor:
-        """(N,) float64."""
-        N = len(self.u)
-        losses = self.u.new_empty(N, dtype=torch.float64)
-        step = max(CHUNK_BYTES // (N * self.u.element_size()), MIN_ROWS)
-        for begin in range(0, N, step):
-            chunk = slice(begin, min(begin + step, N))
-            losses[chunk] = self._visit(chunk)
-        return losses
-
-    def _visit(self, chunk: slice) -> Tensor:
-        """The losses of a chunk of rows; adds what they give to the gradients."""
-        N = len(self.u)
-        around = torch.arange(chunk.start - 1, chunk.stop + 1, device=self.u.device).remainder(N)
-        cosines = self.u[around] @ self.v.T
-        # The row above has had its loss, but its mixture holds the chunk's first row.
-        row, at = around[:-1], torch.arange(len(around) - 1, device=self.u.device)
-        blocks, masked = self._blocks(cosines, row)
-        scores = [self.scale * block for block in blocks]
-        for block, column in zip(scores[1:], masked, strict=True):
-            block[at, row] += self.options.weight
-            block[at, column] = -math.inf if self.options.excluded else 0.0
-        positive = scores[0][at, row]
-        largest = torch.stack([block.amax(1) for block in scores]).amax(0)
-        E = [block.sub_(largest[:, None]).exp_() for block in scores]
-        E[0][at, row] = 0
-        others = torch.stack([block.sum(1, dtype=torch.float64) for block in E]).sum(0)
-        gap = (positive - largest).double()
-        if self.weights is not None:
-            factor = self.weights[row].double() / (gap.exp() + others)
-            for block, column in zip(E[1:], masked, strict=True):
-                block[at, column] = 0
-            dS = [block.mul_(factor.to(block.dtype)[:, None]) for block in E]
-            dS[0][at, row] = (-others * factor).to(dS[0].dtype)
-            self._differentiate(dS, blocks, cosines, row, chunk)
-        # log(exp(gap) + others) - gap, where nothing cancels when all is learnt.
-        return (torch.log1p(torch.expm1(gap) + others) - gap)[1:]
-
-    def _blocks(self, cosines: Tensor, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The blocks' cosines, and the masked column of each row in all but the first."""
-        N, first = len(self.u), cosines[:-1]
-        blocks = [first, first * self.own_columns + first.roll(-1, 1) * self.next_columns]
-        masked = [(row - 1).remainder(N)]
-        if self.options.both:
-            blocks.append(first * self.own_rows[row, None] + cosines[1:] * self.next_rows[row, None])
-            masked.append((row + 1).remainder(N))
-        return blocks, masked
-
-    def _differentiate(
-        self, dS: list[Tensor], blocks: list[Tensor], cosines: Tensor, row: Tensor, chunk: slice
-    ) -> None:
-        du, dv, own_columns, next_columns, own_rows, next_rows, dscale = self.gradients
-        plain, of_columns, first = dS[0][1:], dS[1][1:], cosines[1:-1]
-        if dscale is not None:
-            products = [(a[1:] * b[1:]).sum(dtype=torch.float64) for a, b in zip(dS, blocks, strict=True)]
-            dscale += torch.stack(products).sum().to(dscale.dtype)
-        if own_columns is not None and next_columns is not None:
-            own_columns += self.scale * (of_columns * first).sum(0)
-            next_columns += self.scale * (of_columns * first.roll(-1, 1)).sum(0)
-        to_queries = plain + of_columns * self.own_columns + (of_columns * self.next_columns).roll(1, 1)
-        to_candidates = plain
-        if self.options.both:
-            of_rows, above = dS[2][1:], dS[2][:-1]
-            if own_rows is not None and next_rows is not None:
-                own_rows[chunk] = self.scale * (of_rows * first).sum(1)
-                next_rows[chunk] = self.scale * (of_rows * cosines[2:]).sum(1)
-            to_candidates = (
-                plain + of_rows * self.own_rows[row[1:], None] + above * self.next_rows[row[:-1], None]
-            )
-        if not self.options.stop_gradient:
-            to_queries = to_candidates = to_queries + to_candidates - plain
-        if du is not None:
-            torch.mm(to_queries, self.v, out=du[chunk]).mul_(self.scale)
-        if dv is not None:
-            dv.addmm_(to_candidates.T, self.u[chunk], alpha=self.scale)
+def _times(x: Tensor, factor: Tensor) -> Tensor:
+    """Their product, in float32 at least: a factor may be beyond the range of float16."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) * factor.to(x.device, wide)).to(x.dtype)

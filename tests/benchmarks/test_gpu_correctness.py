@@ -32,6 +32,20 @@ def test_truth_and_eager_equal_the_oracle(N, M, offsets, diagonal):
         assert relative(b, exact) < FLOAT64
 
 
+@pytest.mark.parametrize(("noise", "too_much"), [(None, 1e-4), (0.1, 0.1)])
+def test_released_form_passes_and_a_rougher_one_fails(monkeypatch, noise, too_much):
+    right = gpu_correctness.fastqt.mixcse_loss
+
+    def rough(*views, error, **options):
+        return right(*views, **options) * (1 + error)
+
+    for error in (0.0, too_much):
+        monkeypatch.setattr(gpu_correctness.fastqt, "mixcse_loss", partial(rough, error=error))
+        arguments = 13, 24, noise, torch.float32, "fast", CPU, "triton"
+        ok, detail = gpu_correctness.released_verdict(*arguments)
+        assert ok is (error == 0), detail
+
+
 @pytest.mark.parametrize(
     "problem", [p for p in gpu_correctness.PROBLEMS if p.N < 2000], ids=lambda problem: problem.name
 )

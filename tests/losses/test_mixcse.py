@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loss_views import N, by_backend, by_memory, check, cosines, views
-from tolerances import FLOAT64, relative
+from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
-from fastqt.losses import released as walk
+from fastqt import triton_released_walk, triton_walk
+from fastqt.losses import released_on_cpu
 
 
 def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:
@@ -54,8 +55,8 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
     """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
-    monkeypatch.setattr(walk, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(walk, "MIN_ROWS", rows)
+    monkeypatch.setattr(released_on_cpu, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(released_on_cpu, "MIN_ROWS", rows)
     z1, z2 = views(N, N)
     scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
     options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}
@@ -69,6 +70,90 @@ def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, 
     for reduction, w in (("mean", 1.0), ("sum", 1.0), ("none", weights)):
         ours, wanted = (w * loss(backend, reduction=reduction) for backend in ("cpu", "reference"))
         check(ours, wanted, (z1, z2, scale))
+
+
+@pytest.mark.parametrize("partner", ["next", "random"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("blocks", "stop_gradient"), [("both", True), ("both", False), ("candidates", True)])
+def test_mixcse_as_released_on_a_gpu(partner, reduction, blocks, stop_gradient):
+    """Interpreted, from cosines, as three losses have it."""
+    z1, z2 = inputs = [z.detach().float().requires_grad_() for z in views(N, N)]
+    scale = torch.tensor(20.0, requires_grad=True)
+    options = {"blocks": blocks, "stop_gradient": stop_gradient, "partner": partner, "reduction": reduction}
+
+    def loss(backend):
+        generator = torch.Generator().manual_seed(2)
+        rows = fastqt.mixcse_loss(
+            *(z1, z2),
+            form="released",
+            scale=scale,
+            hard_negative_weight=0.3,
+            generator=generator,
+            backend=backend,
+            **options,
+        )
+        return rows * torch.arange(1.0, N + 1) if reduction == "none" else rows
+
+    check(loss("triton"), loss("reference"), [*inputs, scale], 2 * FLOAT32)
+
+
+@pytest.mark.parametrize(("memory", "room", "walks"), [("fast", 0, 1), ("low", 2**20, 1), ("low", 2**12, 0)])
+def test_mixcse_as_released_in_low_memory_of_a_gpu(monkeypatch, memory, room, walks):
+    """As three losses where too few rows would fit at a time."""
+    monkeypatch.setattr(triton_walk, "LOW_BYTES", room)
+    walked, genuine = [], triton_released_walk.walk
+    monkeypatch.setattr(triton_released_walk, "walk", lambda *args: walked.append(1) or genuine(*args))
+    z1, z2 = inputs = [z.detach().float().requires_grad_() for z in views(N, N)]
+    options = {"form": "released", "memory": memory}
+    loss, expected = (
+        fastqt.mixcse_loss(z1, z2, backend=backend, **options) for backend in ("triton", "reference")
+    )
+    assert len(walked) == walks
+    check(loss, expected, inputs, 2 * FLOAT32)
+
+
+@pytest.mark.parametrize("partner", ["next", "random"])
+def test_mixcse_as_released_under_autocast(partner):
+    """The embeddings are rounded, their norms are not."""
+    z1, z2 = (z.detach().float().requires_grad_() for z in views(N, N))
+    options = {"form": "released", "partner": partner, "backend": "triton"}
+    with torch.autocast("cpu", dtype=torch.float16):
+        rounded = fastqt.mixcse_loss(z1, z2, generator=torch.Generator().manual_seed(2), **options)
+    exact = fastqt.mixcse_loss(z1, z2, generator=torch.Generator().manual_seed(2), **options)
+    assert rounded.dtype is torch.float32
+    assert 0 < relative(rounded, exact) < 20 * 2.0**-11
+    for a, b in zip(*(torch.autograd.grad(loss, (z1, z2)) for loss in (rounded, exact)), strict=True):
+        assert a.dtype is torch.float32
+        assert relative(a, b) < 40 * 2.0**-11
+
+
+def test_mixcse_as_released_compiles():
+    """Traced, it is three losses that are operators."""
+    z1, z2 = (z.detach().float().requires_grad_() for z in views(N, N))
+
+    def loss(z1, z2):
+        return fastqt.mixcse_loss(z1, z2, form="released")
+
+    eager = torch.autograd.grad(loss(z1, z2), (z1, z2))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(z1, z2)
+    for a, b in zip(torch.autograd.grad(compiled, (z1, z2)), eager, strict=True):
+        assert relative(a, b) < 2 * FLOAT32
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": math.inf}, "scale: want a finite number, got inf"),
+        ({"reduction": "max"}, "reduction: want one of"),
+        ({"memory": "none"}, "memory: want one of"),
+        ({"mix": 2.0}, "mix: want a number in 0..1"),
+    ],
+)
+def test_mixcse_as_released_refuses(backend, options, message):
+    z1, z2 = (z.detach().float() for z in views(N, N))
+    with pytest.raises(ValueError, match=message):
+        fastqt.mixcse_loss(z1, z2, form="released", backend=backend, **options)
 
 
 def test_mixcse_as_released_twice_and_not_twice():

@@ -1,0 +1,174 @@
+"""Rows of cosines to the losses of three blocks of scores.
+
+With shares own and next of mixtures at norm 1, row i's scores are, to a scale,
+
+    C_ij,  own_j C_ij + next_j C_i,j+1,  own_i C_ij + next_i C_i+1,j
+
+with indices modulo N. The last two have a masked column each, i - 1 and i + 1, and a weight on the diagonal.
+No block is written: its cells are made from neighbouring cosines, here and for the gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import LN_2, LOG2_E
+from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.sigmoid import log1p
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Some rows of cosines; indices are modulo N.
+
+    Attributes:
+        cosines: (lines, N) float32, not scaled yet.
+        first: the row of the first line.
+    """
+
+    cosines: Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """What the scores are besides cosines.
+
+    Attributes:
+        own_columns, next_columns, own_rows, next_rows: (N,) float32 shares of the mixtures of both sides.
+        scale: () float32.
+        weight: added to the scores of a sentence with its own mixtures.
+        both: whether the third block is there.
+        excluded: whether masked cells have no score, rather than 0.
+    """
+
+    own_columns: Tensor
+    next_columns: Tensor
+    own_rows: Tensor
+    next_rows: Tensor
+    scale: Tensor
+    weight: float
+    both: bool
+    excluded: bool
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """What is known of rows, (N,) float32.
+
+    Attributes:
+        largest: score, to base 2.
+        others: the sum of all exponentials but the positive's, against the largest score.
+        factors: the row's weight, divided by the sum of all exponentials.
+    """
+
+    largest: Tensor
+    others: Tensor
+    factors: Tensor
+
+
+@triton.jit
+def mixed_exponents(own_share, near, next_share, far, top, own, weight, WEIGHT: tl.constexpr):
+    """Scores of the cells of a mixed block to base 2, less `top`: from the cosines with a mixture's parts."""
+    exponents = own_share * near + (next_share * far - top)
+    if WEIGHT:
+        exponents += tl.where(own, weight, 0.0)
+    return exponents
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def released_rows_kernel(
+    cosines,  # (lines, N) float32
+    own_columns,  # (N,) float32, as the three others
+    next_columns,
+    own_rows,
+    next_rows,
+    scale,  # () float32
+    row_weights,  # (N,) float64, read if WEIGHTED
+    loss,  # (N,) float64
+    largest,  # (N,) float32, written if WEIGHTED, as the following
+    all_others,
+    factors,
+    weight,  # to base 2
+    N,
+    first_row,
+    row_stride,
+    BOTH: tl.constexpr,
+    EXCLUDED: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a line that has one below it: the row's loss, and what its gradients are made with."""
+    at = tl.program_id(0).to(tl.int64)
+    row = (first_row + at) % N
+    before, after = (row + N - 1) % N, (row + 1) % N
+    line, below = cosines + at * row_stride, cosines + (at + 1) % N * row_stride
+    s = tl.load(scale) * LOG2_E
+    if BOTH:
+        own_row, next_row = s * tl.load(own_rows + row), s * tl.load(next_rows + row)
+    masked_score = float("-inf") if EXCLUDED else 0.0
+
+    top = float("-inf")
+    others = tl.full((), 0.0, tl.float64)
+    for start in range(0, N, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        inside, own = j < N, j == row
+        near = tl.load(line + j, mask=inside, other=0.0)
+        right = tl.load(line + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
+        own_column = s * tl.load(own_columns + j, mask=inside, other=0.0)
+        next_column = s * tl.load(next_columns + j, mask=inside, other=0.0)
+        first = tl.where(inside, s * near, float("-inf"))
+        second = mixed_exponents(own_column, near, next_column, right, 0.0, own, weight, WEIGHT)
+        second = tl.where(inside, tl.where(j == before, masked_score, second), float("-inf"))
+        highest = tl.maximum(first, second)
+        if BOTH:
+            far = tl.load(below + j, mask=inside, other=0.0)
+            third = mixed_exponents(own_row, near, next_row, far, 0.0, own, weight, WEIGHT)
+            third = tl.where(inside, tl.where(j == after, masked_score, third), float("-inf"))
+            highest = tl.maximum(highest, third)
+        higher = tl.maximum(top, tl.max(highest, 0))
+        e = tl.where(own, 0.0, tl.exp2(first - higher)) + tl.exp2(second - higher)
+        if BOTH:
+            e += tl.exp2(third - higher)
+        others = others * tl.exp2(top - higher).to(tl.float64) + tl.sum(e, 0).to(tl.float64)
+        top = higher
+
+    gap = ((s * tl.load(line + row)).to(tl.float64) - top.to(tl.float64)) * LN_2
+    # log(1 + others / exp(gap)), of which nothing is lost when all is learnt, nor when nothing is.
+    odds = tl.log(others) - gap
+    tl.store(loss + row, tl.where(odds > 0, odds, 0.0) + log1p(tl.exp(-tl.abs(odds))))
+    if WEIGHTED:
+        factor = tl.load(row_weights + row) / (tl.exp(gap) + others)
+        tl.store(largest + row, top)
+        tl.store(all_others + row, others.to(tl.float32))
+        tl.store(factors + row, factor.to(tl.float32))
+
+
+def released_rows(
+    lines: Lines,
+    mixtures: Mixtures,
+    row_weights: Tensor | None,  # (N,) float64
+    loss: Tensor,  # (N,) float64
+    sums: RowSums | None,
+) -> None:
+    """The losses of rows whose lines have one below them; with weights, what their gradients need."""
+    held, N = lines.cosines.shape
+    m = mixtures
+    with on_device(loss):
+        released_rows_kernel[(held if held == N else held - 1,)](
+            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
+            *(row_weights, loss),
+            *((None, None, None) if sums is None else (sums.largest, sums.others, sums.factors)),
+            *(m.weight * LOG2_E.value, N, lines.first, lines.cosines.stride(0)),
+            BOTH=m.both,
+            EXCLUDED=m.excluded,
+            WEIGHT=m.weight != 0,
+            WEIGHTED=sums is not None,
+            BLOCK=block(N, 2048),
+            num_warps=8,
+            enable_fp_fusion=True,
+        )

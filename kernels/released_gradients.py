@@ -1,0 +1,189 @@
+"""Rows of cosines to dL/dC of MixCSE's three blocks, whose dL/dS are brought back to the cosines.
+
+Row i's scores are sums of two neighbouring cosines, as `fastqt.kernels.released` has them. So a cosine takes
+part in up to five scores: C_ij in those of all three blocks in its own cell, in block 2 of the column to its
+left, and in block 3 of the row above.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.cells import LOG2_E
+from fastqt.kernels.launch import on_device
+from fastqt.kernels.released import Lines, Mixtures, RowSums, mixed_exponents
+from torch import Tensor
+
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 128  # of a tile
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
+def released_gradients_kernel(
+    cosines,  # (lines, N) float32
+    own_columns,  # (N,) float32, as the three others
+    next_columns,
+    own_rows,
+    next_rows,
+    scale,  # () float32
+    largest,  # (N,) float32, as the following
+    all_others,
+    factors,
+    to_queries,  # (rows, N)
+    to_candidates,  # (rows, N); if JOINED its values are added to those of the former
+    by_scale,  # (blocks of columns, rows) float32
+    by_row,  # (blocks of columns, 2, rows) float32: for own_rows and next_rows
+    by_column,  # (blocks of rows, 2, N) float32: for own_columns and next_columns
+    weight,  # to base 2
+    N,
+    first_row,
+    rows,
+    lead,  # the line of the first row
+    row_stride,
+    gradient_row_stride,
+    BOTH: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    JOINED: tl.constexpr,
+    SCALE: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """A program a tile of dL/dC: that of each block, brought to the cosines that its scores are made of."""
+    i = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    j = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    inside_rows, inside_columns = i < rows, j < N
+    inside = inside_rows & inside_columns
+    row, line = first_row + i, lead + i
+    before, after = tl.where(row > 0, row - 1, N - 1), tl.where(row + 1 < N, row + 1, 0)
+    start = cosines + line.to(tl.int64) * row_stride
+    near = tl.load(start + j, mask=inside, other=0.0)
+
+    # Sums of all but the last part lack the row's factor until they are stored.
+    s = tl.load(scale) * LOG2_E
+    top = tl.load(largest + row, mask=inside_rows, other=0.0)
+    factor = tl.load(factors + row, mask=inside_rows, other=0.0)
+    others = tl.load(all_others + row, mask=inside_rows, other=0.0)
+    own = j == row
+    # Of a positive it is p - 1, without its cancellation.
+    first = tl.where(own, -others, tl.exp2(s * near - top))
+    of_queries, of_scale = first, first * near
+
+    own_column = tl.load(own_columns + j, mask=inside_columns, other=0.0)
+    next_column = tl.load(next_columns + j, mask=inside_columns, other=0.0)
+    far = tl.load(start + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
+    second = mixed_exponents(s * own_column, near, s * next_column, far, top, own, weight, WEIGHT)
+    second = tl.where(j == before, 0.0, tl.exp2(second))
+    if SCALE:
+        of_scale += second * (own_column * near + next_column * far)
+    if SHARES:
+        sums = by_column + 2 * tl.program_id(0).to(tl.int64) * N + j
+        of_own, of_next = factor * second * near, factor * second * far
+        tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
+        tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
+    if QUERIES:
+        # The mixture of the column to the left has its other part here.
+        left = tl.where(j > 0, j - 1, N - 1)
+        nearer = tl.load(start + left, mask=inside, other=0.0)
+        own_left = s * tl.load(own_columns + left, mask=inside_columns, other=0.0)
+        next_left = tl.load(next_columns + left, mask=inside_columns, other=0.0)
+        there = mixed_exponents(own_left, nearer, s * next_left, near, top, left == row, weight, WEIGHT)
+        of_left = tl.where(left == before, 0.0, tl.exp2(there))
+        of_queries += second * own_column + of_left * next_left
+
+    of_candidates = of_queries if JOINED else first
+    if BOTH:
+        own_row = tl.load(own_rows + row, mask=inside_rows, other=0.0)
+        next_row = tl.load(next_rows + row, mask=inside_rows, other=0.0)
+        line_below = tl.where(line + 1 < N, line + 1, 0)
+        beneath = tl.load(cosines + line_below.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+        third = mixed_exponents(s * own_row, near, s * next_row, beneath, top, own, weight, WEIGHT)
+        third = tl.where(j == after, 0.0, tl.exp2(third))
+        of_candidates += third * own_row
+        if SCALE:
+            of_scale += third * (own_row * near + next_row * beneath)
+        if SHARES:
+            sums = by_row + 2 * tl.program_id(1).to(tl.int64) * rows + i
+            of_own, of_next = tl.where(inside, third * near, 0.0), tl.where(inside, third * beneath, 0.0)
+            tl.store(sums, factor * tl.sum(of_own, 1, keep_dims=True), mask=inside_rows)
+            tl.store(sums + rows, factor * tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
+    of_candidates *= factor
+    if BOTH and (CANDIDATES or JOINED):
+        # The mixture of the row above has its other part here.
+        line_above = tl.where(line > 0, line - 1, N - 1)
+        above = tl.load(cosines + line_above.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+        own_above = s * tl.load(own_rows + before, mask=inside_rows, other=0.0)
+        next_above = tl.load(next_rows + before, mask=inside_rows, other=0.0)
+        top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
+        factor_above = tl.load(factors + before, mask=inside_rows, other=0.0) * next_above
+        there = mixed_exponents(
+            *(own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT)
+        )
+        of_candidates += factor_above * tl.where(own, 0.0, tl.exp2(there))
+
+    if SCALE:
+        sums = by_scale + tl.program_id(1).to(tl.int64) * rows + i
+        of_scale = tl.where(inside, of_scale, 0.0)
+        tl.store(sums, factor * tl.sum(of_scale, 1, keep_dims=True), mask=inside_rows)
+    cell = i.to(tl.int64) * gradient_row_stride + j
+    if QUERIES:
+        folded = of_candidates if JOINED else factor * of_queries
+        tl.store(to_queries + cell, folded.to(to_queries.dtype.element_ty), mask=inside)
+    if CANDIDATES:
+        tl.store(to_candidates + cell, of_candidates.to(to_candidates.dtype.element_ty), mask=inside)
+
+
+def released_gradients(
+    lines: Lines,
+    mixtures: Mixtures,
+    sums: RowSums,
+    rows: slice,  # whose lines have one above and one below them
+    to_queries: Tensor | None,  # (rows, N)
+    to_candidates: Tensor | None,  # (rows, N), with the same strides
+    *,
+    joined: bool,  # the candidates' are added to the queries', instead
+    scale: bool,  # whether its sums are wanted
+    shares: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Writes dL/dC of some rows.
+
+    Returns sums for the scale (rows,), of own_rows and next_rows (2, rows), of own_columns and next_columns
+    (2, N), all without the scale as a factor.
+    """
+    N, count = lines.cosines.shape[1], rows.stop - rows.start
+    m, new = mixtures, lines.cosines.new_empty
+    tiles = triton.cdiv(count, BLOCK_ROWS), triton.cdiv(N, BLOCK_COLUMNS)
+    found = (
+        new(tiles[1], count) if scale else None,
+        new(tiles[1], 2, count) if shares and m.both else None,
+        new(tiles[0], 2, N) if shares else None,
+    )
+    written = to_candidates if to_queries is None else to_queries
+    with on_device(lines.cosines):
+        released_gradients_kernel[tiles](
+            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
+            *(sums.largest, sums.others, sums.factors, to_queries, to_candidates, *found),
+            *(
+                m.weight * LOG2_E.value,
+                N,
+                rows.start,
+                count,
+                (rows.start - lines.first) % N,
+                lines.cosines.stride(0),
+            ),
+            0 if written is None else written.stride(0),
+            BOTH=m.both,
+            WEIGHT=m.weight != 0,
+            QUERIES=to_queries is not None,
+            CANDIDATES=to_candidates is not None,
+            JOINED=joined,
+            SCALE=scale,
+            SHARES=shares,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_COLUMNS=BLOCK_COLUMNS,
+            num_warps=8,
+            enable_fp_fusion=True,
+        )
+    by_scale, by_row, by_column = (x if x is None else x.sum(0) for x in found)
+    return by_scale, by_row, by_column

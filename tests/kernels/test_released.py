@@ -1,0 +1,252 @@
+"""MixCSE's three blocks from one matrix of cosines, interpreted: values, and gradients of all inputs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fastqt.kernels import released, released_gradients
+from tolerances import FLOAT32, FLOAT64, REORDERED, relative
+
+from fastqt import triton_walk
+from fastqt.losses.released import Options, released_loss
+
+# A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
+EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
+NAMES = ("u", "v", "own columns", "next columns", "own rows", "next rows", "scale")
+PLAIN = Options(True, False, 0.0, True, "fast", "triton")
+by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+OPTIONS = [
+    replace(PLAIN, both=both, weight=0.6 if both else 0.0, excluded=excluded, stop_gradient=stop_gradient)
+    for both in (True, False)
+    for stop_gradient in (True, False)
+    for excluded in (True, False)
+]
+
+
+def described(options: Options) -> str:
+    shown = {"both": options.both, "excluded": options.excluded, "stop": options.stop_gradient}
+    return " ".join(name if value else f"-{name}" for name, value in shown.items())
+
+
+by_options = pytest.mark.parametrize("options", OPTIONS, ids=described)
+by_blocks = pytest.mark.parametrize("options", OPTIONS[::2], ids=described)
+
+
+def inputs_of(N: int, D: int, dtype: torch.dtype = torch.float32, scale: float = 5.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(N)
+    sides = [F.normalize(torch.randn(N, D, generator=generator), dim=1).to(dtype) for _ in range(2)]
+    shares = [torch.rand(N, generator=generator) + 0.2 for _ in range(4)]
+    if dtype is torch.float64:
+        shares = [x.double() for x in shares]
+    return [x.requires_grad_() for x in (*sides, *shares, torch.tensor(scale, dtype=shares[0].dtype))]
+
+
+def exact(inputs: list[torch.Tensor], options: Options) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The rows' losses by whole matrices in float64, and what to differentiate them by."""
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
+    u, v, own_columns, next_columns, own_rows, next_rows, scale = leaves
+    m = own_columns[:, None] * v + next_columns[:, None] * v.roll(-1, 0)
+    a = own_rows[:, None] * u + next_rows[:, None] * u.roll(-1, 0)
+    if options.stop_gradient:
+        m, a = m.detach(), a.detach()
+    eye, masked_score = torch.eye(len(u), dtype=torch.float64), -math.inf if options.excluded else 0.0
+    second, third = (scale * x + options.weight * eye for x in (u @ m.T, a @ v.T))
+    second = second.masked_fill(eye.roll(-1, 1).bool(), masked_score)
+    third = third.masked_fill(eye.roll(1, 1).bool(), masked_score)
+    first = scale * u @ v.T
+    others = first.masked_fill(eye.bool(), -math.inf)
+    blocks = [others, second, third] if options.both else [others, second]
+    return F.softplus(torch.cat(blocks, 1).logsumexp(1) - first.diagonal(), threshold=40), leaves
+
+
+def ours(inputs: list[torch.Tensor], options: Options, reduction: str = "mean") -> torch.Tensor:
+    u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs
+    shares = (own_columns, next_columns), (own_rows, next_rows)
+    if options.stop_gradient:
+        shares = tuple(tuple(x.detach() for x in pair) for pair in shares)
+    return released_loss(u, v, *shares, scale, reduction, options)
+
+
+def check(inputs, options, tolerance, reduction="mean", upstream=None, loss_tolerance=FLOAT32) -> None:
+    rows, leaves = exact(inputs, options)
+    expected = rows if reduction == "none" else getattr(rows, reduction)()
+    upstream = torch.ones_like(expected) if upstream is None else upstream.double()
+    loss = ours(inputs, options, reduction)
+    assert relative(loss, expected) < loss_tolerance
+    found = torch.autograd.grad(loss, inputs, upstream.to(loss.dtype), allow_unused=True)
+    wanted = torch.autograd.grad(expected, leaves, upstream, allow_unused=True)
+    for name, x, a, b in zip(NAMES, inputs, found, wanted, strict=True):
+        if b is None or not b.any():
+            assert a is None or not a.any(), name
+            continue
+        assert a.dtype is x.dtype
+        # The scale's is one sum, of terms that all but cancel.
+        assert relative(a, b) < (10 if name == "scale" else 1) * tolerance, name
+
+
+@by_options
+@pytest.mark.parametrize("N", [2, 13])
+def test_is_the_oracles(N, options):
+    check(inputs_of(N, 7), options, FLOAT32)
+
+
+@by_options
+def test_is_the_oracles_on_a_cpu(options):
+    check(inputs_of(13, 7, torch.float64), replace(options, backend="cpu"), FLOAT64, loss_tolerance=FLOAT64)
+
+
+@by_options
+def test_many_tiles(monkeypatch, options):
+    """Of the gradients, and many steps along a row, whose largest score may be in any."""
+    monkeypatch.setattr(released, "block", lambda n, most: 8)
+    monkeypatch.setattr(released_gradients, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(released_gradients, "BLOCK_COLUMNS", 8)
+    check(inputs_of(19, 7, scale=30.0), options, FLOAT32)
+
+
+@by_half
+@by_options
+def test_half_precision(options, dtype):
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype])
+
+
+@by_blocks
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
+    """Where chunks meet, a mixture has its parts in both; the last chunk is a short one."""
+    inputs = inputs_of(14, 7)
+    options = replace(options, memory=memory)
+    whole = ours(inputs, options, "sum")
+    gradients = torch.autograd.grad(whole, inputs, allow_unused=True)
+    for name, value in {"ROW_MULTIPLE": 6, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
+        monkeypatch.setattr(triton_walk, name, value)
+    heights = []
+    rows = released.released_rows
+
+    def noted(lines, *rest):
+        heights.append(len(lines.cosines))
+        rows(lines, *rest)
+
+    monkeypatch.setattr("fastqt.triton_released_walk.released_rows", noted)
+    loss = ours(inputs, options, "sum")
+    assert heights == [6, 6, 6, 4]
+    assert relative(loss, whole) < REORDERED[torch.float32]
+    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    for a, b in zip(found, gradients, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or relative(a, b) < REORDERED[torch.float32]
+    with torch.no_grad():
+        assert torch.equal(ours(inputs, options, "sum"), loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@by_blocks
+def test_rows_weighted_from_above(options, dtype):
+    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+    upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype], "none", upstream)
+
+
+def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
+    """Both views of a sentence all but the same, and others' at about a right angle."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
+    v = F.normalize(u + 0.01 * torch.randn(N, N, generator=generator), dim=1)
+    shares = [torch.full((N,), share) for share in (0.2425, 0.9701) * 2]
+    return [x.requires_grad_() for x in (u.to(dtype), v.to(dtype), *shares, torch.tensor(scale))]
+
+
+@by_blocks
+@pytest.mark.parametrize(
+    ("dtype", "scale", "least"),
+    [
+        (torch.float32, 20.0, 1 - 1e-5),
+        (torch.float32, 60.0, 1 - 1e-15),
+        (torch.bfloat16, 60.0, 1 - 1e-15),
+        (torch.float16, 20.0, 1 - 1e-5),
+    ],
+)
+def test_nothing_is_lost_when_all_is_learnt(dtype, scale, least, options):
+    """Weighted as if nothing were: float16 has no room for gradients that are as small as the loss."""
+    inputs = converged(13, dtype, scale)
+    rows, _ = exact(inputs, options)
+    assert (-rows).exp().min() > least
+    weights = (1 / rows).float()
+    # Cosines are sums of 13 products, whose error the scale makes larger before they are exponents.
+    check(inputs, options, scale / 5 * FLOAT32 + EPSILON[dtype], "none", weights, scale / 5 * FLOAT32)
+
+
+@by_blocks
+def test_nothing_overflows_when_nothing_is_learnt(options):
+    """The positive's exponential is 0 beside the largest one, even in float64."""
+    inputs = inputs_of(13, 3, scale=2000.0)
+    rows, _ = exact(inputs, options)
+    assert rows.max() > 1500
+    loss = ours(inputs, options, "none")
+    assert relative(loss, rows) < FLOAT32
+    assert all(
+        x is None or x.isfinite().all() for x in torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
+    )
+
+
+def test_shares_beyond_the_range_of_a_half():
+    """A mixture whose parts all but cancel, and with them 900 times what is rounded in a product."""
+    u, v, *shares, scale = inputs_of(13, 7, torch.float16)
+    with torch.no_grad():
+        v[5] = 2.0**-9 - v[4]
+        shares[0][4] = shares[1][4] = 900.0
+    for stop_gradient in (True, False):
+        options = replace(PLAIN, stop_gradient=stop_gradient)
+        check([u, v, *shares, scale], options, 900 * EPSILON[torch.float16])
+
+
+@pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_one_gradient_alone(wanted, stop_gradient):
+    inputs = [x.detach() for x in inputs_of(13, 7)]
+    options = replace(PLAIN, stop_gradient=stop_gradient)
+    inputs[wanted].requires_grad_()
+    if stop_gradient and 2 <= wanted < 6:
+        assert not ours(inputs, options).requires_grad
+        return
+    rows, leaves = exact(inputs, options)
+    (expected,) = torch.autograd.grad(rows.mean(), leaves[wanted])
+    (found,) = torch.autograd.grad(ours(inputs, options), inputs[wanted])
+    assert relative(found, expected) < FLOAT32
+
+
+def test_upstream_beyond_the_range_of_a_half():
+    """As a scaler of losses gives it."""
+    inputs = inputs_of(13, 7, torch.float16)
+    once = torch.autograd.grad(ours(inputs, PLAIN), inputs[0])[0]
+    scaled = torch.autograd.grad(ours(inputs, PLAIN), inputs[0], torch.tensor(2.0**16))[0]
+    assert relative(scaled, 2**16 * once.float()) < EPSILON[torch.float16]
+
+
+def test_strides_do_not_change_the_result():
+    inputs = inputs_of(13, 7)
+    expected = torch.autograd.grad(ours(inputs, PLAIN), inputs[:2])
+    sides = [x.detach().T.repeat_interleave(2, 0)[::2].T.requires_grad_() for x in inputs[:2]]
+    found = torch.autograd.grad(ours([*sides, *inputs[2:]], PLAIN), sides)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_runs_repeat_bit_for_bit():
+    inputs = inputs_of(13, 7, torch.bfloat16)
+    options = replace(PLAIN, stop_gradient=False)
+    first, second = (torch.autograd.grad(ours(inputs, options), inputs) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_what_is_not_finite_stays_in_its_rows(dtype):
+    """That of a sentence whose first view it is, and of the one whose mixture has it for a part."""
+    u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs_of(9, 7, dtype)
+    with torch.no_grad():
+        u[4, 1], own_rows[4], next_rows[3] = math.nan, math.nan, math.nan
+    loss = ours([u, v, own_columns, next_columns, own_rows, next_rows, scale], PLAIN, "none")
+    assert loss.isnan().tolist() == [row in (3, 4) for row in range(9)]
+    (gradient,) = torch.autograd.grad(loss.sum(), u)
+    assert gradient.isfinite().all(1).tolist() == [row not in (3, 4) for row in range(9)]
