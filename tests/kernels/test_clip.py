@@ -11,7 +11,8 @@ from fastqt.kernels.launch import Config
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import triton_clip_walk, triton_fused_walk, triton_sigmoid_walk, triton_walk
+from fastqt import backends, triton_clip_walk, triton_fused_walk, triton_sigmoid_walk, triton_walk
+from fastqt.losses import pairs
 
 # A gradient is rounded twice: dL/dS, and the result. The interpreter cuts bfloat16 off where a GPU rounds.
 EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
@@ -174,6 +175,15 @@ def test_twice_and_not_twice():
         assert relative(x, 2 * y) < REORDERED[torch.float32]
     with pytest.raises(RuntimeError, match="clip_loss is differentiable once"):
         torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2]), inputs[0], create_graph=True)
+
+
+def test_problems_for_a_single_launch_are_two_of_those(monkeypatch):
+    asked = []
+    monkeypatch.setattr(backends, "for_problem", lambda chosen, requested, p: "cuda")
+    monkeypatch.setattr(pairs, "info_nce_loss", lambda a, b, **_: asked.append((a, b)) or torch.ones(()))
+    a, b, _ = random_inputs(9, 5, torch.float32)
+    assert clip_loss(a, b, scale=2.0) == 1
+    assert [(x is a, y is b) for x, y in asked] == [(True, True), (False, False)]
 
 
 def test_one_pair():
