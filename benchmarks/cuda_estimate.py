@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from benchmarks.render import table
@@ -27,10 +27,10 @@ DOCUMENT = ROOT / "docs" / "cuda_estimates.md"
 STORED = DOCUMENT.with_suffix(".json")
 ARCHITECTURES = ("80", "90a", "100")
 ARITHMETICS = {
-    "float32": ("FloatArithmetic", 147_456),  # and its shared memory
-    "tf32": ("Tf32Arithmetic", 147_456),
-    "bfloat16": ("HalfArithmetic<bfloat16>", 122_880),
-    "float16": ("HalfArithmetic<float16>", 122_880),
+    "float32": ("FloatArithmetic", 147_904),  # and its shared memory
+    "tf32": ("Tf32Arithmetic", 147_904),
+    "bfloat16": ("HalfArithmetic<bfloat16>", 162_256),
+    "float16": ("HalfArithmetic<float16>", 162_256),
 }
 SHARED = {"80": 163 * 1024, "90a": 227 * 1024, "100": 227 * 1024}  # bytes that a block may have
 COUNTED = (
@@ -41,7 +41,11 @@ COUNTED = (
 )  # tensor cores, their operands, copies that run ahead, and no such
 SHAPES = ((400, 1000), (400, 2400), (400, 4800), (1024, 768))
 GOAL = 20e-6
-THREADS, TILE, DEPTH, MOST_SPLITS = 256, 128, 32, 16  # of csrc/cuda/small_problem.h
+THREADS, DEPTH = 256, 32  # of csrc/cuda/small_problem.h
+STRIP, EIGHT, HALVES, QUARTERS = 16, 8, 2, 4  # of csrc/cuda/tiling.h
+AHEAD = 3  # steps of DEPTH that csrc/cuda/tile_product.cuh fetches before the first product
+TILES = ("splits", "score_down", "score_across", "query_down", "candidate_down", "gradient_across")
+WINDOW = 1  # of the targets, whose coefficients are multiplied with what rounding took from them
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Small:
     dense_peak: float = 989e12  # bfloat16 operations a second
     mma_share: float = 0.62  # of that peak within reach of mma.sync, which is not Hopper's own instruction
     l2_a_clock: int = 64  # bytes that a multiprocessor takes from the L2 cache a clock
+    shared_a_clock: int = 128  # bytes to and from its shared memory
     launch: float = 2.5e-6  # seconds of a cooperative launch in a CUDA graph
     barrier: float = 1.5e-6  # seconds of a barrier of the grid
     fill: float = 1.0e-6  # seconds until a tile's first operands are there
@@ -88,6 +93,27 @@ def compiled(arithmetic: str, architecture: str) -> Stored:
     }
 
 
+def chosen_tiles(N: int, D: int, blocks: int) -> Stored:
+    """The tiles that csrc/cuda/tiling.h chooses for N = M in bfloat16, both gradients wanted."""
+    source = f"""#include <cstdio>
+#include "cuda/tiling.h"
+using namespace fastqt::cuda;
+int main() {{
+  SmallProblem p{{}};
+  p.N = p.M = {N}, p.D = {D}, p.dqueries = p.dcandidates = &p;
+  const Tiles t = choose_tiles(p, kHalfCosts, {blocks});
+  std::printf("{"%d " * len(TILES)}", {", ".join(f"t.{name}" for name in TILES)});
+}}
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        file, program = Path(folder) / "tiles.cpp", Path(folder) / "tiles"
+        file.write_text(source)
+        command = ["nvcc", "-std=c++20", f"-I{ROOT / 'csrc'}", "-o", str(program), str(file)]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        numbers = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
+    return dict(zip(TILES, map(int, numbers), strict=True))
+
+
 def _number(pattern: str, report: str) -> int:
     found = re.search(pattern, report)
     if found is None:
@@ -107,75 +133,124 @@ def collect() -> Stored:
         "nvcc": release[2] if release else "unknown",
         "rates": asdict(Rates()),
         "small": asdict(Small()),
+        "tiles": {f"{N} x {D}": chosen_tiles(N, D, Rates().multiprocessors) for N, D in SHAPES},
         "kernels": kernels,
     }
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a block does for a tile."""
+
+    bytes: float = 0.0  # from and to L2
+    flops: float = 0.0  # at the pace of the busiest quarter of its multiprocessor
+    shared: float = 0.0  # bytes to and from shared memory
+    tiles: int = 1
+
+    def __add__(self, other: Work) -> Work:
+        mine, others = astuple(self), astuple(other)
+        return Work(*(a + b for a, b in zip(mine, others, strict=True)))
+
+
+@dataclass(frozen=True)
 class Part:
-    """A phase of the kernel, as its busiest block sees it, and in all."""
+    """A phase of the kernel: the work of each of its blocks."""
 
     name: str
-    bytes: float  # from L2, of all blocks
-    block_bytes: float
-    block_flops: float
-    fixed: float  # seconds
+    blocks: list[Work]
+    fixed: float  # seconds, for each tile of a block
+    hides: bool = False  # whether the work is done during the fixed time
+
+    def bytes(self) -> float:
+        return sum(block.bytes for block in self.blocks)
 
     def seconds(self, rates: Rates, small: Small) -> tuple[float, str]:
-        blocks = rates.multiprocessors
+        most = {
+            name: max((getattr(block, name) for block in self.blocks), default=0)
+            for name in ("bytes", "flops", "shared", "tiles")
+        }
+        fixed = self.fixed * max(most["tiles"], 1)
         times = {
-            "L2": max(self.bytes / rates.l2, self.block_bytes / (small.l2_a_clock * rates.clock)),
-            "tensor cores": self.block_flops * blocks / (small.dense_peak * small.mma_share),
+            "L2": max(self.bytes() / rates.l2, most["bytes"] / (small.l2_a_clock * rates.clock)),
+            "tensor cores": most["flops"] * rates.multiprocessors / (small.dense_peak * small.mma_share),
+            "shared memory": most["shared"] / (small.shared_a_clock * rates.clock),
         }
         limit = max(times, key=lambda name: times[name])
-        return self.fixed + times[limit], limit if times[limit] > self.fixed else "latency"
+        total = max(fixed, times[limit]) if self.hides else fixed + times[limit]
+        return total, limit if times[limit] > fixed else "latency"
 
 
-def parts(N: int, D: int, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
+def parts(N: int, D: int, tiles: Stored, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
     """The phases of N = M, in the order of the kernel; blocks share tiles as it has them do."""
-    blocks, side = rates.multiprocessors, math.ceil(N / TILE)
-    steps = math.ceil(D / DEPTH)
-    splits = max(1, min(blocks // side**2, MOST_SPLITS, math.ceil(steps / 2)))
-    depth = math.ceil(steps / splits) * DEPTH
-    heights = [min(TILE, N - TILE * n) for n in range(side)]
-    score_tiles = [
-        (itemsize * (rows + columns) * depth + 4 * rows * columns, products(rows, columns, depth))
-        for _ in range(splits)
-        for columns in heights
-        for rows in heights
-    ]
-    widths = [min(TILE, D - TILE * n) for n in range(math.ceil(D / TILE))]
-    gradient_tiles = [
-        (itemsize * ((rows + columns) * N + rows * columns), products(rows, columns, N))
-        for _ in range(2)
-        for rows in heights
-        for columns in widths
-    ]
-    row_bytes = N * N * (4.0 * splits + 2 * itemsize)
+    blocks, strips, steps = rates.multiprocessors, math.ceil(N / STRIP), math.ceil(D / DEPTH)
+    scores, gradients, ahead = [], [], []
+    columns = _pieces(math.ceil(N / EIGHT), tiles["score_across"])
+    for depth in _pieces(steps, tiles["splits"]):
+        for across in columns:
+            for down in _pieces(strips, tiles["score_down"]):
+                scores.append(_tile(len(down), len(across), len(depth) * DEPTH, 0, itemsize, 4))
+    for down_parts in (tiles["query_down"], tiles["candidate_down"]):
+        for across in _pieces(math.ceil(D / EIGHT), tiles["gradient_across"]):
+            for down in _pieces(strips, down_parts):
+                exact = sum(abs(strip - k) <= WINDOW for strip in down for k in range(strips))
+                gradients.append(_tile(len(down), len(across), N, exact, itemsize, itemsize))
+                ahead.append(Work(itemsize * EIGHT * len(across) * min(AHEAD * DEPTH, N)))
+    for block, fetched in enumerate(ahead[:blocks]):
+        gradients[block] += Work(-fetched.bytes, tiles=0)
+    row_bytes = N * (4.0 * tiles["splits"] + 2 * itemsize)
+    rows = [Work(row_bytes * len(range(block, N, blocks))) for block in range(blocks)]
     return [
-        Part("launch", 0, 0, 0, small.launch),
-        _dealt("scores", score_tiles, blocks, small.fill),
-        Part("barrier", 0, 0, 0, small.barrier),
-        Part("rows", row_bytes, row_bytes / N * math.ceil(N / blocks), 0, small.latency),
-        Part("barrier", 0, 0, 0, small.barrier),
-        _dealt("gradients", gradient_tiles, blocks, small.fill),
+        Part("launch", [], small.launch),
+        Part("scores", _dealt(scores, blocks), small.fill),
+        Part("barrier", [], small.barrier),
+        Part("rows", rows, small.latency),
+        Part("barrier", ahead[:blocks], small.barrier, hides=True),
+        Part("gradients", _dealt(gradients, blocks), small.fill),
     ]
 
 
-def products(rows: int, columns: int, depth: int) -> float:
-    """Operations of a tile, of which warps with nothing inside do none."""
-    return 2.0 * min(64 * math.ceil(rows / 64), TILE) * min(32 * math.ceil(columns / 32), TILE) * depth
+def _pieces(total: int, pieces: int) -> list[range]:
+    return [range(total * n // pieces, total * (n + 1) // pieces) for n in range(pieces)]
 
 
-def _dealt(name: str, tiles: list[tuple[float, float]], blocks: int, fixed: float) -> Part:
-    busiest = [[sum(tile[k] for tile in tiles[b::blocks]) for b in range(blocks)] for k in range(2)]
-    return Part(name, sum(tile[0] for tile in tiles), max(busiest[0]), max(busiest[1]), fixed)
+def _tile(strips: int, eights: int, depth: int, exact: int, itemsize: int, out_itemsize: int) -> Work:
+    """A tile's work; of its first operand, `exact` blocks of STRIP x STRIP are multiplied twice."""
+    rows, columns = STRIP * strips, EIGHT * eights
+    again = exact * STRIP**2
+    # Each strip takes its share of what is multiplied twice.
+    products = busiest_quarter(strips, eights) * (depth + again / rows)
+    lines = rows + columns + sum(STRIP * s + 2 * EIGHT * math.ceil(e / 2) for s, e in shares(strips, eights))
+    return Work(
+        itemsize * ((rows + columns) * depth + again) + out_itemsize * rows * columns,
+        2.0 * STRIP * EIGHT * QUARTERS * products,
+        itemsize * (lines * depth + (1 + QUARTERS) * again),
+    )
+
+
+def shares(strips: int, eights: int) -> list[tuple[int, int]]:
+    """Strips and eights of a tile for each warp, those of a quarter of the multiprocessor QUARTERS apart."""
+    found = []
+    for warp in range(HALVES * QUARTERS):
+        half, quarter = warp // QUARTERS, (warp % QUARTERS + warp // QUARTERS) % QUARTERS
+        found.append(((strips + 1 - half) // HALVES, len(_pieces(eights, QUARTERS)[quarter])))
+    return found
+
+
+def busiest_quarter(strips: int, eights: int) -> int:
+    """Products of STRIP x EIGHT in a step of the depth."""
+    each = [s * e for s, e in shares(strips, eights)]
+    return max(each[quarter] + each[quarter + QUARTERS] for quarter in range(QUARTERS))
+
+
+def _dealt(tiles: list[Work], blocks: int) -> list[Work]:
+    return [sum(tiles[block::blocks], Work(tiles=0)) for block in range(blocks)]
 
 
 def predictions(stored: Stored) -> Iterator[tuple[int, int, list[tuple[Part, float, str]]]]:
     rates, small = Rates(**stored["rates"]), Small(**stored["small"])
     for N, D in SHAPES:
-        yield N, D, [(part, *part.seconds(rates, small)) for part in parts(N, D, rates, small)]
+        found = parts(N, D, stored["tiles"][f"{N} x {D}"], rates, small)
+        yield N, D, [(part, *part.seconds(rates, small)) for part in found]
 
 
 def rendered(stored: Stored) -> str:
@@ -190,13 +265,28 @@ def rendered(stored: Stored) -> str:
             for name, k in stored["kernels"].items()
         ),
     )
+    tiles = table(
+        ("N = M", "D", "scores", "parts", "a gradient"),
+        (
+            (
+                *(f"{N:,}", f"{D:,}", f"{t['score_down']} x {t['score_across']}", str(t["splits"])),
+                f"{t['query_down']} x {t['gradient_across']}",
+            )
+            for N, D in SHAPES
+            for t in (stored["tiles"][f"{N} x {D}"],)
+        ),
+    )
+    widest = SHAPES[2]
+    least = 6.0 * widest[0] ** 2 * widest[1] / (small.dense_peak * small.mma_share)
+    fixed = small.launch + 2 * small.barrier + 2 * small.fill + small.latency
     totals, details = [], []
     for N, D, found in predictions(stored):
         seconds = sum(time for _, time, _ in found)
         met = "–" if N != 400 else "yes" if seconds <= GOAL else "no"
         totals.append((f"{N:,}", f"{D:,}", f"{seconds * 1e6:.1f}", f"{GOAL * 1e6:.0f}", met))
         for part, time, limit in found:
-            moved, flops = f"{part.bytes / 1e6:.1f}", f"{part.block_flops / 1e6:.1f}"
+            most = max((block.flops for block in part.blocks), default=0)
+            moved, flops = f"{part.bytes() / 1e6:.1f}", f"{most / 1e6:.1f}"
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))
     return f"""# The one-launch kernel: what an H100 should take
 
@@ -211,18 +301,31 @@ The model takes each phase's busiest block. It assumes
 - {small.dense_peak / 1e12:.0f} TFLOP/s of dense bfloat16, of which mma.sync reaches {small.mma_share:.0%};
 - {rates.l2 / 1e12:.0f} TB/s from the L2 cache, which holds all of inputs, scores and gradients, and at most
   {small.l2_a_clock} bytes a clock for one multiprocessor;
+- {small.shared_a_clock} bytes a clock to and from a multiprocessor's shared memory;
+- targets of a window of {2 * WINDOW + 1}: coefficients in a block of {STRIP} x {STRIP} with a target are
+  multiplied twice, the second time what rounding took from them;
 - {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph,
   {small.barrier * 1e6:.1f} µs for a barrier of the grid,
-  {small.fill * 1e6:.1f} µs until a tile's first operands are there, and
+  {small.fill * 1e6:.1f} µs until a tile's first operands are there, for each tile of a block, and
   {small.latency * 1e6:.1f} µs for a row's chain of loads, sums and exponentials.
 
 The loss and both gradients of N queries and as many candidates, in bfloat16:
 
 {table(("N = M", "D", "predicted µs", "goal µs", "met"), totals)}
 
-What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Where the
-goal is missed, most of the time goes into reading operands from the L2 cache once for each tile: a cluster of
-blocks that share them would read less.
+What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Launch,
+barriers and latencies are {fixed * 1e6:.1f} µs where each block has one tile of a product; the tensor cores
+need another {least * 1e6:.1f} µs for the three products of {widest[0]:,} x {widest[1]:,} at the pace of
+mma.sync, were all of them busy throughout. What is above that at this size are operands of the scores, which
+every row and column of tiles reads again, parts of them, which are written and read again, and coefficients
+that are multiplied twice.
+
+## The tiles
+
+`csrc/cuda/tiling.h` chooses them for the problem: how many by rows and by columns, and in how many parts the
+scores' inner dimension is taken.
+
+{tiles}
 
 ## Where the time goes
 
