@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from benchmarks import cuda_estimate
+from benchmarks import cuda_estimate, cuda_phases
 from tests.cuda import random_problems
 from tests.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
 from tests.cuda.test_small_kernel import problem
@@ -136,4 +136,4 @@ def test_the_estimates_shares_are_the_kernels(kernels):
     for strips in range(1, 11):
         for eights in range(1, 29):
             _, shares = kernels.areas(0, strips, 1, eights, 1)
-            assert cuda_estimate.shares(strips, eights) == [(int(s[1]), int(s[3])) for s in shares]
+            assert cuda_phases.shares(strips, eights) == [(int(s[1]), int(s[3])) for s in shares]
