@@ -190,8 +190,8 @@ The loss and both gradients of N queries and as many candidates, in bfloat16:
 
 What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Launch,
 barriers and latencies are {fixed * 1e6:.1f} µs where each block has one tile of a product. The three products
-of {widest[0]:,} x {widest[1]:,} need another {least * 1e6:.1f} µs of tensor cores that are all busy throughout,
-at the pace of mma.sync. What that size takes beyond are the scores' operands, read again for each row and
+of {widest[0]:,} x {widest[1]:,} need another {least * 1e6:.1f} µs of tensor cores all busy throughout, at
+the pace of mma.sync. What that size takes beyond are the scores' operands, read again for each row and
 column of tiles; the scores' parts, written and read again; and coefficients that are multiplied twice.
 
 ## The tiles
