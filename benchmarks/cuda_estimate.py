@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.cuda_phases import STRIP, WINDOW, Part, Small, parts
 from benchmarks.render import table
 from benchmarks.roofline import Rates, Stored
 
@@ -27,10 +27,10 @@ DOCUMENT = ROOT / "docs" / "cuda_estimates.md"
 STORED = DOCUMENT.with_suffix(".json")
 ARCHITECTURES = ("80", "90a", "100")
 ARITHMETICS = {
-    "float32": ("FloatArithmetic", 147_456),  # and its shared memory
-    "tf32": ("Tf32Arithmetic", 147_456),
-    "bfloat16": ("HalfArithmetic<bfloat16>", 122_880),
-    "float16": ("HalfArithmetic<float16>", 122_880),
+    "float32": ("FloatArithmetic", 147_904),  # and its shared memory
+    "tf32": ("Tf32Arithmetic", 147_904),
+    "bfloat16": ("HalfArithmetic<bfloat16>", 162_256),
+    "float16": ("HalfArithmetic<float16>", 162_256),
 }
 SHARED = {"80": 163 * 1024, "90a": 227 * 1024, "100": 227 * 1024}  # bytes that a block may have
 COUNTED = (
@@ -41,20 +41,8 @@ COUNTED = (
 )  # tensor cores, their operands, copies that run ahead, and no such
 SHAPES = ((400, 1000), (400, 2400), (400, 4800), (1024, 768))
 GOAL = 20e-6
-THREADS, TILE, DEPTH, MOST_SPLITS = 256, 128, 32, 16  # of csrc/cuda/small_problem.h
-
-
-@dataclass(frozen=True)
-class Small:
-    """What is assumed beside `Rates`; none of it measured here."""
-
-    dense_peak: float = 989e12  # bfloat16 operations a second
-    mma_share: float = 0.62  # of that peak within reach of mma.sync, which is not Hopper's own instruction
-    l2_a_clock: int = 64  # bytes that a multiprocessor takes from the L2 cache a clock
-    launch: float = 2.5e-6  # seconds of a cooperative launch in a CUDA graph
-    barrier: float = 1.5e-6  # seconds of a barrier of the grid
-    fill: float = 1.0e-6  # seconds until a tile's first operands are there
-    latency: float = 1.5e-6  # seconds of a row's chain of loads, sums and exponentials
+THREADS = 256  # of csrc/cuda/small_problem.h
+TILES = ("splits", "score_down", "score_across", "query_down", "candidate_down", "gradient_across")
 
 
 def compiled(arithmetic: str, architecture: str) -> Stored:
@@ -88,6 +76,27 @@ def compiled(arithmetic: str, architecture: str) -> Stored:
     }
 
 
+def chosen_tiles(N: int, D: int, blocks: int) -> Stored:
+    """The tiles that csrc/cuda/tiling.h chooses for N = M in bfloat16, both gradients wanted."""
+    source = f"""#include <cstdio>
+#include "cuda/tiling.h"
+using namespace fastqt::cuda;
+int main() {{
+  SmallProblem p{{}};
+  p.N = p.M = {N}, p.D = {D}, p.dqueries = p.dcandidates = &p;
+  const Tiles t = choose_tiles(p, kHalfCosts, {blocks});
+  std::printf("{"%d " * len(TILES)}", {", ".join(f"t.{name}" for name in TILES)});
+}}
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        file, program = Path(folder) / "tiles.cpp", Path(folder) / "tiles"
+        file.write_text(source)
+        command = ["nvcc", "-std=c++20", f"-I{ROOT / 'csrc'}", "-o", str(program), str(file)]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        numbers = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
+    return dict(zip(TILES, map(int, numbers), strict=True))
+
+
 def _number(pattern: str, report: str) -> int:
     found = re.search(pattern, report)
     if found is None:
@@ -107,75 +116,16 @@ def collect() -> Stored:
         "nvcc": release[2] if release else "unknown",
         "rates": asdict(Rates()),
         "small": asdict(Small()),
+        "tiles": {f"{N} x {D}": chosen_tiles(N, D, Rates().multiprocessors) for N, D in SHAPES},
         "kernels": kernels,
     }
-
-
-@dataclass(frozen=True)
-class Part:
-    """A phase of the kernel, as its busiest block sees it, and in all."""
-
-    name: str
-    bytes: float  # from L2, of all blocks
-    block_bytes: float
-    block_flops: float
-    fixed: float  # seconds
-
-    def seconds(self, rates: Rates, small: Small) -> tuple[float, str]:
-        blocks = rates.multiprocessors
-        times = {
-            "L2": max(self.bytes / rates.l2, self.block_bytes / (small.l2_a_clock * rates.clock)),
-            "tensor cores": self.block_flops * blocks / (small.dense_peak * small.mma_share),
-        }
-        limit = max(times, key=lambda name: times[name])
-        return self.fixed + times[limit], limit if times[limit] > self.fixed else "latency"
-
-
-def parts(N: int, D: int, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
-    """The phases of N = M, in the order of the kernel; blocks share tiles as it has them do."""
-    blocks, side = rates.multiprocessors, math.ceil(N / TILE)
-    steps = math.ceil(D / DEPTH)
-    splits = max(1, min(blocks // side**2, MOST_SPLITS, math.ceil(steps / 2)))
-    depth = math.ceil(steps / splits) * DEPTH
-    heights = [min(TILE, N - TILE * n) for n in range(side)]
-    score_tiles = [
-        (itemsize * (rows + columns) * depth + 4 * rows * columns, products(rows, columns, depth))
-        for _ in range(splits)
-        for columns in heights
-        for rows in heights
-    ]
-    widths = [min(TILE, D - TILE * n) for n in range(math.ceil(D / TILE))]
-    gradient_tiles = [
-        (itemsize * ((rows + columns) * N + rows * columns), products(rows, columns, N))
-        for _ in range(2)
-        for rows in heights
-        for columns in widths
-    ]
-    row_bytes = N * N * (4.0 * splits + 2 * itemsize)
-    return [
-        Part("launch", 0, 0, 0, small.launch),
-        _dealt("scores", score_tiles, blocks, small.fill),
-        Part("barrier", 0, 0, 0, small.barrier),
-        Part("rows", row_bytes, row_bytes / N * math.ceil(N / blocks), 0, small.latency),
-        Part("barrier", 0, 0, 0, small.barrier),
-        _dealt("gradients", gradient_tiles, blocks, small.fill),
-    ]
-
-
-def products(rows: int, columns: int, depth: int) -> float:
-    """Operations of a tile, of which warps with nothing inside do none."""
-    return 2.0 * min(64 * math.ceil(rows / 64), TILE) * min(32 * math.ceil(columns / 32), TILE) * depth
-
-
-def _dealt(name: str, tiles: list[tuple[float, float]], blocks: int, fixed: float) -> Part:
-    busiest = [[sum(tile[k] for tile in tiles[b::blocks]) for b in range(blocks)] for k in range(2)]
-    return Part(name, sum(tile[0] for tile in tiles), max(busiest[0]), max(busiest[1]), fixed)
 
 
 def predictions(stored: Stored) -> Iterator[tuple[int, int, list[tuple[Part, float, str]]]]:
     rates, small = Rates(**stored["rates"]), Small(**stored["small"])
     for N, D in SHAPES:
-        yield N, D, [(part, *part.seconds(rates, small)) for part in parts(N, D, rates, small)]
+        found = parts(N, D, stored["tiles"][f"{N} x {D}"], rates, small)
+        yield N, D, [(part, *part.seconds(rates, small)) for part in found]
 
 
 def rendered(stored: Stored) -> str:
@@ -190,13 +140,28 @@ def rendered(stored: Stored) -> str:
             for name, k in stored["kernels"].items()
         ),
     )
+    tiles = table(
+        ("N = M", "D", "scores", "parts", "a gradient"),
+        (
+            (
+                *(f"{N:,}", f"{D:,}", f"{t['score_down']} x {t['score_across']}", str(t["splits"])),
+                f"{t['query_down']} x {t['gradient_across']}",
+            )
+            for N, D in SHAPES
+            for t in (stored["tiles"][f"{N} x {D}"],)
+        ),
+    )
+    widest = SHAPES[2]
+    least = 6.0 * widest[0] ** 2 * widest[1] / (small.dense_peak * small.mma_share)
+    fixed = small.launch + 2 * small.barrier + 2 * small.fill + small.latency
     totals, details = [], []
     for N, D, found in predictions(stored):
         seconds = sum(time for _, time, _ in found)
         met = "–" if N != 400 else "yes" if seconds <= GOAL else "no"
         totals.append((f"{N:,}", f"{D:,}", f"{seconds * 1e6:.1f}", f"{GOAL * 1e6:.0f}", met))
         for part, time, limit in found:
-            moved, flops = f"{part.bytes / 1e6:.1f}", f"{part.block_flops / 1e6:.1f}"
+            most = max((block.flops for block in part.blocks), default=0)
+            moved, flops = f"{part.bytes() / 1e6:.1f}", f"{most / 1e6:.1f}"
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))
     return f"""# The one-launch kernel: what an H100 should take
 
@@ -211,18 +176,30 @@ The model takes each phase's busiest block. It assumes
 - {small.dense_peak / 1e12:.0f} TFLOP/s of dense bfloat16, of which mma.sync reaches {small.mma_share:.0%};
 - {rates.l2 / 1e12:.0f} TB/s from the L2 cache, which holds all of inputs, scores and gradients, and at most
   {small.l2_a_clock} bytes a clock for one multiprocessor;
+- {small.shared_a_clock} bytes a clock to and from a multiprocessor's shared memory;
+- targets of a window of {2 * WINDOW + 1}: coefficients in a block of {STRIP} x {STRIP} with a target are
+  multiplied twice, the second time what rounding took from them;
 - {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph,
   {small.barrier * 1e6:.1f} µs for a barrier of the grid,
-  {small.fill * 1e6:.1f} µs until a tile's first operands are there, and
+  {small.fill * 1e6:.1f} µs until a tile's first operands are there, for each tile of a block, and
   {small.latency * 1e6:.1f} µs for a row's chain of loads, sums and exponentials.
 
 The loss and both gradients of N queries and as many candidates, in bfloat16:
 
 {table(("N = M", "D", "predicted µs", "goal µs", "met"), totals)}
 
-What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Where the
-goal is missed, most of the time goes into reading operands from the L2 cache once for each tile: a cluster of
-blocks that share them would read less.
+What the upstream gradient multiplies afterwards, one launch for each gradient, is not counted. Launch,
+barriers and latencies are {fixed * 1e6:.1f} µs where each block has one tile of a product. The three products
+of {widest[0]:,} x {widest[1]:,} need another {least * 1e6:.1f} µs of tensor cores all busy throughout, at
+the pace of mma.sync. What that size takes beyond are the scores' operands, read again for each row and
+column of tiles; the scores' parts, written and read again; and coefficients that are multiplied twice.
+
+## The tiles
+
+`csrc/cuda/tiling.h` chooses them for the problem: how many by rows and by columns, and in how many parts the
+scores' inner dimension is taken.
+
+{tiles}
 
 ## Where the time goes
 

@@ -33,7 +33,12 @@ FASTQT_DEVICE unsigned char* shared_memory() {
 
 FASTQT_DEVICE void sync_warp() { __syncwarp(); }
 FASTQT_DEVICE void sync_block() { __syncthreads(); }
-FASTQT_DEVICE void sync_grid() { cooperative_groups::this_grid().sync(); }
+// A barrier of the grid in two parts, between which a thread may do what needs nothing from other blocks.
+using GridToken = cooperative_groups::grid_group::arrival_token;
+FASTQT_DEVICE GridToken arrive_at_grid() { return cooperative_groups::this_grid().barrier_arrive(); }
+FASTQT_DEVICE void await_grid(GridToken token) {
+  cooperative_groups::this_grid().barrier_wait(static_cast<GridToken&&>(token));
+}
 
 template <class X>
 FASTQT_DEVICE X shuffle_xor(X x, int lanes) {

@@ -33,7 +33,7 @@ FASTQT_DEVICE float warp_max(float x) {
   for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, shuffle_xor(x, lanes));
   return x;
 }
-FASTQT_DEVICE uint32_t warp_or(uint32_t x) {
+FASTQT_DEVICE uint64_t warp_or(uint64_t x) {
   for (int lanes = 16; lanes > 0; lanes /= 2) x |= shuffle_xor(x, lanes);
   return x;
 }
@@ -67,8 +67,25 @@ class RowSoftmax {
   FASTQT_DEVICE RowSoftmax(const SmallProblem& p, int row, RowMemory& memory, float unit)
       : p_(p), row_(row), lane_(thread_index() % 32), memory_(memory), units_(1 / unit), scale_(scale_of(p)) {}
 
+  // Into the warp's memory, before run(): no score is needed for it.
+  static FASTQT_DEVICE void write_targets(const SmallProblem& p, int row, RowMemory& memory) {
+    const int lane = thread_index() % 32;
+    sync_warp();  // all are done with the row before
+    for (int column = lane; column < p.pitch; column += 32) memory.targets[column] = 0;
+    sync_warp();
+    for (int64_t n = p.starts[row] + lane; n < p.starts[row + 1]; n += 32) {
+      const double weight = p.weights[n];
+      const int64_t column = p.columns[n];
+      if (weight == 0) continue;
+      require(weight > 0, "targets: want weights >= 0");
+      require(column >= 0 && column < p.M, "targets: want columns of candidates");
+      require(column != row || p.diagonal == kKeep, "targets: want none on a replaced diagonal");
+      if (column >= 0 && column < p.M) memory.targets[column] = static_cast<float>(weight);
+    }
+    sync_warp();
+  }
+
   FASTQT_DEVICE void run() {
-    write_targets();
     read_products();
     if (p_.has_private()) multiply_private();
     find_reference();
@@ -83,34 +100,25 @@ class RowSoftmax {
   }
 
  private:
-  FASTQT_DEVICE void write_targets() const {
-    sync_warp();  // all are done with the row before
-    for (int column = lane_; column < p_.pitch; column += 32) memory_.targets[column] = 0;
-    sync_warp();
-    for (int64_t n = p_.starts[row_] + lane_; n < p_.starts[row_ + 1]; n += 32) {
-      const double weight = p_.weights[n];
-      if (weight == 0) continue;
-      const int64_t column = p_.columns[n];
-      require(weight > 0, "targets: want weights >= 0");
-      require(column >= 0 && column < p_.M, "targets: want columns of candidates");
-      require(column != row_ || p_.diagonal == kKeep, "targets: want none on a replaced diagonal");
-      if (column >= 0 && column < p_.M) memory_.targets[column] = static_cast<float>(weight);
-    }
-    sync_warp();
-  }
-
   FASTQT_DEVICE void read_products() const {
+    constexpr int kAtOnce = 4;  // vectors of a lane, so that their loads, and those of four parts, overlap
     const int64_t part = int64_t{p_.N} * p_.pitch;
     const float* const own = p_.products + int64_t{row_} * p_.pitch;
     FASTQT_UNROLL_BY(1)
-    for (int column = 4 * lane_; column < p_.pitch; column += 128) {
-      Four sum{};
+    for (int first = 4 * lane_; first < p_.pitch; first += 128 * kAtOnce) {
+      Four sums[kAtOnce] = {};
       FASTQT_UNROLL_BY(4)
-      for (int split = 0; split < p_.splits; ++split) {
-        const Four more = *reinterpret_cast<const Four*>(own + split * part + column);
-        for (int n = 0; n < 4; ++n) sum.at[n] += more.at[n];
-      }
-      *reinterpret_cast<Four*>(memory_.products + column) = sum;
+      for (int split = 0; split < p_.tiles.splits; ++split)
+        FASTQT_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (first + 128 * k >= p_.pitch) continue;
+          const Four more = *reinterpret_cast<const Four*>(own + split * part + first + 128 * k);
+          FASTQT_UNROLL
+          for (int n = 0; n < 4; ++n) sums[k].at[n] += more.at[n];
+        }
+      FASTQT_UNROLL
+      for (int k = 0; k < kAtOnce; ++k)
+        if (first + 128 * k < p_.pitch) *reinterpret_cast<Four*>(memory_.products + first + 128 * k) = sums[k];
     }
   }
 
@@ -185,7 +193,7 @@ class RowSoftmax {
     const float plain_factor = mass_ > 0 ? static_cast<float>(weight * mass_) : 0;
     V* const coefficients = static_cast<V*>(p_.coefficients) + int64_t{row_} * p_.pitch;
     V* const remainders = static_cast<V*>(p_.remainders) + int64_t{row_} * p_.pitch;
-    uint32_t exact_blocks = 0;
+    uint64_t exact_blocks = 0;
     double by_scale = 0;
     for_fours([&](int column) {
       FourOf<V> kept, lost;
@@ -195,7 +203,7 @@ class RowSoftmax {
         float c = replaced(column + n) || mass_ == 0 ? 0 : plain_factor * e;
         if (t > 0) {
           c = static_cast<float>(weight * ((mass_ - t) * e - t * (total_ - e)));
-          exact_blocks |= uint32_t{1} << column / 32;
+          exact_blocks |= uint64_t{1} << column / 16;
         }
         by_scale += static_cast<double>(c) * memory_.products[column + n];
         c *= units_;

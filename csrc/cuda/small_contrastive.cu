@@ -9,9 +9,11 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <array>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "cuda/small_kernel.cuh"
 
@@ -52,14 +54,25 @@ int blocks_at_once(int device) {
   return known[device] = multiprocessors;
 }
 
+// A choice takes microseconds, and a training asks for the same one at every step.
+template <class P>
+Tiles remembered_tiles(const SmallProblem& p, int blocks) {
+  using Key = std::array<int, 6>;
+  static thread_local std::pair<Key, Tiles> last;
+  const Key key{p.N, p.M, p.D, p.dqueries != nullptr, p.dcandidates != nullptr, blocks};
+  if (last.first != key) last = {key, choose_tiles(p, P::kCosts, blocks)};
+  return last.second;
+}
+
 template <class P>
 void launch(SmallProblem p, const Tensor& like) {
   const int device = like.get_device_index();
   const int blocks = blocks_at_once<P>(device);
+  p.tiles = remembered_tiles<P>(p, blocks);
   constexpr int kElementBytes = sizeof(typename P::Value);
-  const int64_t bytes = lay_out_workspace(p, blocks, kElementBytes, nullptr);
+  const int64_t bytes = lay_out_workspace(p, kElementBytes, nullptr);
   const Tensor workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
-  lay_out_workspace(p, blocks, kElementBytes, workspace.data_ptr());
+  lay_out_workspace(p, kElementBytes, workspace.data_ptr());
   void* stream = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   void* arguments[] = {&p};

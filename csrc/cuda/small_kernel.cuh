@@ -1,11 +1,12 @@
 // The contrastive loss of a small problem and its gradients, in one launch of blocks that all run at once.
 //
-//   products     F G^T, tile by tile, its inner dimension split until every block has a share
+//   products     F G^T, tile by tile, its inner dimension split for the sake of more tiles
 //   rows         a warp a row: softmax, loss, dL/dS
 //   gradients    dF = s dS G and dG = s dS^T F, tile by tile
 //
-// with a barrier of the whole grid between them. What passes from one to the next stays in the L2 cache. Every
-// sum is taken in an order that depends on the sizes and the number of blocks alone.
+// with a barrier of the whole grid between them, during which a block fetches what it needs of the inputs next.
+// What passes from one to the next stays in the L2 cache. Every sum is taken in an order that depends on the
+// sizes and the number of blocks alone.
 #pragma once
 
 #include "cuda/row_softmax.cuh"
@@ -21,45 +22,58 @@ struct alignas(2 * sizeof(T)) TwoOf {
 template <class P>
 struct SmallKernel {
   using V = typename P::Value;
-  using Scores = TileProduct<P, Lies::kAlongDepth, Lies::kAlongDepth, kTile>;
-  using QueryGradient = TileProduct<P, Lies::kAlongDepth, Lies::kAcrossDepth, kTile>;
-  using CandidateGradient = TileProduct<P, Lies::kAcrossDepth, Lies::kAcrossDepth, kTile>;
-  static constexpr int kSharedBytes =
+  using Scores = TileProduct<P, Lies::kAlongDepth, Lies::kAlongDepth, Inexact>;
+  using QueryGradient = TileProduct<P, Lies::kAlongDepth, Lies::kAcrossDepth, Exact>;
+  using CandidateGradient = TileProduct<P, Lies::kAcrossDepth, Lies::kAcrossDepth, Exact>;
+  static constexpr int kRingBytes =
       std::max({Scores::kBytes, QueryGradient::kBytes, CandidateGradient::kBytes, kWarps * int{sizeof(RowMemory)}});
+  // What is in use while the ring is.
+  struct Notes {
+    uint64_t strips[P::kCosts.strips];  // the tile's strips' exact blocks
+    uint32_t exact[kMostDepth];
+    double loss[kWarps], by_scale[kWarps];
+  };
+  static constexpr int kSharedBytes = kRingBytes + int{sizeof(Notes)};
   // float16 has so few exponents that its coefficients are kept relative to the largest that there can be.
   static constexpr bool kRelative = std::is_same_v<V, float16>;
 
   static FASTQT_DEVICE void run(const SmallProblem& p) {
     if constexpr (kRelative) write_influence(p);
     multiply_scores(p);
-    sync_grid();
-    const float unit = kRelative ? largest_influence(p) / kLargest16 : 1;
-    const int warp = thread_index() / 32;
+    const GridToken scores = arrive_at_grid();
+    const int warp = thread_index() / 32, first = block_index() + block_count() * warp;
     RowMemory& memory = reinterpret_cast<RowMemory*>(shared_memory())[warp];
-    for (int row = block_index() + block_count() * warp; row < p.N; row += block_count() * kWarps)
+    if (first < p.N) RowSoftmax<V>::write_targets(p, first, memory);
+    await_grid(scores);
+    const float unit = kRelative ? largest_influence(p) / kLargest16 : 1;
+    for (int row = first; row < p.N; row += block_count() * kWarps) {
+      if (row != first) RowSoftmax<V>::write_targets(p, row, memory);
       RowSoftmax<V>(p, row, memory, unit).run();
-    sync_grid();
+    }
+    const GridToken coefficients = arrive_at_grid();
+    fetch_gradient_inputs(p);
+    await_grid(coefficients);
     if (block_index() == block_count() - 1) write_totals(p);
     if (p.drow_negatives != nullptr) write_private_gradient(p);
     multiply_gradients(p, unit);
   }
 
  private:
+  static FASTQT_DEVICE Notes& notes() { return *reinterpret_cast<Notes*>(shared_memory() + kRingBytes); }
   static FASTQT_DEVICE View<V> queries(const SmallProblem& p) { return view<V>(p.queries, p.N, p.D, p.D); }
   static FASTQT_DEVICE View<V> candidates(const SmallProblem& p) { return view<V>(p.candidates, p.M, p.D, p.D); }
 
   static FASTQT_DEVICE void multiply_scores(const SmallProblem& p) {
-    const int down = ceil_div(p.N, kTile), across = ceil_div(p.M, kTile);
-    const int steps = ceil_div(p.D, kTileDepth);
-    for (int share = block_index(); share < down * across * p.splits; share += block_count()) {
-      const int row = share % down * kTile, column = share / down % across * kTile, split = share / down / across;
-      const int first = steps * split / p.splits, end = steps * (split + 1) / p.splits;
-      using S = Sums<kTile>;
-      const bool idle = row + S::warp_row() >= p.N || column + S::warp_column() >= p.M;
-      S sums;
-      Scores::add(sums, queries(p), {}, candidates(p), row, column, first, end, 0, idle);
+    const int strips = ceil_div(p.N, kStrip), eights = p.pitch / kEight, steps = ceil_div(p.D, kTileDepth);
+    const int tiles = p.tiles.score_down * p.tiles.score_across;
+    for (int index = block_index(); index < tiles * p.tiles.splits; index += block_count()) {
+      const Area tile = tile_at(index % tiles, strips, p.tiles.score_down, eights, p.tiles.score_across);
+      const int split = index / tiles;
+      Sums<P> sums(tile);
+      Scores::add(sums, tile, queries(p), {}, candidates(p), part_start(steps, p.tiles.splits, split),
+                  part_start(steps, p.tiles.splits, split + 1), p.D, {}, false, [] {});
       float* const part = p.products + int64_t{split} * p.N * p.pitch;
-      for_pairs(sums, row, column, p.N, p.pitch, [&](int i, int j, float a, float b) {
+      for_pairs(sums, tile, p.N, p.pitch, [&](int i, int j, float a, float b) {
         *reinterpret_cast<TwoOf<float>*>(part + int64_t{i} * p.pitch + j) = {a, b};
       });
     }
@@ -85,7 +99,7 @@ struct SmallKernel {
   }
 
   static FASTQT_DEVICE void write_totals(const SmallProblem& p) {
-    double* const shared = reinterpret_cast<double*>(shared_memory());
+    Notes& own = notes();
     double loss = 0, by_scale = 0;
     for (int row = thread_index(); row < p.N; row += kThreads) {
       loss += row_weight_of(p, row) * p.loss[row];
@@ -94,15 +108,14 @@ struct SmallKernel {
     loss = warp_sum(loss);
     by_scale = warp_sum(by_scale);
     const int warp = thread_index() / 32;
-    if (thread_index() % 32 == 0) shared[warp] = loss, shared[kWarps + warp] = by_scale;
+    if (thread_index() % 32 == 0) own.loss[warp] = loss, own.by_scale[warp] = by_scale;
     sync_block();
     if (thread_index() == 0) {
       loss = by_scale = 0;
-      for (int n = 0; n < kWarps; ++n) loss += shared[n], by_scale += shared[kWarps + n];
+      for (int n = 0; n < kWarps; ++n) loss += own.loss[n], by_scale += own.by_scale[n];
       if (p.total != nullptr) *p.total = static_cast<float>(loss);
       if (p.dscale != nullptr) *p.dscale = by_scale;
     }
-    sync_block();
   }
 
   static FASTQT_DEVICE void write_private_gradient(const SmallProblem& p) {
@@ -114,28 +127,58 @@ struct SmallKernel {
           rounded_to<V>(scale * p.private_coefficients[n / p.D] * to_float(queries[n]));
   }
 
-  static FASTQT_DEVICE void multiply_gradients(const SmallProblem& p, float unit) {
-    const int across = ceil_div(p.D, kTile);
-    const int of_queries = p.dqueries != nullptr ? ceil_div(p.N, kTile) * across : 0;
-    const int of_candidates = p.dcandidates != nullptr ? ceil_div(p.M, kTile) * across : 0;
-    for (int tile = block_index(); tile < of_queries + of_candidates; tile += block_count()) {
-      const bool is_query = tile < of_queries;
-      const int index = is_query ? tile : tile - of_queries;
-      const int row = index / across * kTile, column = index % across * kTile;
-      is_query ? query_tile(p, unit, row, column) : candidate_tile(p, unit, row, column);
+  struct GradientTile {
+    bool is_query;
+    Area area;
+  };
+  static FASTQT_DEVICE int gradient_tiles(const SmallProblem& p) {
+    return (p.tiles.query_down + p.tiles.candidate_down) * p.tiles.gradient_across;
+  }
+  static FASTQT_DEVICE GradientTile gradient_tile(const SmallProblem& p, int index) {
+    const int of_queries = p.tiles.query_down * p.tiles.gradient_across, eights = ceil_div(p.D, kEight);
+    if (index < of_queries)
+      return {true, tile_at(index, ceil_div(p.N, kStrip), p.tiles.query_down, eights, p.tiles.gradient_across)};
+    const int strips = ceil_div(p.M, kStrip);
+    return {false, tile_at(index - of_queries, strips, p.tiles.candidate_down, eights, p.tiles.gradient_across)};
+  }
+
+  // Of the block's first tile, before all coefficients are there: the inputs were always.
+  static FASTQT_DEVICE void fetch_gradient_inputs(const SmallProblem& p) {
+    if (block_index() >= gradient_tiles(p)) return;
+    sync_block();  // rows are done with the memory
+    const GradientTile tile = gradient_tile(p, block_index());
+    if (tile.is_query) {
+      QueryGradient::fetch_second(tile.area, candidates(p), 0, ceil_div(p.M, kTileDepth));
+    } else {
+      CandidateGradient::fetch_second(tile.area, queries(p), 0, ceil_div(p.N, kTileDepth));
     }
   }
 
-  static FASTQT_DEVICE void query_tile(const SmallProblem& p, float unit, int row, int column) {
+  static FASTQT_DEVICE void multiply_gradients(const SmallProblem& p, float unit) {
+    for (int index = block_index(); index < gradient_tiles(p); index += block_count()) {
+      const GradientTile tile = gradient_tile(p, index);
+      const bool is_first = index == block_index();
+      tile.is_query ? query_tile(p, unit, tile.area, is_first) : candidate_tile(p, unit, tile.area, is_first);
+    }
+  }
+
+  static FASTQT_DEVICE void query_tile(const SmallProblem& p, float unit, const Area& tile, bool is_first) {
     const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch), lost = view<V>(p.remainders, p.N, p.M, p.pitch);
-    uint32_t exact = 0;
-    for (int i = row + thread_index() % 32; i < min(row + kTile, p.N); i += 32) exact |= p.exact_blocks[i];
-    exact = warp_or(exact);
-    Sums<kTile> sums;
-    QueryGradient::add(sums, a, lost, candidates(p), row, column, 0, ceil_div(p.M, kTileDepth), exact,
-                       idle(p, row, column, p.N));
+    Sums<P> sums(tile);
+    QueryGradient::add(sums, tile, a, lost, candidates(p), 0, ceil_div(p.M, kTileDepth), p.M, {notes().exact},
+                       is_first, [&] {
+                         const int n = thread_index();
+                         if (n < tile.strips) notes().strips[n] = exact_blocks(p, tile.row() + kStrip * n);
+                         sync_block();
+                         if (n < kMostDepth) {
+                           uint32_t exact = 0;
+                           for (int s = 0; s < tile.strips; ++s) exact |= (notes().strips[s] >> n & 1) << s;
+                           notes().exact[n] = exact;
+                         }
+                         sync_block();
+                       });
     const float scale = scale_of(p);
-    for_pairs(sums, row, column, p.N, p.D, [&](int i, int d, float x, float y) {
+    for_pairs(sums, tile, p.N, p.D, [&](int i, int d, float x, float y) {
       x *= scale * unit;
       y *= scale * unit;
       if (p.has_private()) {
@@ -148,40 +191,42 @@ struct SmallKernel {
     });
   }
 
-  static FASTQT_DEVICE void candidate_tile(const SmallProblem& p, float unit, int row, int column) {
+  static FASTQT_DEVICE void candidate_tile(const SmallProblem& p, float unit, const Area& tile, bool is_first) {
     const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch), lost = view<V>(p.remainders, p.N, p.M, p.pitch);
-    const uint32_t own_blocks = ((uint32_t{1} << kTile / 32) - 1) << row / 32;
-    uint32_t exact = 0;
-    for (int step = 0; step < ceil_div(p.N, 32); ++step) {
-      const int i = 32 * step + thread_index() % 32;
-      exact |= uint32_t{ballot(i < p.N && (p.exact_blocks[i] & own_blocks) != 0) != 0} << step;
-    }
-    Sums<kTile> sums;
-    CandidateGradient::add(sums, a, lost, queries(p), row, column, 0, ceil_div(p.N, kTileDepth), exact,
-                           idle(p, row, column, p.M));
+    Sums<P> sums(tile);
+    CandidateGradient::add(sums, tile, a, lost, queries(p), 0, ceil_div(p.N, kTileDepth), p.N, {notes().exact},
+                           is_first, [&] {
+                             const int n = thread_index();
+                             if (n < kMostDepth)
+                               notes().exact[n] = static_cast<uint32_t>(exact_blocks(p, kStrip * n) >> tile.strip);
+                             sync_block();
+                           });
     const float factor = scale_of(p) * unit;
-    for_pairs(sums, row, column, p.M, p.D, [&](int j, int d, float x, float y) {
+    for_pairs(sums, tile, p.M, p.D, [&](int j, int d, float x, float y) {
       store(static_cast<V*>(p.dcandidates), j, d, p.D, factor * x, factor * y);
     });
   }
 
-  // Whether the warp's part of a tile of gradients is outside of them.
-  static FASTQT_DEVICE bool idle(const SmallProblem& p, int row, int column, int rows) {
-    return row + Sums<kTile>::warp_row() >= rows || column + Sums<kTile>::warp_column() >= p.D;
+  // Those of a strip's rows together.
+  static FASTQT_DEVICE uint64_t exact_blocks(const SmallProblem& p, int row) {
+    uint64_t blocks = 0;
+    FASTQT_UNROLL
+    for (int n = 0; n < kStrip; ++n) blocks |= row + n < p.N ? p.exact_blocks[row + n] : 0;
+    return blocks;
   }
 
   // Calls visit(row, column, x, y) for the lane's sums x and y at two adjacent columns, the first one inside.
   template <class F>
-  static FASTQT_DEVICE void for_pairs(const Sums<kTile>& sums, int row, int column, int rows, int columns,
-                                      const F& visit) {
+  static FASTQT_DEVICE void for_pairs(const Sums<P>& sums, const Area& tile, int rows, int columns, const F& visit) {
     FASTQT_UNROLL
-    for (int m = 0; m < kRowSteps; ++m)
+    for (int m = 0; m < Sums<P>::kStrips; ++m)
       FASTQT_UNROLL
       for (int h = 0; h < 2; ++h)
         FASTQT_UNROLL
-        for (int n = 0; n < Sums<kTile>::kColumnSteps; ++n) {
-          const int i = row + sums.row() + 16 * m + 8 * h, j = column + sums.column() + 8 * n;
-          if (i < rows && j < columns) visit(i, j, sums.at[m][n][2 * h], sums.at[m][n][2 * h + 1]);
+        for (int n = 0; n < Sums<P>::kEights; ++n) {
+          const int i = tile.row() + sums.row() + 16 * m + 8 * h, j = tile.column() + sums.column() + 8 * n;
+          if (m < sums.share.strips && n < sums.share.eights && i < rows && j < columns)
+            visit(i, j, sums.at[m][n][2 * h], sums.at[m][n][2 * h + 1]);
         }
   }
 

@@ -2,7 +2,6 @@
 // workspace that this needs. Plain C++: the operator, the kernel and its tests on a CPU share it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -21,11 +20,17 @@ constexpr int kMostSplits = 16;   // of the inner dimension of the scores
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = 128;      // rows and columns of a block's share of a product
-constexpr int kTileDepth = 32;  // of its inner dimension at a time
+constexpr int kTileDepth = 32;  // of a product's inner dimension at a time
 
 // As in fastqt/problem.py.
 enum Diagonal : int { kZero = 0, kExclude = 1, kKeep = 2 };
+
+// How many tiles the kernel's products have, by rows and by columns, as tiling.h chooses them.
+struct Tiles {
+  int splits;  // of the inner dimension of the scores
+  int score_down, score_across;
+  int query_down, candidate_down, gradient_across;  // 0 by rows for a gradient that is not wanted
+};
 
 // All matrices have adjacent elements and rows; pointers that may be null say so.
 struct SmallProblem {
@@ -53,13 +58,14 @@ struct SmallProblem {
   void* drow_negatives;
   double* dscale;
 
+  Tiles tiles;
+
   // The workspace.
-  int splits;                    // of the scores' inner dimension
   int pitch;                     // elements from one row of N x M matrices to the next
   float* products;               // (splits, N, M): F G^T in parts
   void* coefficients;            // (N, M): dL/dS, rounded to the elements' type
   void* remainders;              // (N, M): what rounding took from the coefficients of exact cells
-  uint32_t* exact_blocks;        // (N,): bit b is set if columns 32 b .. 32 b + 31 have an exact cell
+  uint64_t* exact_blocks;        // (N,): bit b is set if columns 16 b .. 16 b + 15 have an exact cell
   float* influence;              // (N,): |row weight| * mass
   float* private_coefficients;   // (N,)
   float* private_inverse_norms;  // (N,)
@@ -69,20 +75,11 @@ struct SmallProblem {
   constexpr bool differentiates() const { return dqueries || dcandidates || drow_negatives || dscale; }
 };
 
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-constexpr int rounded_up(int a, int b) { return ceil_div(a, b) * b; }
-
-// As many parts as give every block a tile of the scores, each at least two steps deep.
-inline int score_splits(int N, int M, int D, int blocks) {
-  const int tiles = ceil_div(N, kTile) * ceil_div(M, kTile);
-  const int most = std::min(kMostSplits, ceil_div(ceil_div(D, kTileDepth), 2));
-  return std::clamp(blocks / tiles, 1, most);
-}
+constexpr int padded_columns(int M) { return (M + 7) / 8 * 8; }
 
 // Points the problem's workspace into `memory`, and returns its bytes; without memory, only these.
-inline int64_t lay_out_workspace(SmallProblem& p, int blocks, int element_bytes, void* memory) {
-  p.splits = score_splits(p.N, p.M, p.D, blocks);
-  p.pitch = rounded_up(p.M, 8);
+inline int64_t lay_out_workspace(SmallProblem& p, int element_bytes, void* memory) {
+  p.pitch = padded_columns(p.M);
   int64_t used = 0;
   const auto take = [&](auto*& pointer, int64_t bytes) {
     if (memory != nullptr)
@@ -90,10 +87,10 @@ inline int64_t lay_out_workspace(SmallProblem& p, int blocks, int element_bytes,
     used += (bytes + 15) / 16 * 16;
   };
   const int64_t cells = int64_t{p.N} * p.pitch;
-  take(p.products, p.splits * cells * 4);
+  take(p.products, p.tiles.splits * cells * 4);
   take(p.coefficients, cells * element_bytes);
   take(p.remainders, element_bytes == 2 ? cells * element_bytes : 0);
-  take(p.exact_blocks, int64_t{p.N} * 4);
+  take(p.exact_blocks, int64_t{p.N} * 8);
   take(p.influence, int64_t{p.N} * 4);
   take(p.private_coefficients, int64_t{p.N} * 4);
   take(p.private_inverse_norms, int64_t{p.N} * 4);

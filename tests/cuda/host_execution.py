@@ -25,6 +25,7 @@ FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wall",
 SANITIZED = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 ARITHMETICS = ("float32", "tf32", "bfloat16", "float16")
 DIAGONALS = ("zero", "exclude", "keep")
+TILES = ("splits", "score_down", "score_across", "query_down", "candidate_down", "gradient_across")
 Array = NDArray[Any]
 
 
@@ -69,7 +70,7 @@ class _Problem(ctypes.Structure):
         ("row_weight", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("logsumexp", "mass", "loss", "total")),
         *((name, ctypes.c_void_p) for name in ("dqueries", "dcandidates", "drow_negatives", "dscale")),
-        *((name, ctypes.c_int) for name in ("splits", "pitch")),
+        *((name, ctypes.c_int) for name in (*TILES, "pitch")),
         *((f"workspace_{n}", ctypes.c_void_p) for n in range(8)),
     ]
 
@@ -91,6 +92,7 @@ class Small:
     mix: float = 1.0
     row_weights: float | Array = 1.0  # a number, or (N,) float64
     wanted: tuple[str, ...] = ("queries", "candidates", "row_negatives", "scale")
+    tiles: dict[str, int] | None = None  # by name; None: as the kernel's operator chooses
 
 
 class HostKernels:
@@ -107,6 +109,32 @@ class HostKernels:
 
     def shared_bytes(self, arithmetic: str) -> int:
         return int(self._library.fastqt_small_shared_bytes(ARITHMETICS.index(arithmetic)))
+
+    def most(self, arithmetic: str) -> tuple[int, int]:
+        """Strips of 16 rows and eights of columns of the largest tile."""
+        strips, eights = ctypes.c_int(), ctypes.c_int()
+        self._library.fastqt_small_most(
+            ARITHMETICS.index(arithmetic), ctypes.byref(strips), ctypes.byref(eights)
+        )
+        return strips.value, eights.value
+
+    def tiles(
+        self, arithmetic: str, N: int, M: int, D: int, blocks: int, wanted: str = "fg"
+    ) -> dict[str, int]:
+        """What is chosen for a problem whose gradients of queries (f) and candidates (g) may be wanted."""
+        p = _Problem(N=N, M=M, D=D)
+        p.dqueries, p.dcandidates = (1 if name in wanted else None for name in "fg")
+        self._library.fastqt_small_tiles(ctypes.byref(p), ARITHMETICS.index(arithmetic), blocks)
+        return {name: int(getattr(p, name)) for name in TILES}
+
+    def areas(self, index: int, strips: int, down: int, eights: int, across: int) -> tuple[Array, Array]:
+        """A tile, and its warps' shares of it: first strip, strips, first eight, eights."""
+        tile, shares = np.zeros(4, np.int32), np.zeros((8, 4), np.int32)
+        self._library.fastqt_small_areas(
+            *(index, strips, down, eights, across),
+            *(x.ctypes.data_as(ctypes.c_void_p) for x in (tile, shares)),
+        )
+        return tile, shares
 
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:
         """What the kernel writes: logsumexp, mass, loss, total, and the wanted gradients by name."""
@@ -125,6 +153,8 @@ class HostKernels:
             if (x := getattr(p, name)) is not None
         }
         problem = _Problem(N=N, M=len(p.candidates), D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal))
+        for name, number in (p.tiles or {}).items():
+            setattr(problem, name, number)
         for name, x in kept.items():
             setattr(problem, name, x.ctypes.data)
         for name in ("logsumexp", "mass", "loss", "total"):

@@ -19,8 +19,8 @@ from tests.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels
 ROUNDING = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 GRADIENT = {"float32": 2e-5, "tf32": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-9, "float16": 3 * 2.0**-11}
 ROWS = 2e-6
-# A score's own rounding, which its exponential multiplies.
-SCORE = 2.0**-22
+# A score's own rounding, which its exponential multiplies: that of a sum of up to 200 products in a row.
+SCORE = 2.0**-21
 # float16 has no more than this many units of its largest coefficient to show.
 SMALLEST16 = 2.0**-25
 

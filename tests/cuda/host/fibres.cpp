@@ -155,7 +155,23 @@ void Grid::arrive(int& arrived, int expected, int first_fibre) {
 }
 
 void Grid::sync_block() { arrive(arrived_in_block_[self->block], threads, self->block * threads); }
-void Grid::sync_grid() { arrive(arrived_in_grid_, blocks * threads, 0); }
+
+int Grid::arrive_at_grid() {
+  const int barrier = grid_barrier_;
+  if (++arrived_in_grid_ == blocks * threads) {
+    arrived_in_grid_ = 0;
+    ++grid_barrier_;
+    for (Fibre* fibre : waiting_in_grid_) wake(fibre);
+    waiting_in_grid_.clear();
+  }
+  return barrier;
+}
+
+void Grid::await_grid(int barrier) {
+  if (grid_barrier_ != barrier) return;
+  waiting_in_grid_.push_back(self);
+  wait();
+}
 
 unsigned char* Grid::shared_memory() { return shared_[self->block]; }
 

@@ -54,7 +54,8 @@ class Grid {
   std::string run(const std::function<void()>& body);
 
   void sync_block();
-  void sync_grid();
+  int arrive_at_grid();  // tells which barrier it is
+  void await_grid(int barrier);
   unsigned char* shared_memory();
   bool coin() { return random_() & 1; }
   [[noreturn]] void fail(const std::string& what);
@@ -100,7 +101,8 @@ class Grid {
   std::vector<int> runnable_warps_;
   std::vector<unsigned char*> shared_;
   std::vector<int> arrived_in_block_;
-  int arrived_in_grid_ = 0, finished_ = 0, turn_ = -1;
+  int arrived_in_grid_ = 0, grid_barrier_ = 0, finished_ = 0, turn_ = -1;
+  std::vector<Fibre*> waiting_in_grid_;
   std::string error_;
   jmp_buf outside_jump_;
   const void* outside_stack_ = nullptr;

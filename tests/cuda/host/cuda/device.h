@@ -31,7 +31,9 @@ inline void sync_warp() {
   grid->together<Nothing, Nothing>("sync_warp", {}, [](const Nothing* const*, Nothing* const*) {});
 }
 inline void sync_block() { grid->sync_block(); }
-inline void sync_grid() { grid->sync_grid(); }
+using GridToken = int;
+inline GridToken arrive_at_grid() { return grid->arrive_at_grid(); }
+inline void await_grid(GridToken token) { grid->await_grid(token); }
 
 template <class X>
 X shuffle_xor(X x, int lanes) {

@@ -1,0 +1,138 @@
+"""What the blocks of csrc/cuda's one-launch kernel do in each of its phases, and what an H100 takes for that.
+
+All of it follows from sizes, tiles and assumed rates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+
+from benchmarks.roofline import Rates, Stored
+
+DEPTH = 32  # of csrc/cuda/small_problem.h
+STRIP, EIGHT, HALVES, QUARTERS = 16, 8, 2, 4  # of csrc/cuda/tiling.h
+AHEAD = 3  # steps of DEPTH that csrc/cuda/tile_product.cuh fetches before the first product
+WINDOW = 1  # of the targets, whose coefficients are multiplied with what rounding took from them
+
+
+@dataclass(frozen=True)
+class Small:
+    """What is assumed beside `Rates`; none of it measured here."""
+
+    dense_peak: float = 989e12  # bfloat16 operations a second
+    mma_share: float = 0.62  # of that peak within reach of mma.sync, which is not Hopper's own instruction
+    l2_a_clock: int = 64  # bytes that a multiprocessor takes from the L2 cache a clock
+    shared_a_clock: int = 128  # bytes to and from its shared memory
+    launch: float = 2.5e-6  # seconds of a cooperative launch in a CUDA graph
+    barrier: float = 1.5e-6  # seconds of a barrier of the grid
+    fill: float = 1.0e-6  # seconds until a tile's first operands are there
+    latency: float = 1.5e-6  # seconds of a row's chain of loads, sums and exponentials
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a block does for a tile."""
+
+    bytes: float = 0.0  # from and to L2
+    flops: float = 0.0  # at the pace of the busiest quarter of its multiprocessor
+    shared: float = 0.0  # bytes to and from shared memory
+    tiles: int = 1
+
+    def __add__(self, other: Work) -> Work:
+        mine, others = astuple(self), astuple(other)
+        return Work(*(a + b for a, b in zip(mine, others, strict=True)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A phase of the kernel: the work of each of its blocks."""
+
+    name: str
+    blocks: list[Work]
+    fixed: float  # seconds, for each tile of a block
+    hides: bool = False  # whether the work is done during the fixed time
+
+    def bytes(self) -> float:
+        return sum(block.bytes for block in self.blocks)
+
+    def seconds(self, rates: Rates, small: Small) -> tuple[float, str]:
+        most = {
+            name: max((getattr(block, name) for block in self.blocks), default=0)
+            for name in ("bytes", "flops", "shared", "tiles")
+        }
+        fixed = self.fixed * max(most["tiles"], 1)
+        times = {
+            "L2": max(self.bytes() / rates.l2, most["bytes"] / (small.l2_a_clock * rates.clock)),
+            "tensor cores": most["flops"] * rates.multiprocessors / (small.dense_peak * small.mma_share),
+            "shared memory": most["shared"] / (small.shared_a_clock * rates.clock),
+        }
+        limit = max(times, key=lambda name: times[name])
+        total = max(fixed, times[limit]) if self.hides else fixed + times[limit]
+        return total, limit if times[limit] > fixed else "latency"
+
+
+def parts(N: int, D: int, tiles: Stored, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
+    """The phases of N = M, in the order of the kernel; blocks share tiles as it has them do."""
+    blocks, strips, steps = rates.multiprocessors, math.ceil(N / STRIP), math.ceil(D / DEPTH)
+    scores, gradients, ahead = [], [], []
+    columns = _pieces(math.ceil(N / EIGHT), tiles["score_across"])
+    for depth in _pieces(steps, tiles["splits"]):
+        for across in columns:
+            for down in _pieces(strips, tiles["score_down"]):
+                scores.append(_tile(len(down), len(across), len(depth) * DEPTH, 0, itemsize, 4))
+    for down_parts in (tiles["query_down"], tiles["candidate_down"]):
+        for across in _pieces(math.ceil(D / EIGHT), tiles["gradient_across"]):
+            for down in _pieces(strips, down_parts):
+                exact = sum(abs(strip - k) <= WINDOW for strip in down for k in range(strips))
+                gradients.append(_tile(len(down), len(across), N, exact, itemsize, itemsize))
+                ahead.append(Work(itemsize * EIGHT * len(across) * min(AHEAD * DEPTH, N)))
+    for block, fetched in enumerate(ahead[:blocks]):
+        gradients[block] += Work(-fetched.bytes, tiles=0)
+    row_bytes = N * (4.0 * tiles["splits"] + 2 * itemsize)
+    rows = [Work(row_bytes * len(range(block, N, blocks))) for block in range(blocks)]
+    return [
+        Part("launch", [], small.launch),
+        Part("scores", _dealt(scores, blocks), small.fill),
+        Part("barrier", [], small.barrier),
+        Part("rows", rows, small.latency),
+        Part("barrier", ahead[:blocks], small.barrier, hides=True),
+        Part("gradients", _dealt(gradients, blocks), small.fill),
+    ]
+
+
+def _pieces(total: int, pieces: int) -> list[range]:
+    return [range(total * n // pieces, total * (n + 1) // pieces) for n in range(pieces)]
+
+
+def _tile(strips: int, eights: int, depth: int, exact: int, itemsize: int, out_itemsize: int) -> Work:
+    """A tile's work; of its first operand, `exact` blocks of STRIP x STRIP are multiplied twice."""
+    rows, columns = STRIP * strips, EIGHT * eights
+    again = exact * STRIP**2
+    # Each strip takes its share of what is multiplied twice.
+    products = busiest_quarter(strips, eights) * (depth + again / rows)
+    lines = rows + columns + sum(STRIP * s + 2 * EIGHT * math.ceil(e / 2) for s, e in shares(strips, eights))
+    return Work(
+        itemsize * ((rows + columns) * depth + again) + out_itemsize * rows * columns,
+        2.0 * STRIP * EIGHT * QUARTERS * products,
+        itemsize * (lines * depth + (1 + QUARTERS) * again),
+    )
+
+
+def shares(strips: int, eights: int) -> list[tuple[int, int]]:
+    """Strips and eights of a tile for each warp, those of a quarter of the multiprocessor QUARTERS apart."""
+    found = []
+    for warp in range(HALVES * QUARTERS):
+        half, quarter = warp // QUARTERS, (warp % QUARTERS + warp // QUARTERS) % QUARTERS
+        found.append(((strips + 1 - half) // HALVES, len(_pieces(eights, QUARTERS)[quarter])))
+    return found
+
+
+def busiest_quarter(strips: int, eights: int) -> int:
+    """Products of STRIP x EIGHT in a step of the depth."""
+    each = [s * e for s, e in shares(strips, eights)]
+    return max(each[quarter] + each[quarter + QUARTERS] for quarter in range(QUARTERS))
+
+
+def _dealt(tiles: list[Work], blocks: int) -> list[Work]:
+    return [sum(tiles[block::blocks], Work(tiles=0)) for block in range(blocks)]

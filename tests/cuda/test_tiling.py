@@ -1,0 +1,139 @@
+"""The tiles of the one-launch kernel: all is covered once, and no choice of them changes a value."""
+
+import json
+
+import numpy as np
+import oracle
+import pytest
+
+from benchmarks import cuda_estimate, cuda_phases
+from tests.cuda import random_problems
+from tests.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
+from tests.cuda.test_small_kernel import problem
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
+STRIP, EIGHT = 16, 8
+
+
+@pytest.fixture(scope="module")
+def kernels() -> HostKernels:
+    return HostKernels(build())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tiles_and_shares_cover_everything_once(kernels, seed):
+    rng = np.random.default_rng(seed)
+    strips, eights = (int(n) for n in rng.integers(1, 70, 2))
+    down, across = int(rng.integers(1, strips + 1)), int(rng.integers(1, eights + 1))
+    covered = np.zeros((strips, eights), int)
+    for index in range(down * across):
+        tile, shares = kernels.areas(index, strips, down, eights, across)
+        assert tile[1] <= -(-strips // down)
+        assert tile[3] <= -(-eights // across)
+        for strip, height, eight, width in shares:
+            rows = slice(tile[0] + strip, tile[0] + strip + height)
+            covered[rows, tile[2] + eight : tile[2] + eight + width] += 1
+            assert height <= -(-tile[1] // 2)
+            assert width <= -(-tile[3] // 4)
+    assert (covered == 1).all()
+
+
+@by_arithmetic
+def test_chosen_tiles_fit_a_block(kernels, arithmetic):
+    rng = np.random.default_rng(0)
+    most_strips, most_eights = kernels.most(arithmetic)
+    for _ in range(300):
+        N, M = (int(n) for n in rng.integers(1, 1025, 2))
+        D, blocks = int(rng.integers(1, 4801)), int(rng.integers(1, 200))
+        wanted = ("fg", "f", "g", "")[rng.integers(4)]
+        t = kernels.tiles(arithmetic, N, M, D, blocks, wanted)
+        assert 1 <= t["splits"] <= 16
+        assert t["splits"] <= -(-D // 32)
+        sides = [(N, "score_down", STRIP, most_strips), (M, "score_across", EIGHT, most_eights)]
+        assert (t["query_down"] > 0) == ("f" in wanted)
+        assert (t["candidate_down"] > 0) == ("g" in wanted)
+        sides += [(N, "query_down", STRIP, most_strips)] if "f" in wanted else []
+        sides += [(M, "candidate_down", STRIP, most_strips)] if "g" in wanted else []
+        sides += [(D, "gradient_across", EIGHT, most_eights)] if wanted else []
+        for size, name, piece, most in sides:
+            pieces = -(-size // piece)
+            assert -(-pieces // most) <= t[name] <= pieces, (name, N, M, D, t)
+
+
+def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, splits: int) -> dict[str, int]:
+    strips, eights = kernels.most(p.arithmetic)
+    (N, D), M = p.queries.shape, len(p.candidates)
+
+    def number(size: int, piece: int, most: int) -> int:
+        pieces = -(-size // piece)
+        return int(rng.integers(-(-pieces // most), pieces + 1))
+
+    return {
+        "splits": splits,
+        "score_down": number(N, STRIP, strips),
+        "score_across": number(M, EIGHT, eights),
+        "query_down": number(N, STRIP, strips),
+        "candidate_down": number(M, STRIP, strips),
+        "gradient_across": number(D, EIGHT, eights),
+    }
+
+
+@by_arithmetic
+def test_tiles_change_nothing(kernels, arithmetic):
+    """Sums are taken in the order of the inner dimension, however the results are shared out."""
+    rng = np.random.default_rng(1)
+    T = oracle.window(75, 83, [-1, 1])
+    p = problem(arithmetic, 75, 83, 90, T, queries=0.3)
+    found = []
+    for n in range(4):
+        p.tiles = random_tiles(kernels, rng, p, splits=2)
+        found.append(kernels.run(p, blocks=1 + n, seed=n))
+    for other in found[1:]:
+        assert all(np.array_equal(other[name], found[0][name]) for name in found[0])
+
+
+@by_arithmetic
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_sizes_about_the_largest_tiles(kernels, arithmetic, beyond):
+    strips, eights = kernels.most(arithmetic)
+    N, D = STRIP * strips + beyond, EIGHT * eights + beyond
+    M = D if beyond == 0 else 40
+    p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
+    fewest = {"splits": 1, "score_down": -(-N // (STRIP * strips)), "score_across": -(-M // (EIGHT * eights))}
+    across = -(-D // (EIGHT * eights))
+    p.tiles = fewest | {
+        "query_down": fewest["score_down"],
+        "candidate_down": -(-M // (STRIP * strips)),
+        "gradient_across": across,
+    }
+    errors = random_problems.errors(p, kernels.run(p, blocks=2), random_problems.expected(p))
+    assert all(error <= 1 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("row", "column"), [(15, 16), (16, 15), (31, 79), (79, 0)])
+def test_a_lone_target_is_not_rounded(kernels, arithmetic, row, column):
+    """Whichever block of 16 x 16 it is in, and whichever tile that is part of."""
+    T = np.zeros((80, 80))
+    T[row, column] = 1.7
+    p = problem(arithmetic, 80, 80, 16, T, queries=1e-3, diagonal="keep")
+    p.candidates[:] = p.candidates[column]  # no other cell of the row matters more than another
+    exact = random_problems.expected(p)
+    found = kernels.run(p, blocks=2)["candidates"][column]
+    nearest = random_problems.encoded(exact.candidates[column], arithmetic)
+    assert (found == decoded(nearest, arithmetic)).mean() > 0.9
+
+
+def test_the_estimates_tiles_are_the_kernels(kernels):
+    stored = json.loads(cuda_estimate.STORED.read_text())
+    for N, D in cuda_estimate.SHAPES:
+        blocks = stored["rates"]["multiprocessors"]
+        assert stored["tiles"][f"{N} x {D}"] == kernels.tiles("bfloat16", N, N, D, blocks)
+
+
+def test_the_estimates_shares_are_the_kernels(kernels):
+    for strips in range(1, 11):
+        for eights in range(1, 29):
+            _, shares = kernels.areas(0, strips, 1, eights, 1)
+            assert cuda_phases.shares(strips, eights) == [(int(s[1]), int(s[3])) for s in shares]
