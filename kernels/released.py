@@ -169,6 +169,6 @@ def released_rows(
             WEIGHT=m.weight != 0,
             WEIGHTED=sums is not None,
             BLOCK=block(N, 2048),
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=True,
         )
