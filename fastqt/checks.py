@@ -28,9 +28,9 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
 
     The first sets D, dtype and device; `row_negatives` has its number of rows too.
     """
-    given = {name: x for name, x in embeddings.items() if x is not None}
-    (first, queries), *_ = given.items()
-    for name, x in given.items():
+    given = [(name, x) for name, x in embeddings.items() if x is not None]
+    first, queries = given[0]
+    for name, x in given:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
         if x.dim() != 2:
@@ -45,7 +45,7 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
             raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
         if x.dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
             raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {x.dtype}")
-    rows = given.get("row_negatives")
+    rows = embeddings.get("row_negatives")
     if rows is not None and rows.shape[0] != queries.shape[0]:
         raise ValueError(
             f"row_negatives: want a row for each of N={queries.shape[0]} queries, got {rows.shape[0]}"

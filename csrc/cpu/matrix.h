@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -51,20 +52,54 @@ inline Tensor transposed(const Tensor& matrix) {
   return view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)}, 0);
 }
 
-// An uninitialised matrix of the dtype of `like`.
-inline Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
-  const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
+inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+// An uninitialised tensor.
+template <std::size_t Rank>
+Tensor new_tensor(std::array<int64_t, Rank> sizes, int32_t dtype) {
+  std::array<int64_t, Rank> strides;
+  int64_t stride = 1;
+  for (std::size_t dim = Rank; dim-- > 0; stride *= sizes[dim]) strides[dim] = stride;
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes.data(), strides.data(), dtype,
-                                                         aoti_torch_device_type_cpu(), 0, &made));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(Rank, sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
   return Tensor(made);
 }
 
-// out = beta * out + alpha * a b
-inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
+// An uninitialised matrix of the dtype of `like`.
+inline Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
+  return new_tensor<2>({rows, columns}, dtype_of(like));
+}
+
+// A product of so few terms is sooner made here than BLAS is reached.
+constexpr int64_t kFewTerms = 2048;
+
+// out = factor * a b, or is added to
+template <class T>
+void multiply(const Tensor& out, const Tensor& a, const Tensor& b, bool add, double factor) {
+  const int64_t rows = out.size(0), columns = out.size(1), terms = a.size(1);
+  if (rows * columns * terms > kFewTerms) {
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), add ? 1 : 0, factor));
+    return;
+  }
+  const T* const x = static_cast<const T*>(a.data_ptr());
+  const T* const y = static_cast<const T*>(b.data_ptr());
+  T* const z = static_cast<T*>(out.data_ptr());
+  const int64_t x_row = a.stride(0), x_term = a.stride(1), y_term = b.stride(0), y_column = b.stride(1);
+  const int64_t z_row = out.stride(0), z_column = out.stride(1);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < terms; ++k)
+        sum += static_cast<double>(x[i * x_row + k * x_term]) * y[k * y_term + j * y_column];
+      T& cell = z[i * z_row + j * z_column];
+      cell = static_cast<T>(factor * sum + (add ? cell : 0));
+    }
 }
 
 inline Tensor with_adjacent_rows(const Tensor& matrix) {

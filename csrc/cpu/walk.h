@@ -147,7 +147,7 @@ class Walk {
   void score() const {
     for (const Part& p : parts_) {
       if (!p.block->is_private) {
-        multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0, scale_);
+        multiply<T>(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), false, scale_);
         continue;
       }
       const RowsOf<T> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
@@ -158,7 +158,7 @@ class Walk {
   void add_to_own(const Part& p) const {
     if (!p.block->is_private) {
       const Tensor gradient = part(*p.block->gradient, 0, p.columns);
-      return multiply(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
+      return multiply<T>(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
     }
     const RowsOf<T> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
@@ -170,14 +170,14 @@ class Walk {
     const Tensor& whole = *gradients_.bias;
     const Tensor gradient =
         view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
-    multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
+    multiply<T>(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
   }
 
   // Adds factor * dS G to `out`, or sets it to that.
   void add_to_queries(const Tensor& out, bool add, double factor) const {
     for (const Part& p : parts_) {
       if (!p.block->is_private) {
-        multiply(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
+        multiply<T>(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
       } else {
         const RowsOf<T> dS(p.scores), g(p.block->embeddings), to(out);
         for_rows([&](int64_t i) {
