@@ -65,7 +65,6 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
     leaves = queries, candidates
     values = [x.detach() for x in leaves]
     made, plain, needs = problem(*leaves), problem(*values), Needs(True, True)
-    gradients, total = schedule._empty_gradients(plain, needs), torch.empty(())
     products = loss_products(*leaves)
 
     def targets() -> None:
@@ -80,9 +79,7 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
         "targets": targets,
         "function": lambda: autograd.contrastive_loss(made, "mean", "cpu"),
         "engine": lambda: schedule.forward_with_gradients(plain, "mean", needs),
-        "operator": lambda: schedule._walk(
-            plain, (SIZE, None), None, gradients, weight=1 / SIZE, total=total
-        ),
+        "operator": lambda: schedule._walk(plain, (SIZE, None), needs, weight=1 / SIZE),
         "products": lambda: products(*values),
     }
 

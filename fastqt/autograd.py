@@ -41,13 +41,11 @@ def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
     """The loss of a checked problem, reduced; differentiable once."""
     if p.targets.dense is not None:  # the kernels read a target matrix in the scores' dtype
         p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(_loss_dtype(p))))
-    scale = p.scale if isinstance(p.scale, Tensor) else None
-    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias)
-    needs = Needs()
-    if torch.is_grad_enabled():
-        needs = Needs(*[x is not None and x.requires_grad for x in inputs])
+    inputs = _inputs(p)
+    wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
     apply: Callable[..., Tensor] = _ContrastiveLoss.apply  # torch gives `apply` no types
-    return apply(p, reduction, backend, needs, *inputs)
+    # Every argument takes its time, there and back: what is not given is none.
+    return apply(p, (reduction, backend, Needs(*wanted)), *[x for x in inputs if x is not None])
 
 
 class _ContrastiveLoss(torch.autograd.Function):
@@ -56,13 +54,12 @@ class _ContrastiveLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, p: Problem, reduction: str, backend: str, needs: Needs, *inputs: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, p: Problem, how: tuple[str, str, Needs], *inputs: Tensor) -> Tensor:
         loss: Tensor
+        reduction, backend, needs = how
         in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend != "cpu"
         at_once = reduction != "none" and in_one_walk and True in needs
-        ctx.problem, ctx.reduction, ctx.backend, ctx.needs = p, reduction, backend, needs
+        ctx.problem, ctx.how, ctx.at_once = p, how, at_once
         ctx.gradients, ctx.saves_gradients = None, False
         if is_traced(p.queries):
             now = needs if at_once else Needs()
@@ -80,12 +77,16 @@ class _ContrastiveLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded("fastqt.contrastive_loss")
-        return (None, None, None, None, *_gradients(ctx, upstream[0]))
+        gradients = _gradients(ctx, upstream[0])
+        given = _inputs(ctx.problem)
+        return (None, None, *[g for g, x in zip(gradients, given, strict=True) if x is not None])
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    """Of all that can be an input, in the order of `Needs`."""
+    reduction, backend, needs = ctx.how
     if ctx.saves_gradients:
-        return _wanted((g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]), ctx.needs)
+        return _wanted((g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]), needs)
     if ctx.gradients is not None:
         # Handed over, not copied: a second backward through this graph computes them anew.
         gradients: tuple[Tensor | None, ...] = _in_order(ctx.gradients, ctx.problem)
@@ -98,18 +99,18 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         return gradients
     p, saved = ctx.problem, ctx.saved_tensors  # which also checks that the inputs are as they were
     N = p.queries.shape[0]
-    weight = upstream.double() / N if ctx.reduction == "mean" else upstream.double()
+    weight = upstream.double() / N if reduction == "mean" else upstream.double()
     row_weights = weight.expand(N).contiguous()
     if is_traced(p.queries):
-        known = (*saved[6:8], row_weights, list(ctx.needs))
-        return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), *known), ctx.needs)
-    engine = _engine(ctx.backend)
-    if len(saved) == 6:  # it had its gradients in the forward pass
+        known = (*saved[-8:-6], row_weights, list(needs))
+        return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), *known), needs)
+    engine = _engine(backend)
+    if ctx.at_once:  # it had its gradients in the forward pass
         rows = engine.forward(p)
         logsumexp, mass = rows.logsumexp, rows.mass
     else:
-        logsumexp, mass = saved[6:]
-    return _in_order(engine.backward(p, logsumexp, mass, row_weights, ctx.needs), p)
+        logsumexp, mass = saved[-2:]
+    return _in_order(engine.backward(p, logsumexp, mass, row_weights, needs), p)
 
 
 def _engine(backend: str) -> Any:
@@ -187,6 +188,12 @@ def _traced_backward(
 
 def _loss_dtype(p: Problem) -> torch.dtype:
     return torch.promote_types(p.queries.dtype, torch.float32)
+
+
+def _inputs(p: Problem) -> tuple[Tensor | None, ...]:
+    """What gradients can flow to, in the order of `Needs`."""
+    scale = p.scale if isinstance(p.scale, Tensor) else None
+    return p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias
 
 
 def _in_order(g: Gradients, p: Problem) -> tuple[Tensor | None, ...]:

@@ -28,9 +28,9 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
 
     The first sets D, dtype and device; `row_negatives` has its number of rows too.
     """
-    given = {name: x for name, x in embeddings.items() if x is not None}
-    (first, queries), *_ = given.items()
-    for name, x in given.items():
+    given = [(name, x) for name, x in embeddings.items() if x is not None]
+    first, queries = given[0]
+    for name, x in given:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
         if x.dim() != 2:
@@ -39,13 +39,15 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
             raise TypeError(f"{name}: want a floating-point dtype, got {x.dtype}")
         if x.numel() == 0:
             raise ValueError(f"{name}: want at least one row and one column, got shape {tuple(x.shape)}")
+        if x is queries:
+            continue
         if x.shape[1] != queries.shape[1]:
             raise ValueError(f"{name}: want D={queries.shape[1]} columns as {first} has, got {x.shape[1]}")
         if x.device != queries.device:
             raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
         if x.dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
             raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {x.dtype}")
-    rows = given.get("row_negatives")
+    rows = embeddings.get("row_negatives")
     if rows is not None and rows.shape[0] != queries.shape[0]:
         raise ValueError(
             f"row_negatives: want a row for each of N={queries.shape[0]} queries, got {rows.shape[0]}"
@@ -54,10 +56,8 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
 
 def check_groups(
     query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Both groups as int64 on `device`, of the lengths N and M, or neither."""
-    if query_groups is None and candidate_groups is None:
-        return None, None
+) -> tuple[Tensor, Tensor]:
+    """Both groups as int64 on `device`, of the lengths N and M; one alone is refused."""
     if query_groups is None or candidate_groups is None:
         missing = "query_groups" if query_groups is None else "candidate_groups"
         raise ValueError(f"{missing}: want it together with the other groups, got None")
@@ -68,9 +68,7 @@ def check_groups(
     return groups[0].to(device).contiguous(), groups[1].to(device).contiguous()
 
 
-def check_mask(mask: Tensor | None, N: int, M: int, device: torch.device) -> None:
-    if mask is None:
-        return
+def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
     if mask.dtype is not torch.bool:
         raise TypeError(f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}")
     if tuple(mask.shape) != (N, M):

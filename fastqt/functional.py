@@ -208,8 +208,10 @@ def _problem(
     check_option("memory", memory, MEMORY_MODES)
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
     targets.check(N, M, diagonal)
-    query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
-    check_mask(mask, N, M, device)
+    if query_groups is not None or candidate_groups is not None:
+        query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
+    if mask is not None:
+        check_mask(mask, N, M, device)
     check_scale(scale)
     check_bias(bias, M, device)
     dtype = input_dtype(queries)
@@ -233,7 +235,8 @@ def _problem(
     )
     if isinstance(row_negatives, Mixed):
         problem = _with_mixed(problem, row_negatives, written=chosen not in ("cuda", "triton"))
-    _check_smoothing(problem)
+    if problem.targets.background is not None:
+        _check_smoothing(problem)
     return problem, backends.for_problem(chosen, backend, problem)
 
 
@@ -277,6 +280,7 @@ def _with_mixed(p: Problem, mixed: Mixed, *, written: bool) -> Problem:
 
 
 def _check_smoothing(p: Problem) -> None:
-    if p.targets.background is not None and (p.mask is not None or p.query_groups is not None):
+    """That nothing excludes a cell, where every cell is a target."""
+    if p.mask is not None or p.query_groups is not None:
         name = "mask" if p.mask is not None else "query_groups"
         raise ValueError(f"{name}: want None with smoothed targets, which give every candidate mass")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 try:
     import fastqt._C  # noqa: F401
@@ -11,10 +14,21 @@ except ImportError as error:
 else:
     native_error = None
 
-    def _works_in_place(*args: object) -> tuple[int, int, int]:
-        return 0, 0, 0
+    def _fake_walk(*args: Any) -> tuple[list[Tensor], int, int, int]:
+        """What `schedule` says that it returns, of problems whose targets are as they should be."""
+        queries, candidates, negatives, row_negatives, bias = args[:5]
+        wanted, weight, row_weights = args[18:21]
+        scalar = queries.new_empty((), dtype=torch.float64)
+        inputs = (queries, candidates, negatives, row_negatives, scalar, bias)
+        found = [torch.empty(x.shape, dtype=x.dtype) for k, x in enumerate(inputs) if wanted >> k & 1]
+        if weight is not None:
+            return [queries.new_empty(()), *found], 0, 0, 0
+        if row_weights is not None:
+            return found, 0, 0, 0
+        rows = [queries.new_empty(queries.shape[0], dtype=torch.float64) for _ in range(3)]
+        return rows, 0, 0, 0
 
-    torch.library.register_fake("fastqt::contrastive_walk_", _works_in_place)
+    torch.library.register_fake("fastqt::contrastive_walk", _fake_walk)
 
     # Only an extension that was built with nvcc has the kernels for GPUs.
     if hasattr(torch.ops.fastqt, "small_contrastive_"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,10 @@ TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they l
 # glibc maps every large block afresh, which costs a page fault for each of its pages at each
 # call, until it has seen a block of that size freed. This one is never touched.
 torch.empty(31 * 2**20, dtype=torch.uint8)
+
+
+# Of the inputs in the order of `Needs`, as csrc/cpu/contrastive.cpp takes them.
+INPUT_BITS = (1, 2, 4, 8, 16, 32)
 
 
 class Needs(NamedTuple):
@@ -59,25 +64,20 @@ class Gradients:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    found = _new_rows(p)
-    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, Gradients())
-    return found
+    return Rows(*_walk(p, (TILE_ROWS, TILE_COLUMNS), Needs()))
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
     """The mean or sum of the rows' losses, and its gradients."""
-    total, gradients = torch.empty((), dtype=p.queries.dtype), _empty_gradients(p, needs)
     weight = 1 / p.queries.shape[0] if reduction == "mean" else 1.0
-    _walk(p, _gradient_tile(p), None, gradients, weight=weight, total=total)
-    return total, gradients
+    total, *gradients = _walk(p, _gradient_tile(p), needs, weight=weight)
+    return total, _gradients(gradients, needs)
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
-    gradients = _empty_gradients(p, needs)
-    found = Rows(logsumexp, mass, torch.empty_like(mass))
-    _walk(p, (TILE_ROWS, TILE_COLUMNS), found, gradients, row_weights=row_weights)
-    return gradients
+    known = (row_weights, logsumexp, mass)
+    return _gradients(_walk(p, (TILE_ROWS, TILE_COLUMNS), needs, known=known), needs)
 
 
 def _gradient_tile(p: Problem) -> tuple[int, int | None]:
@@ -102,42 +102,27 @@ def _even(length: int, most: int) -> int:
 def _walk(
     p: Problem,
     tile: tuple[int, int | None],  # rows, columns; None: whole rows
-    found: Rows | None,
-    g: Gradients,
+    needs: Needs,
     *,
     weight: float | None = None,
-    row_weights: Tensor | None = None,
-    total: Tensor | None = None,
-) -> None:
+    known: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> list[Tensor]:
+    """What `contrastive_walk` of csrc/cpu/contrastive.cpp finds."""
     t = p.targets
-    rows = (None, None, None) if found is None else (found.logsumexp, found.mass, found.loss)
-    status, row, column = torch.ops.fastqt.contrastive_walk_.default(
+    found: list[Tensor]
+    found, status, row, column = torch.ops.fastqt.contrastive_walk.default(
         *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.query_groups, p.candidate_groups, p.mask),
-        *(*tile, weight, row_weights, *rows, total),
-        *(g.queries, g.candidates, g.negatives, g.row_negatives, g.bias, g.scale),
+        *(*tile, sum(compress(INPUT_BITS, needs)), weight, *known),
     )
     if status:
         raise target_error(status, row, column, p)
+    return found
 
 
-def _new_rows(p: Problem) -> Rows:
-    logsumexp, mass, loss = (torch.zeros(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
-    return Rows(logsumexp, mass, loss)
-
-
-def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
-    return Gradients(
-        _contiguous_like(p.queries) if needs.queries else None,
-        _contiguous_like(p.candidates) if needs.candidates else None,
-        _contiguous_like(p.negatives) if needs.negatives else None,
-        _contiguous_like(p.row_negatives) if needs.row_negatives else None,
-        torch.empty((), dtype=torch.float64) if needs.scale else None,
-        _contiguous_like(p.bias) if needs.bias else None,
-    )
-
-
-def _contiguous_like(x: Tensor | None) -> Tensor | None:
-    return None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+def _gradients(found: list[Tensor], needs: Needs) -> Gradients:
+    """Those that were wanted, which come in the order of `Needs`."""
+    each = iter(found)
+    return Gradients(*[next(each) if need else None for need in needs])

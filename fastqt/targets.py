@@ -116,7 +116,7 @@ class Window(Targets):
         self.document_ids = None if document_ids is None else as_ids("document_ids", document_ids)
 
     def check(self, N: int, M: int, diagonal: str) -> None:
-        reach = max(abs(o) for o in self.offsets)
+        reach = max(map(abs, self.offsets))
         if reach >= max(N, M):
             raise ValueError(
                 f"context_size: offsets reach {reach} rows, want less than the batch, got N={N} queries "

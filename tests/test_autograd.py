@@ -189,16 +189,10 @@ def test_opcheck_walk(dtype, link, tile_columns, weight, weighted):
     embeddings = (p.queries, p.candidates, p.negatives, p.row_negatives)
     bias = torch.zeros(9, dtype=dtype)
     cells = (LINKS.index(link), 0, t.starts, t.columns, t.weights, t.dense, t.background)
-    rows = torch.ones(9, dtype=torch.float64)
-    gradients = [torch.empty_like(x) for x in (*embeddings, bias)]
+    known = [torch.ones(9, dtype=torch.float64)] * 3 if weighted else [None] * 3
+    wanted = 0b111111 if weighted or weight else 0
     torch.library.opcheck(
-        torch.ops.fastqt.contrastive_walk_,
-        (
-            *(*embeddings, bias, 2.0, *cells, None, None, None),
-            *(5, tile_columns, weight, rows if weighted else None),
-            *(rows.clone(), rows.clone(), rows.clone(), torch.zeros((), dtype=dtype)),
-            *(*gradients, torch.zeros((), dtype=torch.float64)),
-        ),
-        # Functionalization wants an operator that changes its arguments to return tensors alone.
+        torch.ops.fastqt.contrastive_walk,
+        (*embeddings, bias, 2.0, *cells, None, None, None, 5, tile_columns, wanted, weight, *known),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

@@ -1,9 +1,11 @@
-"""What is built installs elsewhere: with the extension, from the sdist, and without a compiler."""
+"""What is built installs elsewhere: with the extension, from the sdist, and without a compiler.
+
+With FASTQT_WHEEL_PYTHON=/path/to/python also on that interpreter, with the torch and numpy that it has.
+"""
 
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from pathlib import Path
 from shutil import which
@@ -47,16 +49,19 @@ def build_wheel(source: Path, folder: Path, environment: dict[str, str]) -> Path
     return wheel
 
 
-def install_and_use(wheel: Path, folder: Path, environment: dict[str, str]) -> tuple[Path, str]:
-    """The package's folder in a fresh environment that borrows this torch, and what USE prints there."""
+def install_and_use(
+    wheel: Path, folder: Path, environment: dict[str, str], lender: str = sys.executable
+) -> tuple[Path, str]:
+    """The package's folder in a fresh environment that borrows the lender's torch, and what USE prints."""
     place = folder / "fresh"
-    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=folder, environment=environment)
+    run(lender, "-m", "venv", "--without-pip", place, cwd=folder, environment=environment)
     python = place / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
     run(*pip, wheel, cwd=folder, environment=environment)
     (packages,) = place.glob("lib/python*/site-packages")
     # A path file that another one's folder holds is not read: an editable install there is not seen.
-    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    (packages / "borrowed.pth").write_text(run(lender, "-c", where, cwd=folder, environment=environment))
     printed = run(python, "-c", USE, cwd=folder, environment=environment)
     assert printed.startswith(str(packages))
     return packages / "fastqt", printed
@@ -104,6 +109,12 @@ def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     assert wheel.stat().st_size < 2 * 2**20
     assert (package / "py.typed").exists()
     assert (package / "kernels" / "__init__.py").exists()
+
+
+@pytest.mark.skipif("FASTQT_WHEEL_PYTHON" not in os.environ, reason="FASTQT_WHEEL_PYTHON names no Python")
+def test_another_python_and_torch(wheel, tmp_path, environment):
+    _, config = install_and_use(wheel, tmp_path, environment, os.environ["FASTQT_WHEEL_PYTHON"])
+    assert "not built" not in config
 
 
 def test_the_wheel_keeps_to_the_limited_api(wheel, tmp_path, environment):

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu/score_tile.h"
@@ -100,34 +101,58 @@ void store(const Tensor& tensor, double value) {
   }
 }
 
-// Each row's loss. With `weight`, the gradients of total = weight * sum_i loss_i that are given a
-// place, which for a softmax takes whole rows (no tile_columns); with row_weights those of
+// An input's place among the bits of `wanted`, as in fastqt/schedule.py.
+enum Input : int64_t { kQueries, kCandidates, kNegatives, kRowNegatives, kScale, kBias };
+
+// Each row's loss. With `weight`, the gradients of total = weight * sum_i loss_i that are wanted,
+// which for a softmax takes whole rows (no tile_columns); with row_weights those of
 // sum_i row_weights_i loss_i, for a softmax from log-sum-exp and mass, which are found otherwise.
-// Returns status, row and column of the first offending target.
-std::tuple<int64_t, int64_t, int64_t> contrastive_walk_(
+// Returns the total, or log-sum-exp, mass and loss of each row, or with row_weights nothing of the
+// kind; then the gradients in the order of their bits; status, row and column of the first
+// offending target.
+std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> contrastive_walk(
     const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
     const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale, int64_t link,
     int64_t diagonal, const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
     const std::optional<Tensor> weights, const std::optional<Tensor> dense, const std::optional<Tensor> background,
     const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
-    const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns,
+    const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns, int64_t wanted,
     const std::optional<double> weight, const std::optional<Tensor> row_weights,
-    const std::optional<Tensor> logsumexp, const std::optional<Tensor> mass, const std::optional<Tensor> loss,
-    const std::optional<Tensor> total, const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
-    const std::optional<Tensor> dnegatives, const std::optional<Tensor> drow_negatives,
-    const std::optional<Tensor> dbias, const std::optional<Tensor> dscale) {
+    const std::optional<Tensor> logsumexp, const std::optional<Tensor> mass) {
+  const int32_t in_double = aoti_torch_dtype_float64();
+  const int64_t n = queries.size(0);
+  std::vector<Tensor> found;
+  found.reserve(9);
+  std::vector<double> passing;  // what is known of each row only here
+  passing.reserve(4 * n);       // so that none moves
+  const auto pass = [&](double value) {
+    passing.resize(passing.size() + n, value);
+    return passing.data() + passing.size() - n;
+  };
+  const auto find = [&](const std::optional<Tensor>& known) {
+    if (known) return known->mutable_data_ptr<double>();
+    if (weight || row_weights) return pass(0);
+    double* const first = found.emplace_back(new_tensor<1>({n}, in_double)).mutable_data_ptr<double>();
+    std::fill_n(first, n, 0.0);
+    return first;
+  };
+  double* const lse = find(logsumexp);
+  const RowSums sums{lse, find(mass), find({})};
+  const double* const w = weight ? pass(*weight) : pointer<double>(row_weights);
+  if (weight) found.push_back(new_tensor<0>({}, dtype_of(queries)));
+
+  const auto gradient_of = [&](Input input, const std::optional<Tensor>& x) -> std::optional<Tensor> {
+    if (!(wanted >> input & 1)) return std::nullopt;
+    if (input == kScale) return found.emplace_back(new_tensor<0>({}, in_double));
+    if (input == kBias) return found.emplace_back(new_tensor<1>({x->size(0)}, dtype_of(*x)));
+    return found.emplace_back(new_tensor<2>({x->size(0), x->size(1)}, dtype_of(*x)));
+  };
+  const auto dqueries = gradient_of(kQueries, queries), dcandidates = gradient_of(kCandidates, candidates),
+             dnegatives = gradient_of(kNegatives, negatives),
+             drow_negatives = gradient_of(kRowNegatives, row_negatives), dscale = gradient_of(kScale, {}),
+             dbias = gradient_of(kBias, bias);
   const Embeddings embeddings{queries, candidates, negatives, row_negatives};
   const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dbias, dscale};
-  const int64_t n = queries.size(0);
-  std::vector<double> unwanted;
-  unwanted.reserve(4 * n);  // for all that follow, so that none moves
-  const auto place = [&](const std::optional<Tensor>& given, double value) {
-    if (given) return given->mutable_data_ptr<double>();
-    unwanted.resize(unwanted.size() + n, value);
-    return unwanted.data() + unwanted.size() - n;
-  };
-  const RowSums sums{place(logsumexp, 0), place(mass, 0), place(loss, 0)};
-  const double* const w = weight ? place({}, *weight) : pointer<double>(row_weights);
   const auto run = [&]<class T>(T) {
     const Cells<T> cells{candidates.size(0),
                          diagonal,
@@ -156,26 +181,23 @@ std::tuple<int64_t, int64_t, int64_t> contrastive_walk_(
     } else {
       losses.softmax_with_gradients(tile_rows, w, sums);
     }
-    return std::tuple{losses.report.status, losses.report.row, losses.report.column};
+    if (weight) store(found.front(), *weight * std::accumulate(sums.loss, sums.loss + n, 0.0));
+    return std::tuple{std::move(found), losses.report.status, losses.report.row, losses.report.column};
   };
-  const auto report =
-      queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
-  if (total) store(*total, weight.value_or(1) * std::accumulate(sums.loss, sums.loss + n, 0.0));
-  return report;
+  return queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "contrastive_walk_(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
+      "contrastive_walk(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
       "float scale, int link, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, "
       "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, "
-      "int? tile_columns, float? weight, Tensor? row_weights, Tensor(a!)? logsumexp, Tensor(b!)? mass, "
-      "Tensor(c!)? loss, Tensor(d!)? total, Tensor(e!)? dqueries, Tensor(f!)? dcandidates, Tensor(g!)? dnegatives, "
-      "Tensor(h!)? drow_negatives, Tensor(i!)? dbias, Tensor(j!)? dscale) -> (int, int, int)");
+      "int? tile_columns, int wanted, float? weight, Tensor? row_weights, Tensor? logsumexp, Tensor? mass) "
+      "-> (Tensor[], int, int, int)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk_", TORCH_BOX(&contrastive_walk_)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk", TORCH_BOX(&contrastive_walk)); }
 
 }  // namespace fastqt

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -51,15 +52,27 @@ inline Tensor transposed(const Tensor& matrix) {
   return view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)}, 0);
 }
 
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+// An uninitialised tensor.
+template <std::size_t Rank>
+Tensor new_tensor(std::array<int64_t, Rank> sizes, int32_t dtype) {
+  std::array<int64_t, Rank> strides;
+  int64_t stride = 1;
+  for (std::size_t dim = Rank; dim-- > 0; stride *= sizes[dim]) strides[dim] = stride;
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(Rank, sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
 // An uninitialised matrix of the dtype of `like`.
 inline Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
-  const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
-  int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes.data(), strides.data(), dtype,
-                                                         aoti_torch_device_type_cpu(), 0, &made));
-  return Tensor(made);
+  return new_tensor<2>({rows, columns}, dtype_of(like));
 }
 
 // out = beta * out + alpha * a b
