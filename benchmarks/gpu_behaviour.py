@@ -14,6 +14,12 @@ import fastqt
 from benchmarks.cuda_graphs import captured
 from benchmarks.gpu_sections import MEMORY, Options, Record, Verdict, check
 
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "rows": fastqt.contrastive_loss,
+    "rows and columns": partial(fastqt.clip_loss, scale=20.0),
+    "MixCSE as released": partial(fastqt.mixcse_loss, form="released"),
+}
+
 
 def behaviour(options: Options) -> Iterator[Record]:
     """What depends on more than the numbers of one call."""
@@ -21,15 +27,15 @@ def behaviour(options: Options) -> Iterator[Record]:
     dtype = torch.float16 if options.dry_run else torch.bfloat16
     N, D = (9, 8) if options.dry_run else (4000, 128)
     for memory in MEMORY:
-        problem = partial(_problem, N, D, dtype, device, memory)
-        released = partial(problem, loss=partial(fastqt.mixcse_loss, form="released"))
-        yield check(f"two runs are equal, {memory}", partial(_repeats, problem))
-        yield check(f"two runs of MixCSE as released are equal, {memory}", partial(_repeats, released))
         yield check(f"NaN stays in its row, {memory}", partial(_nan, N, D, dtype, device, memory))
-        if device.type == "cuda":
-            for name, made in (("", problem), (" of MixCSE as released", released)):
-                yield check(f"a CUDA graph equals the plain call{name}, {memory}", partial(_graph, made))
-                yield check(f"another stream is respected{name}, {memory}", partial(_stream, made))
+        for name, loss in LOSSES.items():
+            problem = partial(_problem, N, D, dtype, device, memory, loss)
+            yield check(f"two runs are equal, {name}, {memory}", partial(_repeats, problem))
+            if device.type == "cuda":
+                yield check(f"a CUDA graph equals the plain call, {name}, {memory}", partial(_graph, problem))
+                yield check(f"another stream is respected, {name}, {memory}", partial(_stream, problem))
+    for name, loss in LOSSES.items():
+        yield check(f"a gradient scaler's 2^16, {name}", partial(_scaled, N, D, device, loss))
     if device.type == "cuda":
         for name, arguments in _waitless(device):
             yield check(f"nothing waits for the device: {name}", partial(_no_wait, arguments, device))
@@ -41,7 +47,7 @@ def _problem(
     dtype: torch.dtype,
     device: torch.device,
     memory: str,
-    loss: Callable[..., Tensor] = fastqt.contrastive_loss,
+    loss: Callable[..., Tensor] = LOSSES["rows"],
 ) -> tuple[list[Tensor], Callable[[], list[Tensor]], list[Tensor]]:
     """Leaves, forward and backward on them, and other values for them."""
     generator = torch.Generator().manual_seed(0)
@@ -92,6 +98,17 @@ def _graph(problem: Callable[[], Any]) -> Verdict:
     graph.replay()
     torch.cuda.synchronize()
     return equal(results, step())
+
+
+def _scaled(N: int, D: int, device: torch.device, loss: Callable[..., Tensor]) -> Verdict:
+    """Gradients in float16 from an upstream one that float16 does not have."""
+    leaves, step, _ = _problem(N, D, torch.float16, device, "fast", loss)
+    _, *once = step()
+    found = torch.autograd.grad(loss(*leaves, backend="triton"), leaves, torch.tensor(2.0**16, device=device))
+    # Of values that are subnormal once, all digits are there only when scaled.
+    error = max(float((x - 2**16 * y.float()).abs().max()) / 2**16 for x, y in zip(found, once, strict=True))
+    most = 2.0**-11 * max(float(y.float().abs().max()) for y in once)
+    return Verdict(error <= most, f"{error:.1e} of at most {most:.1e}")
 
 
 def _stream(problem: Callable[[], Any]) -> Verdict:

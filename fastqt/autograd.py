@@ -86,7 +86,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     """Of all that can be an input, in the order of `Needs`."""
     reduction, backend, needs = ctx.how
     if ctx.saves_gradients:
-        return _wanted((g * upstream.to(g.dtype) for g in ctx.saved_tensors[-6:]), needs)
+        return _wanted((times(g, upstream) for g in ctx.saved_tensors[-6:]), needs)
     if ctx.gradients is not None:
         # Handed over, not copied: a second backward through this graph computes them anew.
         gradients: tuple[Tensor | None, ...] = _in_order(ctx.gradients, ctx.problem)
@@ -95,7 +95,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if upstream.is_cuda or upstream.item() != 1:
             for g in gradients:
                 if g is not None:
-                    g.mul_(upstream)
+                    times(g, upstream, out=g)
         return gradients
     p, saved = ctx.problem, ctx.saved_tensors  # which also checks that the inputs are as they were
     N = p.queries.shape[0]
@@ -111,6 +111,15 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     else:
         logsumexp, mass = saved[-2:]
     return _in_order(engine.backward(p, logsumexp, mass, row_weights, needs), p)
+
+
+def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:
+    """A gradient times the loss's own, which may be beyond the range of float16 as a GradScaler's is."""
+    # A GPU would round a 0-d tensor to the other's dtype before it multiplies.
+    factor = upstream.to(gradient.device).reshape([1] * min(gradient.dim(), 1))
+    if out is not None:
+        return torch.mul(gradient, factor, out=out)
+    return (gradient * factor).to(gradient.dtype)
 
 
 def _engine(backend: str) -> Any:

@@ -7,6 +7,7 @@ from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt import autograd
+from fastqt.autograd import times
 from fastqt.problem import LINKS, Problem
 from fastqt.targets import Window
 
@@ -22,6 +23,19 @@ def test_upstream_scales_the_gradient(factor):
     gradients = torch.autograd.grad(ALL.loss(inputs) * factor, list(inputs.values()))
     for a, b in zip(gradients, expected, strict=True):
         assert relative(a, b) < 10 * REORDERED[torch.float64]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "upstream"), [(torch.float16, 2.0**16), (torch.bfloat16, 1 / 3), (torch.float64, 0.1)], ids=str
+)
+def test_times_an_upstream_that_the_gradients_dtype_has_not(dtype, upstream, shape):
+    gradient = torch.full(shape, 0.0123, dtype=torch.float64).to(dtype)
+    upstream = torch.tensor(upstream)
+    expected = (gradient.double() * upstream.double()).to(dtype)
+    assert torch.equal(times(gradient, upstream), expected)
+    times(gradient, upstream, out=gradient)
+    assert torch.equal(gradient, expected)
 
 
 @by_mode

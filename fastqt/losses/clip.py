@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastqt import schedule
+from fastqt.autograd import times
 from fastqt.checks import check_not_recorded
 from fastqt.schedule import Needs
 
@@ -76,7 +77,7 @@ class _Clip(torch.autograd.Function):
         elif g.is_cuda or g.item() != 1:
             for x in gradients:
                 if x is not None:
-                    x.mul_(g)
+                    times(x, g, out=x)
         da, db, dscale = gradients
         return None, None, None, None, da, db, dscale if dscale is None else dscale.to(scale)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.autograd import times
 from fastqt.checks import check_not_recorded, input_dtype
 from fastqt.losses.parts import unit
 
@@ -110,7 +111,7 @@ class _Released(torch.autograd.Function):
         check_not_recorded("fastqt.mixcse_loss")
         inputs, (g,) = ctx.saved_tensors, upstream
         if ctx.at_once:
-            gradients: Gradients = tuple(x if x is None else _times(x, g) for x in ctx.gradients)
+            gradients: Gradients = tuple(x if x is None else times(x, g) for x in ctx.gradients)
         else:
             _, gradients = _walk(inputs, ctx.options, g.double().contiguous(), ctx.needs_input_grad[3:])
         return (None, None, None, *gradients)
@@ -127,9 +128,3 @@ def _walk(
         else:
             from fastqt.losses.released_on_cpu import walk
         return walk(inputs, options, weights, needs)
-
-
-def _times(x: Tensor, factor: Tensor) -> Tensor:
-    """Their product, in float32 at least: a factor may be beyond the range of float16."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return (x.to(wide) * factor.to(x.device, wide)).to(x.dtype)
