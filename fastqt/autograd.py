@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastqt import schedule
 from fastqt.checks import check_not_recorded, is_traced
-from fastqt.problem import Problem
+from fastqt.problem import Problem, kept_gain
 from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.targets import TargetRows
 
@@ -85,17 +85,20 @@ class _ContrastiveLoss(torch.autograd.Function):
 def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     """Of all that can be an input, in the order of `Needs`."""
     reduction, backend, needs = ctx.how
+    if ctx.saves_gradients or ctx.gradients is not None:
+        gain = kept_gain(ctx.problem.queries.dtype, reduction)
+        factor = upstream if gain == 1 else upstream / gain
     if ctx.saves_gradients:
-        return _wanted((times(g, upstream) for g in ctx.saved_tensors[-6:]), needs)
+        return _wanted((times(g, factor) for g in ctx.saved_tensors[-6:]), needs)
     if ctx.gradients is not None:
         # Handed over, not copied: a second backward through this graph computes them anew.
         gradients: tuple[Tensor | None, ...] = _in_order(ctx.gradients, ctx.problem)
         ctx.gradients = None
         # Whether there is anything to scale is not worth waiting for a GPU.
-        if upstream.is_cuda or upstream.item() != 1:
+        if factor.is_cuda or factor.item() != 1:
             for g in gradients:
                 if g is not None:
-                    times(g, upstream, out=g)
+                    times(g, factor, out=g)
         return gradients
     p, saved = ctx.problem, ctx.saved_tensors  # which also checks that the inputs are as they were
     N = p.queries.shape[0]

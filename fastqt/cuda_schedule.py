@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.problem import DIAGONALS, Problem, finite_scale
+from fastqt.problem import DIAGONALS, Problem, finite_scale, kept_gain
 from fastqt.schedule import Gradients, Needs, Rows
 
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
@@ -54,10 +54,11 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients."""
+    """The mean or sum of the rows' losses, and its gradients times `kept_gain`."""
     total, gradients = p.queries.new_empty((), dtype=torch.float32), _empty_gradients(p, needs)
-    _launch(p, 1 / p.queries.shape[0] if reduction == "mean" else 1.0, total, gradients)
-    return total, gradients
+    gain = kept_gain(p.queries.dtype, reduction)
+    _launch(p, gain / p.queries.shape[0] if reduction == "mean" else gain, total, gradients)
+    return total if gain == 1 else total.div_(gain), gradients
 
 
 def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.problem import Problem
+from fastqt.problem import Problem, kept_gain
 from fastqt.reference import check_targets
 from fastqt.schedule import Gradients, Needs, Rows
 from fastqt.triton_fused_walk import FusedWalk
@@ -22,9 +22,10 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients."""
+    """The mean or sum of the rows' losses, and its gradients times `kept_gain`."""
     mean = reduction == "mean"
-    rows, gradients = _walk(p, 1 / p.queries.shape[0] if mean else 1.0, needs)
+    weight = 1 / p.queries.shape[0] if mean else 1.0
+    rows, gradients = _walk(p, kept_gain(p.queries.dtype, reduction) * weight, needs)
     loss = rows.loss.mean() if mean else rows.loss.sum()
     return loss.float(), gradients
 

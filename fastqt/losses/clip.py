@@ -16,6 +16,7 @@ from torch import Tensor
 from fastqt import schedule
 from fastqt.autograd import times
 from fastqt.checks import check_not_recorded
+from fastqt.problem import kept_gain
 from fastqt.schedule import Needs
 
 
@@ -53,10 +54,11 @@ class _Clip(torch.autograd.Function):
         ctx.memory, ctx.walk = memory, _walk_of(backend)
         ctx.scale = None if isinstance(scale, Tensor) else scale
         ctx.weight = 1 / N if reduction == "mean" else 1.0
+        ctx.gain = kept_gain(a.dtype, reduction)
         found = a.new_empty(4, N, dtype=torch.float64)
         weights = None
         if recorded and reduction != "none" and any(needs):
-            weights = torch.full_like(found[3], ctx.weight)
+            weights = torch.full_like(found[3], ctx.gain * ctx.weight)
         gradients = ctx.walk(a, b, scale, memory, found, weights, ctx.needs, known=False)
         ctx.gradients = None if weights is None else gradients
         ctx.save_for_backward(a, b, scale if isinstance(scale, Tensor) else None, found)
@@ -74,10 +76,10 @@ class _Clip(torch.autograd.Function):
             weights = (ctx.weight * g.double()).expand(len(a)).contiguous()
             given = ctx.scale if scale is None else scale
             gradients = ctx.walk(a, b, given, ctx.memory, found, weights, ctx.needs, known=True)
-        elif g.is_cuda or g.item() != 1:
+        elif g.is_cuda or g.item() != ctx.gain:
             for x in gradients:
                 if x is not None:
-                    times(x, g, out=x)
+                    times(x, g / ctx.gain, out=x)
         da, db, dscale = gradients
         return None, None, None, None, da, db, dscale if dscale is None else dscale.to(scale)
 

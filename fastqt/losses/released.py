@@ -17,6 +17,7 @@ from torch import Tensor
 from fastqt.autograd import times
 from fastqt.checks import check_not_recorded, input_dtype
 from fastqt.losses.parts import unit
+from fastqt.problem import kept_gain
 
 Gradients = tuple[Tensor | None, ...]  # of u, v, own and next of columns, own and next of rows, scale
 
@@ -100,7 +101,8 @@ class _Released(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         weights = None
         if ctx.at_once:
-            weight = 1 / N if reduction == "mean" else 1.0
+            ctx.gain = kept_gain(inputs[0].dtype, reduction)
+            weight = ctx.gain / N if reduction == "mean" else ctx.gain
             weights = inputs[0].new_full((N,), weight, dtype=torch.float64)
         losses, ctx.gradients = _walk(inputs, options, weights, needs)
         loss = losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
@@ -111,7 +113,7 @@ class _Released(torch.autograd.Function):
         check_not_recorded("fastqt.mixcse_loss")
         inputs, (g,) = ctx.saved_tensors, upstream
         if ctx.at_once:
-            gradients: Gradients = tuple(x if x is None else times(x, g) for x in ctx.gradients)
+            gradients: Gradients = tuple(x if x is None else times(x, g / ctx.gain) for x in ctx.gradients)
         else:
             _, gradients = _walk(inputs, ctx.options, g.double().contiguous(), ctx.needs_input_grad[3:])
         return (None, None, None, *gradients)

@@ -1,5 +1,7 @@
 """The Triton engine, interpreted: the oracle's values and gradients, in every dtype and memory mode."""
 
+from functools import partial
+
 import numpy as np
 import oracle
 import pytest
@@ -287,3 +289,25 @@ def test_refuses_float64():
     queries = torch.randn(4, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="'triton' is not available: it has no float64"):
         fastqt.contrastive_loss(queries, queries, backend="triton")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        fastqt.contrastive_loss,
+        partial(fastqt.sigmoid_loss, targets=fastqt.Diagonal(), diagonal="keep"),
+        partial(fastqt.clip_loss, normalize=False),
+        partial(fastqt.mixcse_loss, form="released"),
+    ],
+    ids=["rows", "sigmoid", "rows and columns", "released"],
+)
+def test_a_gradient_scaler_saves_digits_that_float16_has_not(loss):
+    """Gradients of a mean, here of 5e-6: float16 has its digits of them only once they are scaled."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(20, 8, generator=generator).half().requires_grad_() for _ in range(2)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    upstream = torch.tensor(2.0**16)
+    found = torch.autograd.grad(loss(*inputs, scale=1e-4, backend="triton"), inputs, upstream)
+    value = loss(*exact, scale=1e-4, backend="reference")
+    for a, b in zip(found, torch.autograd.grad(value, exact, upstream.double()), strict=True):
+        assert relative(a, b) < EPSILON[torch.float16]
