@@ -85,7 +85,11 @@ CASES = (
         memory="low",
         groups=True,
         mask=True,
-        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_REDO"),
+        wanted=(
+            "references_kernel GROUPS MASK",
+            "scores_kernel FACTORS",
+            "scores_kernel STORE REDUCE ONLY_REDO",
+        ),
     ),
     Case(
         "bf16, low, groups",

@@ -71,7 +71,7 @@ def references_kernel(
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     base = float("-inf")
     lowest, highest = tl.cast(NOWHERE, tl.int32), tl.cast(-1, tl.int32)
-    all_sound = True
+    faults = tl.cast(0, tl.int32)
     for t in range(first, last):
         at = tl.load(given_columns + t)
         weight = tl.load(target_weights + t)
@@ -82,7 +82,7 @@ def references_kernel(
         if MASK:
             cell = mask + i * mask_row_stride + at * mask_stride
             possible = possible & (tl.load(cell, mask=there, other=0) == 0)
-        all_sound = all_sound & ((weight == 0) | ((weight > 0) & possible))
+        faults += tl.where((weight == 0) | ((weight > 0) & possible), 0, 1)
         at = tl.where(there & (weight != 0), at, -1)
         tl.store(target_columns + t, at)
         tl.store(target_rows + t, i)
@@ -102,7 +102,7 @@ def references_kernel(
             base = tl.maximum(base, score)
             lowest = tl.minimum(lowest, at.to(tl.int32))
             highest = tl.maximum(highest, at.to(tl.int32))
-    tl.store(sound + i, all_sound)
+    tl.store(sound + i, faults == 0)
     if ZEROED:
         own = i < columns
         if GROUPS:
