@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.launches import GPUS, NOT_FLAGS, Case, Event, Gpu, Launch, noted
+from benchmarks.launches import GPUS, NOT_FLAGS, Case, Event, Gpu, Launch, Product, noted
 
 ROOT = Path(__file__).parents[1]
 
@@ -284,6 +284,14 @@ CASES = (
     ),
 )
 
+COUNTED = (
+    Case("softmax"),
+    Case("softmax, low", memory="low"),
+    Case("sigmoid", targets="own", diagonal="keep", link="sigmoid"),
+    Case("CLIP", both_ways=True),
+    Case("MixCSE released", released="both"),
+)
+
 
 _TYPES = {
     **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"},
@@ -411,8 +419,20 @@ def attempt(events: list[Event], wanted: str, gpu: Gpu, *, disassembled: bool = 
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def cost(case: Case, gpu: Gpu) -> dict[str, float]:
+    """How much is launched, and the terms of all matrix products as multiples of one of (N, D) by (D, N)."""
+    events = noted(case, gpu)
+    terms = 0
+    for event in events:
+        if isinstance(event, Product):
+            terms += event.n * event.m * event.k
+        elif isinstance(event, Launch) and event.matches("scores_kernel -ONLY_REDO"):
+            terms += event.arguments["rows"] * event.arguments["candidates"].shape[0] * case.D
+    return {"launches": len(events), "products": terms / (case.N**2 * case.D)}
+
+
 def compile_all() -> dict[str, Any]:
-    """The names of all kernels that are launched, and all specialisations by `key`."""
+    """The names of all kernels that are launched, all specialisations by `key`, and what the losses cost."""
     found = {}
     for gpu in GPUS:
         for case in CASES:
@@ -420,7 +440,8 @@ def compile_all() -> dict[str, Any]:
                 continue
             events = noted(case, gpu)
             found |= {key(gpu, case, wanted): attempt(events, wanted, gpu) for wanted in case.wanted}
-    return {"kernels": kernels(), "specialisations": found}
+    costs = {key(gpu, case, "cost"): cost(case, gpu) for gpu in GPUS for case in COUNTED}
+    return {"kernels": kernels(), "specialisations": found, "costs": costs}
 
 
 def in_a_process_of_its_own() -> dict[str, Any]:

@@ -119,7 +119,9 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:
     """A gradient times the loss's own, which may be beyond the range of float16 as a GradScaler's is."""
     # A GPU would round a 0-d tensor to the other's dtype before it multiplies.
-    factor = upstream.to(gradient.device).reshape([1] * min(gradient.dim(), 1))
+    factor = upstream.to(gradient.device)
+    if gradient.dim():
+        factor = factor.reshape(1)
     if out is not None:
         return torch.mul(gradient, factor, out=out)
     return (gradient * factor).to(gradient.dtype)

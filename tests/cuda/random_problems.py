@@ -19,8 +19,8 @@ from tests.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels
 ROUNDING = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 GRADIENT = {"float32": 2e-5, "tf32": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-9, "float16": 3 * 2.0**-11}
 ROWS = 2e-6
-# A score's own rounding, which its exponential multiplies: that of a sum of up to 200 products in a row.
-SCORE = 2.0**-21
+# Half a unit of float32 for each partial sum of a score's D products: they scatter, so sqrt(D) of them.
+SCORE = 2.0**-24
 # float16 has no more than this many units of its largest coefficient to show.
 SMALLEST16 = 2.0**-25
 
@@ -127,7 +127,7 @@ def errors(p: Small, found: dict[str, Array], exact: oracle.Result) -> dict[str,
     """The largest error of each result, as a multiple of what is allowed."""
     queries, candidates = decoded(p.queries, p.arithmetic), decoded(p.candidates, p.arithmetic)
     scale = abs(float(p.scale))
-    by_score = SCORE * scale * np.abs(queries @ candidates.T).max()
+    by_score = SCORE * np.sqrt(queries.shape[1]) * scale * (np.abs(queries) @ np.abs(candidates).T).max()
     weights = np.abs(np.broadcast_to(np.float64(p.row_weights), exact.loss.shape))
     wanted = {"loss": exact.loss, "total": np.sum(np.float64(p.row_weights) * exact.loss)}
     allowed = {

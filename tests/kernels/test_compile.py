@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.estimate import DOCUMENT, STORED, rendered
 from benchmarks.launches import GPUS
-from benchmarks.offline import CASES, in_a_process_of_its_own, key
+from benchmarks.offline import CASES, COUNTED, in_a_process_of_its_own, key
 from benchmarks.roofline import Rates, blocks_per_multiprocessor
 
 SPECIALISATIONS = [
@@ -22,6 +22,14 @@ TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 CHOICES = {"PRIVATE": {0, 1, 2}, "DIAGONAL": {0, 1, 2}, "EVEN_COLUMNS": {0, 1}, "EVEN_WIDTH": {0, 1}}
 
 FROM_HOPPER = {"DESCRIPTORS"}
+# Launches at N = 4,096, and matrix products: references come from a sample of 1/16 or 1/8 of the scores.
+COSTS = {
+    "softmax": (24, 3 + 1 / 16),
+    "softmax, low": (30, 4 + 1 / 16),
+    "sigmoid": (24, 3),
+    "CLIP": (80, 4 + 1 / 8),
+    "MixCSE released": (21, 3),
+}
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +91,14 @@ def test_every_kernel_and_option_is_compiled(found, gpu):
             # Most options that are off leave no code; one that is on must be there.
             missing = CHOICES.get(flag, {1}) - seen[kernel, flag]
             assert not missing, f"{kernel} with {flag} = {sorted(missing)}"
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: f"sm_{gpu.arch}")
+@pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
+def test_costs_no_more_launches_and_products(found, gpu, case):
+    cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
+    assert cost["launches"] <= launches
+    assert cost["products"] <= products
 
 
 def test_predictions_are_those_of_the_stored_inputs():
