@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.targets import as_ids
+from fastqt.targets import as_ids, require
 
 
 class Mixed:
@@ -43,12 +43,8 @@ class Mixed:
         if self.partners.numel() != N:
             raise ValueError(f"partners: want one for each of N={N} queries, got {self.partners.numel()}")
         partners = self.partners.to(device)
-        inside = ((partners >= 0) & (partners < M)).all()
-        message = f"partners: want values in 0..{M - 1}, the candidates"
-        if device.type == "cuda":
-            torch._assert_async(inside, message)
-        elif not inside:
-            raise ValueError(f"{message}, got {int(partners.min())}..{int(partners.max())}")
+        inside = (partners >= 0) & (partners < M)
+        require(inside.all(), f"partners: want values in 0..{M - 1}, the candidates", partners)
         return partners
 
 

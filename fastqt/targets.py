@@ -193,8 +193,11 @@ class Diagonal(Targets):
             )
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        columns = torch.arange(N, device=device)[:, None]
-        return _equal_rows(columns.clamp(max=M - 1), (columns < M).double())
+        starts = torch.arange(N + 1, device=device)
+        if N > M:
+            starts = starts.clamp(max=M)
+        columns = starts[: min(N, M)]
+        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64))
 
 
 class Sparse(Targets):
@@ -265,21 +268,22 @@ class Bags(Targets):
     def check(self, N: int, M: int, diagonal: str) -> None:
         if self.offsets.numel() != N:
             raise ValueError(f"offsets: want one for each of N={N} rows, got {self.offsets.numel()}")
-        if self.offsets[0] != 0 or (self._lengths() < 0).any():
-            raise ValueError(f"offsets: want rising ones from 0 to the {self.ids.numel()} {self.name}")
-        if self.ids.numel() and not 0 <= self.ids.min() <= self.ids.max() < M:
-            ends = f"{int(self.ids.min())}..{int(self.ids.max())}"
-            raise ValueError(f"{self.name}: want integers in 0..{M - 1}, got {ends}")
+        rising = (self.offsets[0] == 0) & (self._starts().diff() >= 0).all()
+        require(rising, f"offsets: want rising ones from 0 to the {self.ids.numel()} {self.name}")
+        inside = (self.ids >= 0) & (self.ids < M)
+        require(inside.all(), f"{self.name}: want integers in 0..{M - 1}", self.ids)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        row = torch.repeat_interleave(torch.arange(N, device=self.ids.device), self._lengths())
-        cells = (row * M + self.ids).unique().to(device)
-        counts = torch.bincount(cells // M, minlength=N)
-        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        return TargetRows(starts, cells % M, torch.ones_like(cells, dtype=torch.float64))
+        ids, starts = self.ids.to(device), self._starts().to(device)
+        row = torch.repeat_interleave(starts.diff(), output_size=ids.numel())
+        cells = (row * M + ids).sort().values
+        # An id that a row names once more: its weight is 0.
+        weights = torch.ones_like(cells, dtype=torch.float64)
+        weights[1:] = cells[1:] != cells[:-1]
+        return TargetRows(starts, cells % M, weights)
 
-    def _lengths(self) -> Tensor:
-        return torch.diff(self.offsets, append=self.offsets.new_tensor([self.ids.numel()]))
+    def _starts(self) -> Tensor:
+        return torch.nn.functional.pad(self.offsets, (0, 1), value=self.ids.numel())
 
 
 class Dense(Targets):
@@ -377,6 +381,14 @@ def _equal_rows(columns: Tensor, weights: Tensor) -> TargetRows:
     N, K = columns.shape
     starts = torch.arange(0, N * K + 1, K, device=columns.device)
     return TargetRows(starts, columns.reshape(-1), weights.reshape(-1))
+
+
+def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
+    """Raises ValueError, with the range of what was given; where a GPU knows, an assertion there."""
+    if condition.is_cuda:
+        torch._assert_async(condition, wanted)
+    elif not condition:
+        raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
 
 
 def as_ids(name: str, ids: Tensor) -> Tensor:

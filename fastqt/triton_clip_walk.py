@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastqt.kernels.cells import ExactCells
+from fastqt.kernels.references import choose_references
 from fastqt.kernels.scores import Tile, both_ways_scores, column_blocks, row_blocks
 from fastqt.kernels.statistics import row_statistics
 from fastqt.problem import Problem, pairs
 from fastqt.schedule import Needs
 from fastqt.triton_fused_walk import SUM_ROWS, FusedWalk
 from fastqt.triton_sigmoid_walk import SigmoidWalk
-from fastqt.triton_walk import Block, even, fitting, ranges
+from fastqt.triton_walk import Block, even, fitting, ranges, scale_on
 
 
 def walk(
@@ -31,7 +33,7 @@ def walk(
     scale: float | Tensor,
     memory: str,
     found: Tensor,  # (4, N) float64
-    weights: Tensor | None,  # (N,) float64
+    weights: float | Tensor | None,  # (N,) float64
     needs: Needs,
     *,
     known: bool,
@@ -40,9 +42,9 @@ def walk(
 
     That is the log-sum-exp of its row and of its column, dL/dS of its own cell, and its loss.
     """
-    p = pairs(a, b, scale, memory)
+    p = pairs(a, b, scale_on(a.device, scale), memory)
     if not known:
-        _find_out(_Direction(p), _Direction(replace(p, queries=b, candidates=a)), found)
+        _find_out(_Direction(p, found[0]), _Direction(replace(p, queries=b, candidates=a), found[1]), found)
     if weights is None:
         return None, None, None
     clip = ClipWalk(p, weights, needs, found)
@@ -53,6 +55,10 @@ def walk(
 
 class _Pairs(FusedWalk):
     """All cells but the diagonal's: those need no list of targets."""
+
+    def look_at_rows(self, sampled: Tensor | None = None) -> None:
+        """Exact cells and references. Targets that nobody gave need no assertion."""
+        choose_references(self.p, self.scale, self.groups, self.cells, self.state, sampled)
 
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         columns = columns or slice(0, self.M)
@@ -68,14 +74,16 @@ class _Pairs(FusedWalk):
 class _Direction(_Pairs):
     """A softmax over each row; over each column it is that of the scores transposed."""
 
-    def __init__(self, p: Problem) -> None:
+    def __init__(self, p: Problem, logsumexp: Tensor) -> None:
         super().__init__(p, 1.0, Needs())
+        self.state = replace(self.state, logsumexp=logsumexp)
 
     def sum_up(self, columns: _Direction) -> None:
         """Losses and exact cells of both directions, from one walk over the scores."""
         references = self.state.references, columns.state.references
-        sums = self.state.weights.new_zeros(1, self.N)
-        for rows in self._chunks:
+        chunks = list(self._chunks)
+        sums = self.p.queries.new_empty(len(chunks), self.N, dtype=torch.float32)
+        for rows, of_chunk in zip(chunks, sums, strict=True):
             tile = self.tile(self.blocks[0], rows)
             partial = self._partial(self.N, tile.rows)
             of_columns = partial.new_empty(row_blocks(tile.rows, self.config), self.N)
@@ -85,9 +93,9 @@ class _Direction(_Pairs):
                 column_partial=of_columns,
             )
             row_statistics(partial, self.cells, self.state, rows.start, only_redo=False)
-            sums += of_columns.sum(0, dtype=sums.dtype)
-        row_statistics(sums.float(), columns.cells, columns.state, 0, only_redo=False)
-        for rows in self._chunks:
+            torch.sum(of_columns, 0, out=of_chunk)
+        row_statistics(sums, columns.cells, columns.state, 0, only_redo=False)
+        for rows in chunks:
             self.repair(rows)
             columns.repair(rows)
 
@@ -100,15 +108,15 @@ class _Direction(_Pairs):
 
 def _find_out(rows: _Direction, columns: _Direction, found: Tensor) -> None:
     rows.sum_up(columns)
-    found[0], found[1] = rows.logsumexp, columns.logsumexp
-    found[2] = (rows.cells.coefficients.double() + columns.cells.coefficients) / 2
-    found[3] = (rows.loss + columns.loss) / 2
+    torch.add(rows.cells.coefficients, columns.cells.coefficients, out=found[2])
+    torch.add(rows.loss, columns.loss, out=found[3])
+    found[2:].div_(2)
 
 
 class ClipWalk(_Pairs, SigmoidWalk):
     """The gradients, once the softmaxes' sums are known."""
 
-    def __init__(self, p: Problem, weights: Tensor, needs: Needs, found: Tensor) -> None:
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs, found: Tensor) -> None:
         self.found = found
         super().__init__(p, weights, needs)
 
@@ -117,16 +125,13 @@ class ClipWalk(_Pairs, SigmoidWalk):
         return replace(super()._exact_cells(), columns=columns)
 
     def prepare(self) -> None:
-        self.references, self.row_weights = self._softmax(self.found[0])
-        self.column_references, self.column_weights = self._softmax(self.found[1])
-        self.cells.coefficients.copy_(self.weights * self.found[2])
+        """What makes exponentials of either direction's scores its half of dL/dS."""
+        exact = self.found[:2] / math.log(2)
+        self.references, self.column_references = references = exact.float()
+        weights = self.gain / 2 * self.weights / self.weight_norm
+        self.row_weights, self.column_weights = (weights * (references - exact).exp2_()).float()
+        torch.mul(self.weights, self.found[2], out=self.cells.coefficients)
         self.state.factors.copy_(self.weight_norm / self.gain)
-
-    def _softmax(self, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-        """References and weights that make exponentials of a direction's scores its half of dL/dS."""
-        references = (logsumexp / math.log(2)).float()
-        rounded = (math.log(2) * references.double() - logsumexp).exp()
-        return references, (self.gain / 2 * self.weights / self.weight_norm * rounded).float()
 
     def fill(self, tile: Tile, out: Tensor | None, **_: Any) -> None:
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,20 +46,12 @@ class Walk:
         self.N, self.D = p.queries.shape
         self.M = p.candidates.shape[0]
         new, dtype = p.queries.new_empty, p.queries.dtype
-        self.scale = _on_device(p.scale, p.queries.device)
-        # Rows take their weight relative to the largest, so that no dtype's range is left.
-        if isinstance(weights, Tensor):
-            self.weights = weights
-            self.weight_norm = weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
-        else:
-            self.weights, self.weight_norm = (
-                p.queries.new_full(shape, weights, dtype=torch.float64) for shape in ((self.N,), ())
-            )
-        self.gain = 1.0
-        if dtype is torch.float16:
-            self.gain = HALF_GAIN
-            if p.link == "softmax":
-                self.weight_norm *= _largest_mass(p).clamp(min=1)
+        self.scale = scale_on(p.queries.device, p.scale)
+        self.equal_weight = None if isinstance(weights, Tensor) else weights
+        if not isinstance(weights, Tensor):
+            weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
+        self.weights = weights
+        self.gain = HALF_GAIN if dtype is torch.float16 else 1.0
 
         def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
             return new(x.shape) if wanted and x is not None else None
@@ -72,6 +65,17 @@ class Walk:
             self.blocks.append(Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
         self.width = self.blocks[-1].columns.stop
         self.logsumexp, self.mass, self.loss = (new(self.N, dtype=torch.float64) for _ in range(3))
+
+    @functools.cached_property
+    def weight_norm(self) -> Tensor:
+        """() float64: rows take their weight relative to the largest, so that no dtype's range is left."""
+        if self.equal_weight is None:
+            norm = self.weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+        else:
+            norm = self.weights.new_full((), self.equal_weight)
+        if self.p.queries.dtype is torch.float16 and self.p.link == "softmax":
+            norm *= _largest_mass(self.p).clamp(min=1)
+        return norm
 
     @property
     def differentiates(self) -> bool:
@@ -142,7 +146,7 @@ def _largest_mass(p: Problem) -> Tensor:
     return mass.amax()
 
 
-def _on_device(scale: float | Tensor, device: torch.device) -> Tensor:
+def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
     """A scale as kernels read it, without waiting for a device that holds it."""
     if isinstance(scale, Tensor) and scale.device == device:
         return scale.detach().float()

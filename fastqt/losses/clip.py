@@ -56,9 +56,8 @@ class _Clip(torch.autograd.Function):
         ctx.weight = 1 / N if reduction == "mean" else 1.0
         ctx.gain = kept_gain(a.dtype, reduction)
         found = a.new_empty(4, N, dtype=torch.float64)
-        weights = None
-        if recorded and reduction != "none" and any(needs):
-            weights = torch.full_like(found[3], ctx.gain * ctx.weight)
+        at_once = recorded and reduction != "none" and any(needs)
+        weights = ctx.gain * ctx.weight if at_once else None
         gradients = ctx.walk(a, b, scale, memory, found, weights, ctx.needs, known=False)
         ctx.gradients = None if weights is None else gradients
         ctx.save_for_backward(a, b, scale if isinstance(scale, Tensor) else None, found)
@@ -99,7 +98,7 @@ def _walk_on_cpu(
     scale: float | Tensor,
     memory: str,
     found: Tensor,  # (4, N) float64: csrc/cpu/clip_tile.h's PairSums, and each pair's loss
-    weights: Tensor | None,  # (N,) float64
+    weights: float | Tensor | None,  # (N,) float64
     needs: Needs,
     *,
     known: bool,
@@ -108,6 +107,8 @@ def _walk_on_cpu(
     if not math.isfinite(value):
         raise ValueError(f"scale: want a finite number, got {value}")
     gradients: list[Tensor | None] = [None, None, None]
+    if isinstance(weights, float):
+        weights = torch.full_like(found[3], weights)
     if weights is not None:
         fresh = torch.empty(a.shape, dtype=a.dtype), torch.empty(b.shape, dtype=b.dtype), found.new_empty(())
         wanted = needs.queries, needs.candidates, needs.scale

@@ -26,11 +26,11 @@ def gru_reset_after_(
 ) -> None:
     H, live = state.shape[1], len(recurrent)
     r, z, n = gates.chunk(3, dim=1)
-    gates[:live, : 2 * H] += recurrent[:, : 2 * H]
+    gates[:live, : 2 * H].add_(recurrent[:, : 2 * H])
     r.add_(bias[0]).sigmoid_()
     z.add_(bias[1]).sigmoid_()
     of_state = bias[3].repeat(len(gates), 1)
-    of_state[:live] += recurrent[:, 2 * H :]
+    of_state[:live].add_(recurrent[:, 2 * H :])
     n.add_(bias[2]).addcmul_(r, of_state).tanh_()
     if len(hidden_n):
         hidden_n.copy_(of_state)
@@ -64,7 +64,7 @@ def gru_reset_before_(
     reset_state: Tensor,  # (b, H) out: r * h
 ) -> None:
     r, z, _ = gates.chunk(3, dim=1)
-    gates[: len(recurrent), : recurrent.shape[1]] += recurrent
+    gates[: len(recurrent), : recurrent.shape[1]].add_(recurrent)
     r.add_(bias[0]).sigmoid_()
     z.add_(bias[1]).sigmoid_()
     torch.mul(r, state, out=reset_state)
@@ -80,7 +80,7 @@ def gru_reset_before_candidate_(
     output: Tensor,  # (b, H)
 ) -> None:
     _, z, n = gates.chunk(3, dim=1)
-    n[: len(recurrent)] += recurrent
+    n[: len(recurrent)].add_(recurrent)
     n.add_(bias[2]).tanh_()
     _store(n + z * (state - n), next, final, output)
 

@@ -27,8 +27,8 @@ COSTS = {
     "softmax": (24, 3 + 1 / 16),
     "softmax, low": (30, 4 + 1 / 16),
     "sigmoid": (24, 3),
-    "CLIP": (80, 4 + 1 / 8),
-    "MixCSE released": (21, 3),
+    "CLIP": (46, 4 + 1 / 8),
+    "MixCSE released": (18, 3),
 }
 
 
