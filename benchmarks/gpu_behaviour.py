@@ -148,7 +148,15 @@ def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
         ("both ways", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0}),
         ("both ways, low memory", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0, "memory": "low"}),
         ("MixCSE as released", {"N": 16_000, "loss": partial(fastqt.mixcse_loss, form="released")}),
+        ("bags of words", {"N": 4000, "loss": _bags_of_words}),
     ]
+
+
+def _bags_of_words(latents: Tensor, weight: Tensor, **options: Any) -> Tensor:
+    """GLOSS's loss of as many sentences as words, ten words each."""
+    offsets = 10 * torch.arange(len(latents), device=latents.device)
+    ids = torch.randint(len(weight), (10 * len(latents),), device=latents.device)
+    return fastqt.gloss_bow_loss(latents, weight, weight.new_zeros(len(weight)), ids, offsets, **options)
 
 
 def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:

@@ -146,7 +146,8 @@ class _Noting(TorchDispatchMode):
             return into
         out = function(*args, **kwargs)
         if not function.is_view and "empty" not in name:
-            flat = torch.utils._pytree.tree_leaves((args, kwargs, out))
+            made_like = name.startswith("new_") or name.endswith("_like")  # another, which is not read
+            flat = torch.utils._pytree.tree_leaves(out if made_like else (args, kwargs, out))
             size = sum(x.numel() * x.element_size() for x in flat if isinstance(x, Tensor))
             self.events.append(Operation(name, size))
         return out
