@@ -8,8 +8,6 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fastqt.targets import as_ids
-
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
     if value not in options:
@@ -52,6 +50,23 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
         raise ValueError(
             f"row_negatives: want a row for each of N={queries.shape[0]} queries, got {rows.shape[0]}"
         )
+
+
+def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
+    """Raises ValueError, with the range of what was given; where a GPU knows, an assertion there."""
+    if condition.is_cuda:
+        torch._assert_async(condition, wanted)
+    elif not condition:
+        raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
+
+
+def as_ids(name: str, ids: Tensor) -> Tensor:
+    """A 1-D tensor of integers as int64, or an error that names it."""
+    if ids.dim() != 1:
+        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}")
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
+        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}")
+    return ids.long()
 
 
 def check_groups(

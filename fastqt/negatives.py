@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.targets import as_ids, require
+from fastqt.checks import as_ids, require
 
 
 class Mixed:

@@ -15,6 +15,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fastqt.checks import as_ids, require
+
 IGNORE_INDEX = -100
 
 # Windows of small batches, which training asks for at every step, and which take longer to
@@ -381,23 +383,6 @@ def _equal_rows(columns: Tensor, weights: Tensor) -> TargetRows:
     N, K = columns.shape
     starts = torch.arange(0, N * K + 1, K, device=columns.device)
     return TargetRows(starts, columns.reshape(-1), weights.reshape(-1))
-
-
-def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
-    """Raises ValueError, with the range of what was given; where a GPU knows, an assertion there."""
-    if condition.is_cuda:
-        torch._assert_async(condition, wanted)
-    elif not condition:
-        raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
-
-
-def as_ids(name: str, ids: Tensor) -> Tensor:
-    """A 1-D tensor of integers as int64, or an error that names it."""
-    if ids.dim() != 1:
-        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}")
-    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
-        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}")
-    return ids.long()
 
 
 def _check_shape(shape: tuple[int, ...], N: int, M: int) -> None:

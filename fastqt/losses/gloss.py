@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_option
+from fastqt.checks import as_ids, check_embeddings, check_option
 from fastqt.functional import REDUCTIONS, contrastive_loss, sigmoid_loss
 from fastqt.losses.parts import reduced, row_numbers
-from fastqt.targets import Bags, as_ids
+from fastqt.targets import Bags
 
 
 def gloss_bow_loss(
