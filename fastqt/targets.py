@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TypeAlias
 
@@ -29,7 +29,8 @@ _BAND_CACHE_ENTRIES = 2**16
 class TargetRows:
     """T (N, M) as compressed rows or as a matrix, plus `background[i]` on every cell of row i.
 
-    Explicit zeros are allowed and mean nothing; a row names a column at most once.
+    Explicit zeros are allowed and mean nothing; a row names a column at most once. With `offsets`, entry k
+    of row i is in column i + offsets[k], or means nothing.
     """
 
     starts: Tensor | None = None  # (N + 1,) int64
@@ -37,6 +38,7 @@ class TargetRows:
     weights: Tensor | None = None  # (nnz,) float64
     dense: Tensor | None = None  # (N, M)
     background: Tensor | None = None  # (N,) float64
+    offsets: tuple[int, ...] | None = None
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and float64 weights of the entries that are not zero, each (nnz,)."""
@@ -79,6 +81,7 @@ class Targets(ABC):
 
 
 _band_cache: dict[tuple[object, ...], TargetRows] = {}
+_graphs_bands: dict[int, TargetRows] = {}
 
 
 class Window(Targets):
@@ -145,6 +148,10 @@ class Window(Targets):
             return self._rows(N, M, device)
         key = (N, M, self.offsets, self.weights, self.normalize, device)
         rows = _band_cache.get(key)
+        if _is_captured(device):  # what a graph reads stays, and what is made in its memory is its own
+            if rows is None:
+                return self._rows(N, M, device)
+            _graphs_bands[id(rows)] = rows
         if rows is None:
             with torch.inference_mode(False):  # a later call may save these for backward
                 rows = self._rows(N, M, device)
@@ -167,7 +174,12 @@ class Window(Targets):
         weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(self.weights)], 1)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        return _equal_rows(columns, weights)
+        return replace(_equal_rows(columns, weights), offsets=self.offsets)
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Whether what is launched there now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:
@@ -199,7 +211,7 @@ class Diagonal(Targets):
         if N > M:
             starts = starts.clamp(max=M)
         columns = starts[: min(N, M)]
-        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64))
+        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
 
 
 class Sparse(Targets):
@@ -228,7 +240,8 @@ class Sparse(Targets):
         _check_shape(self.shape, N, M)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        return TargetRows(*(x.to(device) for x in self._rows.compressed()))
+        starts, columns, weights = (x.to(device) for x in self._rows.compressed())
+        return TargetRows(starts, columns, weights)
 
 
 class ClassIndices(Targets):

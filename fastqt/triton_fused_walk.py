@@ -351,6 +351,12 @@ class FusedWalk(Walk):
     @functools.cached_property
     def _targets_by_column(self) -> tuple[Tensor, Tensor, Tensor]:
         """Where each candidate's targets begin, their places in the order of rows, and each place's row."""
+        offsets = self.p.targets.offsets
+        if offsets is not None:  # place i K + k is in column i + offsets[k]
+            K = len(offsets)
+            starts = torch.arange(0, self.M * K + 1, K, device=self.cells.columns.device)
+            places = [starts[:-1] + (k - K * offset) for k, offset in enumerate(offsets)]
+            return starts, torch.stack(places, 1), self.cells.rows
         columns, order = self.cells.columns.sort(stable=True)
         starts = torch.searchsorted(columns, torch.arange(self.M + 1, device=columns.device))
         return starts, order, self.cells.rows

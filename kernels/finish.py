@@ -100,11 +100,12 @@ def finish_candidates_kernel(
     product,  # (columns, D) float32: the sum of Eᵀ F over chunks, F weighted
     weight_norm,
     column_starts,  # (columns + 1,) int64
-    column_targets,  # (targets,) int64: their places in the order of rows
+    column_targets,  # int64: their places in the order of rows; beyond all of these is none
     target_rows,  # (targets,) int64
     target_coefficients,
     candidate_gradient,  # (columns, D)
     gain,
+    targets,
     width,
     query_row_stride,
     query_stride,
@@ -124,9 +125,10 @@ def finish_candidates_kernel(
         if TARGETS:
             for k in range(first, last):
                 t = tl.load(column_targets + k)
-                f = queries + tl.load(target_rows + t) * query_row_stride + d * query_stride
-                coefficient = tl.load(target_coefficients + t)
-                gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
+                if (t >= 0) & (t < targets):
+                    f = queries + tl.load(target_rows + t) * query_row_stride + d * query_stride
+                    coefficient = tl.load(target_coefficients + t)
+                    gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
         at = candidate_gradient + j * width + d
         tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
 
@@ -136,10 +138,11 @@ def finish_biases_kernel(
     column_sums,  # (columns,) float32: of E over all rows, weighted
     weight_norm,
     column_starts,  # (columns + 1,) int64
-    column_targets,  # (targets,) int64
+    column_targets,
     target_coefficients,
     bias_gradient,  # (columns,) float32
     gain,
+    targets,
     columns,
     BLOCK: tl.constexpr,
 ):
@@ -151,8 +154,8 @@ def finish_biases_kernel(
     first = tl.load(column_starts + j, mask=inside, other=0)
     count = tl.load(column_starts + j + 1, mask=inside, other=0) - first
     for k in range(0, tl.max(count, 0)):
-        t = tl.load(column_targets + first + k, mask=k < count, other=0)
-        gradient += tl.load(target_coefficients + t, mask=k < count, other=0.0)
+        t = tl.load(column_targets + first + k, mask=k < count, other=-1)
+        gradient += tl.load(target_coefficients + t, mask=(t >= 0) & (t < targets), other=0.0)
     tl.store(bias_gradient + j, gradient, mask=inside)
 
 
@@ -207,7 +210,7 @@ def finish_candidates(
     with on_device(queries):
         finish_candidates_kernel[(columns,)](
             *(queries, scale, product, weight_norm, *(by_column or (None,) * 3), coefficients),
-            *(candidate_gradient, gain, D, *queries.stride()),
+            *(candidate_gradient, gain, len(coefficients), D, *queries.stride()),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
             num_warps=4,
@@ -227,7 +230,8 @@ def finish_biases(
     starts, targets, _ = by_column
     with on_device(column_sums):
         finish_biases_kernel[(triton.cdiv(columns, BIASES_AT_ONCE),)](
-            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, gain, columns),
+            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, gain),
+            *(len(coefficients), columns),
             BLOCK=BIASES_AT_ONCE,
             num_warps=4,
             enable_fp_fusion=True,

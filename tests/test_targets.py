@@ -1,11 +1,14 @@
 """Target operators mean the matrices that SEMANTICS gives them."""
 
+import weakref
+
 import numpy as np
 import oracle
 import pytest
 import torch
 
 import fastqt
+from fastqt import targets
 from fastqt.targets import as_targets
 
 
@@ -73,3 +76,21 @@ def test_cached_windows_do_not_mix():
                         np.testing.assert_array_equal(
                             window.to_dense(N, M), oracle.window(N, M, offsets, weights, normalize)
                         )
+
+
+def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
+    """However many others follow. What is made during a capture lies in the graph's memory: nobody else's."""
+
+    def columns(size, captured=False):
+        monkeypatch.setattr(targets, "_is_captured", lambda device: captured)
+        return weakref.ref(fastqt.Window(1).rows(size, size, torch.device("cpu")).columns)
+
+    monkeypatch.setattr(targets, "_band_cache", {})
+    monkeypatch.setattr(targets, "_graphs_bands", {})
+    assert columns(9, captured=True)() is None
+    read, others = columns(9), columns(10)
+    assert columns(9, captured=True)() is read()
+    for size in range(11, 40):
+        columns(size)
+    assert read() is not None
+    assert others() is None
