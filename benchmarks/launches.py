@@ -6,7 +6,7 @@ The schedule itself walks over tensors of device "meta"; what it would launch is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -154,44 +154,56 @@ class _Noting(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
-    """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
-    from fastqt.kernels.tuning import score_config
+def standing_in(gpu: Gpu, launched: Callable[[Launch], None]) -> Iterator[None]:
+    """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
     from triton.runtime.jit import JITFunction
 
-    from fastqt import triton_fused_walk
-
-    events: list[Event] = []
-
-    def note(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
+    def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
         arguments.update({name: value for name, value in kwargs.items() if name in kernel.arg_names})
         for parameter in kernel.params:
             if parameter.name not in arguments:
                 arguments[parameter.name] = parameter.default
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
-        events.append(Launch(kernel, grid[0], arguments, options))
-
-    def config(_: torch.device, *shape: Any) -> Any:
-        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+        launched(Launch(kernel, grid[0], arguments, options))
 
     properties = SimpleNamespace(
+        name=gpu.name,
         major=gpu.arch // 10,
+        minor=gpu.arch % 10,
         multi_processor_count=gpu.multiprocessors,
         shared_memory_per_block_optin=gpu.shared,
     )
     replaced: tuple[tuple[Any, str, Any], ...] = (
-        (JITFunction, "run", note),
-        (Tensor, "is_cuda", True),
+        (JITFunction, "run", launch),
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
-        (triton_fused_walk, "score_config", config),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
-            stack.enter_context(mock.patch.object(owner, name, new, create=name == "is_cuda"))
-        stack.enter_context(_Noting(events))
+            stack.enter_context(mock.patch.object(owner, name, new))
+        yield
+
+
+@contextlib.contextmanager
+def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
+    """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
+    from fastqt.kernels.tuning import score_config
+
+    from fastqt import triton_fused_walk
+
+    events: list[Event] = []
+
+    def config(_: torch.device, *shape: Any) -> Any:
+        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+
+    with (
+        standing_in(gpu, events.append),
+        mock.patch.object(Tensor, "is_cuda", True, create=True),
+        mock.patch.object(triton_fused_walk, "score_config", config),
+        _Noting(events),
+    ):
         yield events
 
 

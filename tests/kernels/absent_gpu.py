@@ -1,0 +1,288 @@
+"""All that Python does for a loss on a GPU, gradients too, with a GPU that is not there.
+
+Tensors are torch's fake ones, which know their device, dtype and shape and hold nothing: an operation that
+mixes devices is an error as on a GPU, and so is one whose result would have to be waited for. A process runs
+this that has loaded what absent_gpu.cpp makes before torch, and in which Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import cases
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+import fastqt
+from benchmarks.launches import GPUS, Launch, standing_in
+from fastqt import Diagonal, Mixed, ops, smoothed
+from fastqt.targets import Targets
+
+GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
+D = 64
+FREE_MEMORY = 48 * 2**20  # half of which is too little for all rows at once, of 4,096
+SMALL_KERNEL = "small_contrastive_"
+# A fake tensor is of a subclass of Tensor, as a tracer's is, which goes other ways.
+ASK_FOR_TRACERS = [
+    m for name, m in sys.modules.items() if name.startswith("fastqt.") and hasattr(m, "is_traced")
+]
+
+
+@dataclass
+class Given:
+    """Makes what a loss is given on the GPU, and keeps what wants a gradient."""
+
+    N: int
+    dtype: torch.dtype
+    leaves: list[Tensor] = field(default_factory=list)
+
+    def leaf(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        self.leaves.append(torch.empty(shape, dtype=dtype or self.dtype, device="cuda", requires_grad=True))
+        return self.leaves[-1]
+
+    def embeddings(self, count: int) -> list[Tensor]:
+        return [self.leaf(self.N, D) for _ in range(count)]
+
+    def number(self) -> Tensor:
+        return self.leaf(dtype=torch.float32)
+
+    def ids(self) -> Tensor:
+        return torch.empty(self.N, dtype=torch.int64, device="cuda")
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        return torch.empty(self.N, self.N, dtype=dtype, device="cuda")
+
+
+Loss = Callable[..., Tensor]  # of what is given, reduction and memory
+
+
+def of_views(function: Callable[..., Tensor], count: int = 2, **options: Any) -> Loss:
+    return lambda given, **how: function(*given.embeddings(count), **options, **how)
+
+
+def contrastive(given: Given, **how: Any) -> Tensor:
+    return fastqt.contrastive_loss(*given.embeddings(2), **how)
+
+
+def with_negatives(given: Given, **how: Any) -> Tensor:
+    queries, candidates, negatives = given.embeddings(3)
+    return fastqt.info_nce_loss(queries, candidates, negatives=negatives, **how)
+
+
+released = partial(of_views, fastqt.mixcse_loss, form="released")
+
+LOSSES: dict[str, Loss] = {
+    "contrastive": contrastive,
+    "normalized": of_views(fastqt.contrastive_loss, normalize=True, scale=20.0),
+    "documents": lambda given, **how: contrastive(given, document_ids=given.ids(), **how),
+    "class indices": lambda given, **how: contrastive(given, targets=given.ids(), diagonal="keep", **how),
+    "groups": lambda given, **how: contrastive(
+        given, query_groups=given.ids(), candidate_groups=given.ids(), **how
+    ),
+    "mask": lambda given, **how: contrastive(given, mask=given.matrix(torch.bool), **how),
+    "mixed": of_views(fastqt.contrastive_loss, row_negatives=Mixed()),
+    "mixed with partners": lambda given, **how: contrastive(
+        given, row_negatives=Mixed(0.2, given.ids()), **how
+    ),
+    "dense": lambda given, **how: contrastive(given, targets=given.matrix(given.dtype), **how),
+    "smoothed": of_views(fastqt.contrastive_loss, targets=smoothed(Diagonal()), diagonal="keep"),
+    "learnt scale": lambda given, **how: contrastive(given, scale=given.number(), **how),
+    "learnt scale and biases": lambda given, **how: contrastive(
+        given, scale=given.number(), bias=given.leaf(given.N), **how
+    ),
+    "InfoNCE with negatives": with_negatives,
+    "SimCSE": of_views(fastqt.simcse_loss),
+    "SimCSE with hard negatives": of_views(fastqt.simcse_loss, 3, hard_negative_weight=0.3),
+    "CLIP": of_views(fastqt.clip_loss, scale=20.0),
+    "CLIP, learnt scale": lambda given, **how: fastqt.clip_loss(
+        *given.embeddings(2), scale=given.number(), **how
+    ),
+    "SigLIP": lambda given, **how: fastqt.siglip_loss(
+        *given.embeddings(2), scale=given.number(), bias=given.number(), **how
+    ),
+    "MixCSE": of_views(fastqt.mixcse_loss),
+    "MixCSE, mixtures learnt": of_views(fastqt.mixcse_loss, stop_gradient=False),
+    "MixCSE released": released(),
+    "MixCSE released, candidates": released(blocks="candidates"),
+    "MixCSE released, excluded": released(masked_cell="exclude"),
+    "MixCSE released, mixtures learnt": released(stop_gradient=False, hard_negative_weight=0.4),
+}
+OF_EVERY_DTYPE = (
+    "contrastive",
+    "mixed",
+    "dense",
+    "learnt scale and biases",
+    "CLIP",
+    "SigLIP",
+    "MixCSE released",
+)
+SMALL = (
+    *("contrastive", "documents", "class indices", "mixed", "mixed with partners", "learnt scale"),
+    *("SimCSE", "CLIP, learnt scale", "MixCSE", "MixCSE, mixtures learnt"),
+)
+CAPTURED = (*OF_EVERY_DTYPE, "InfoNCE with negatives", "SimCSE with hard negatives", "MixCSE")
+
+
+def on_gpu(x: Any) -> Any:
+    """An argument of a loss without its data, whatever it is made of."""
+    if isinstance(x, Tensor):
+        return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+    if isinstance(x, Targets):
+        x = copy.copy(x)
+        vars(x).update({name: on_gpu(part) for name, part in vars(x).items()})
+    return x
+
+
+def loss_of_case(case: cases.Case) -> Loss:
+    shapes = {name: x.shape for name, x in case.inputs(torch.float32).items()}
+
+    def loss(given: Given, **how: Any) -> Tensor:
+        inputs = {name: given.leaf(*shape) for name, shape in shapes.items()}
+        arguments = {name: on_gpu(x) for name, x in case.arguments.items()}
+        return replace(case, arguments=arguments).loss(inputs, **how)
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Problem:
+    loss: Loss
+    N: int
+    dtype: torch.dtype = torch.bfloat16
+    memory: str = "fast"
+    reduction: str = "mean"
+    captured: bool = False  # in a CUDA graph
+    small: bool = False  # the kernel for small problems is built, and takes it
+
+
+def problems() -> dict[str, Problem]:
+    found: dict[str, Problem] = {}
+
+    def add(name: str, *p: Any, **more: Any) -> None:
+        made = Problem(*p, **more)
+        words = name, f"N={made.N}", str(made.dtype)[6:], made.memory, made.reduction
+        found[", ".join(words) + ", captured" * made.captured + ", one launch" * made.small] = made
+
+    ways = list(product([torch.bfloat16], ("fast", "low"), ("mean", "none")))
+    for case in cases.CASES:
+        # Fake tensors are never sparse ones.
+        if not isinstance(case.arguments.get("targets"), fastqt.Sparse):
+            for way in ways:
+                add(case.name, loss_of_case(case), cases.N, *way)
+    for name, loss in LOSSES.items():
+        for N, way in [*product([13], ways[::3]), *product([4096], ways[:3])]:
+            add(name, loss, N, *way)
+    for name, dtype, memory in product(OF_EVERY_DTYPE, (torch.float16, torch.float32), ("fast", "low")):
+        add(name, LOSSES[name], 4096, dtype, memory)
+    for name, N in product(CAPTURED, (13, 4096)):
+        add(name, LOSSES[name], N, captured=True)
+    for name, reduction, captured in product(SMALL, ("mean", "none"), (False, True)):
+        add(name, LOSSES[name], 13, reduction=reduction, captured=captured, small=True)
+    return found
+
+
+class OnGpu(FakeTensorMode):
+    """Fake tensors, and no copies between GPU and host, which waits for them and no graph can hold."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(function, types, args, kwargs)
+        if any(word in function.overloadpacket.__name__ for word in ("copy", "index")):
+            devices = {x.device.type for x in tree_leaves((args, out)) if isinstance(x, Tensor)}
+            assert len(devices) == 1, f"{function}: a copy between {' and '.join(sorted(devices))}"
+        return out
+
+
+def check_argument(name: str, value: Any) -> None:
+    """That a kernel takes it: a tensor on the GPU or a number."""
+    value = getattr(value, "base", value)  # of a tensor descriptor
+    if isinstance(value, Tensor):
+        assert isinstance(value, FakeTensor), f"{name}: a tensor that was made elsewhere"
+        assert value.device.type == "cuda", f"{name}: a tensor on {value.device}"
+    else:
+        assert value is None or isinstance(value, (bool, int, float)), f"{name}: {value!r}"
+
+
+def check_launch(launch: Launch) -> None:
+    name = launch.kernel.__name__
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        what = f"{name}: {parameter.name}"
+        if parameter.is_constexpr:
+            assert not isinstance(value, Tensor), f"{what}: a tensor for a constant"
+        else:
+            check_argument(what, value)
+    assert 0 < launch.programs < 2**31, f"{name}: {launch.programs} programs"
+
+
+@contextlib.contextmanager
+def absent_gpu(p: Problem) -> Iterator[list[str]]:
+    """Fake tensors can be on it; its launches are checked and their kernels named, and they are not made."""
+    launches: list[str] = []
+
+    def launched(launch: Launch) -> None:
+        check_launch(launch)
+        launches.append(launch.kernel.__name__)
+
+    def small_contrastive(*arguments: Any) -> None:
+        for place, value in enumerate(arguments):
+            check_argument(f"{SMALL_KERNEL}: argument {place}", value)
+        launches.append(SMALL_KERNEL)
+
+    def asked_for_memory(*_: Any) -> tuple[int, int]:
+        assert not p.captured, "a question for the free memory, which a graph is not to depend on"
+        return FREE_MEMORY, 80 * 2**30
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "is_current_stream_capturing", lambda: p.captured),
+        (torch.cuda, "mem_get_info", asked_for_memory),
+        (torch.cuda, "memory_reserved", lambda _: 0),
+        (torch.cuda, "memory_allocated", lambda _: 0),
+        (ops, "cuda_error", None if p.small else "it is not built"),
+        (torch.ops.fastqt, SMALL_KERNEL, SimpleNamespace(default=small_contrastive)),
+        *((module, "is_traced", lambda *_: False) for module in ASK_FOR_TRACERS),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, new in replaced:
+            stack.enter_context(mock.patch.object(owner, name, new, create=name == SMALL_KERNEL))
+        stack.enter_context(standing_in(GPU, launched))
+        stack.enter_context(OnGpu())
+        yield launches
+
+
+def check(p: Problem) -> None:
+    given = Given(p.N, p.dtype)
+    with absent_gpu(p) as launches:
+        loss = p.loss(given, reduction=p.reduction, memory=p.memory)
+        shape = (p.N,) if p.reduction == "none" else ()
+        assert (loss.device.type, loss.dtype, tuple(loss.shape)) == ("cuda", torch.float32, shape), loss
+        gradients = torch.autograd.grad(loss, given.leaves, torch.ones_like(loss))
+        for x, g in zip(given.leaves, gradients, strict=True):
+            assert (g.device, g.dtype, g.shape) == (x.device, x.dtype, x.shape), f"{g}, a gradient of {x}"
+    assert launches, "nothing was launched"
+    assert (SMALL_KERNEL in launches) == p.small, f"other kernels were launched: {set(launches)}"
+
+
+def error_of(p: Problem) -> str | None:
+    try:
+        check(p)
+    except Exception as error:  # each problem's own
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main() -> None:
+    # Modes belong to a thread, and autograd would have one for each device.
+    torch.autograd.set_multithreading_enabled(False)
+    print(json.dumps({name: error_of(p) for name, p in problems().items()}))

@@ -1,0 +1,51 @@
+"""What Python does for a loss on a GPU, without one: nothing mixes devices, and nothing waits for one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from tests.cuda.host_execution import ROOT, compiler
+from tests.kernels.absent_gpu import problems
+
+RUN = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tests.kernels import absent_gpu; absent_gpu.main()"
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants Linux"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a library for CUDA devices"),
+]
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """Of each problem by name, None where all is well."""
+    library = tmp_path_factory.mktemp("absent_gpu") / "absent_gpu.so"
+    source = ROOT / "tests" / "kernels" / "absent_gpu.cpp"
+    paths = [f"-isystem{path}" for path in include_paths()]
+    paths += [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command = [compiler(), *flags, *paths, source, "-ltorch_cpu", "-lc10", "-o", library]
+    subprocess.run(command, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT / "tests")
+    run = subprocess.run(
+        [sys.executable, "-c", RUN, library],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    found = json.loads(run.stdout)
+    assert list(found) == list(problems())
+    return found
+
+
+@pytest.mark.parametrize("name", problems())
+def test_nothing_mixes_devices_or_waits(errors, name):
+    assert errors[name] is None, errors[name]
