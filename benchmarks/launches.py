@@ -154,9 +154,12 @@ class _Noting(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def standing_in(gpu: Gpu, launched: Callable[[Launch], None]) -> Iterator[None]:
+def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None]) -> Iterator[None]:
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
+    from fastqt.kernels.tuning import score_config
     from triton.runtime.jit import JITFunction
+
+    from fastqt import triton_fused_walk
 
     def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
@@ -166,6 +169,9 @@ def standing_in(gpu: Gpu, launched: Callable[[Launch], None]) -> Iterator[None]:
                 arguments[parameter.name] = parameter.default
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         launched(Launch(kernel, grid[0], arguments, options))
+
+    def config(_: torch.device, *shape: Any) -> Any:
+        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
 
     properties = SimpleNamespace(
         name=gpu.name,
@@ -179,6 +185,7 @@ def standing_in(gpu: Gpu, launched: Callable[[Launch], None]) -> Iterator[None]:
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
+        (triton_fused_walk, "score_config", config),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -189,19 +196,10 @@ def standing_in(gpu: Gpu, launched: Callable[[Launch], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
-    from fastqt.kernels.tuning import score_config
-
-    from fastqt import triton_fused_walk
-
     events: list[Event] = []
-
-    def config(_: torch.device, *shape: Any) -> Any:
-        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
-
     with (
-        standing_in(gpu, events.append),
+        standing_in(gpu, descriptors, events.append),
         mock.patch.object(Tensor, "is_cuda", True, create=True),
-        mock.patch.object(triton_fused_walk, "score_config", config),
         _Noting(events),
     ):
         yield events

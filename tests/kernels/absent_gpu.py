@@ -34,7 +34,7 @@ from fastqt.targets import Targets
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 D = 64
 FREE_MEMORY = 48 * 2**20  # half of which is too little for all rows at once, of 4,096
-SMALL_KERNEL = "small_contrastive_"
+SMALL_KERNEL, DESCRIPTORS = "small_contrastive_", "a kernel with descriptors"
 FUNCTIONS = [f for f in Function.__subclasses__() if f.__module__.startswith("fastqt.")]
 # A fake tensor is of a subclass of Tensor, as a tracer's is, which goes other ways.
 ASK_FOR_TRACERS = [
@@ -122,13 +122,8 @@ LOSSES: dict[str, Loss] = {
     "MixCSE released, mixtures learnt": released(stop_gradient=False, hard_negative_weight=0.4),
 }
 OF_EVERY_DTYPE = (
-    "contrastive",
-    "mixed",
-    "dense",
-    "learnt scale and biases",
-    "CLIP",
-    "SigLIP",
-    "MixCSE released",
+    *("contrastive", "mixed", "dense", "learnt scale and biases"),
+    *("CLIP", "SigLIP", "MixCSE released"),
 )
 SMALL = (
     *("contrastive", "documents", "class indices", "mixed", "mixed with partners", "learnt scale"),
@@ -166,6 +161,7 @@ class Problem:
     memory: str = "fast"
     reduction: str = "mean"
     captured: bool = False  # in a CUDA graph
+    descriptors: bool = False  # read the operands of the scores' product
     small: bool = False  # the kernel for small problems is built, and takes it
 
 
@@ -174,8 +170,9 @@ def problems() -> dict[str, Problem]:
 
     def add(name: str, *p: Any, **more: Any) -> None:
         made = Problem(*p, **more)
-        words = name, f"N={made.N}", str(made.dtype)[6:], made.memory, made.reduction
-        found[", ".join(words) + ", captured" * made.captured + ", one launch" * made.small] = made
+        words = [name, f"N={made.N}", str(made.dtype)[6:], made.memory, made.reduction]
+        words += [word for word in ("captured", "descriptors", "small") if getattr(made, word)]
+        found[", ".join(words)] = made
 
     ways = list(product([torch.bfloat16], ("fast", "low"), ("mean", "none")))
     for case in cases.CASES:
@@ -191,6 +188,8 @@ def problems() -> dict[str, Problem]:
             add(name, LOSSES[name], N, dtype, memory)
     for name, N in product(CAPTURED, (13, 4096)):
         add(name, LOSSES[name], N, captured=True)
+    for name in ("contrastive", "CLIP", "SigLIP"):
+        add(name, LOSSES[name], 4096, descriptors=True)
     for name, reduction, captured in product(SMALL, ("mean", "none"), (False, True)):
         add(name, LOSSES[name], 13, reduction=reduction, captured=captured, small=True)
     return found
@@ -254,18 +253,20 @@ def checked(function: type[Function]) -> Iterator[tuple[type[Function], str, Any
 
 
 @contextlib.contextmanager
-def absent_gpu(p: Problem) -> Iterator[list[str]]:
-    """Fake tensors can be on it; its launches are checked and their kernels named, and they are not made."""
-    launches: list[str] = []
+def absent_gpu(p: Problem) -> Iterator[set[str]]:
+    """Fake tensors can be on it; its launches are checked and not made, and their kernels' names are kept."""
+    launched: set[str] = set()
 
-    def launched(launch: Launch) -> None:
+    def note(launch: Launch) -> None:
         check_launch(launch)
-        launches.append(launch.kernel.__name__)
+        launched.add(launch.kernel.__name__)
+        if launch.constants.get("DESCRIPTORS"):
+            launched.add(DESCRIPTORS)
 
     def small_contrastive(*arguments: Any) -> None:
         for place, value in enumerate(arguments):
             check_argument(f"{SMALL_KERNEL}: argument {place}", value)
-        launches.append(SMALL_KERNEL)
+        launched.add(SMALL_KERNEL)
 
     def asked_for_memory(*_: Any) -> tuple[int, int]:
         assert not p.captured, "a question for the free memory, which a graph is not to depend on"
@@ -284,22 +285,22 @@ def absent_gpu(p: Problem) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new, create=name == SMALL_KERNEL))
-        stack.enter_context(standing_in(GPU, launched))
+        stack.enter_context(standing_in(GPU, p.descriptors, note))
         stack.enter_context(OnGpu())
-        yield launches
+        yield launched
 
 
 def check(p: Problem) -> None:
     given = Given(p.N, p.dtype)
-    with absent_gpu(p) as launches:
+    with absent_gpu(p) as launched:
         loss = p.loss(given, reduction=p.reduction, memory=p.memory)
         shape = (p.N,) if p.reduction == "none" else ()
         check_alike(torch.empty(shape, device="cuda"), loss)
         gradients = torch.autograd.grad(loss, given.leaves, torch.ones_like(loss))
         for x, g in zip(given.leaves, gradients, strict=True):
             check_alike(x, g)
-    assert launches, "nothing was launched"
-    assert (SMALL_KERNEL in launches) == p.small, f"other kernels were launched: {set(launches)}"
+    assert launched, "nothing was launched"
+    assert (SMALL_KERNEL in launched, DESCRIPTORS in launched) == (p.small, p.descriptors), launched
 
 
 def error_of(p: Problem) -> str | None:

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """Of each problem by name, None where all is well."""
+    """Of each problem by its name, from a process of its own; None where all is well."""
     library = tmp_path_factory.mktemp("absent_gpu") / "absent_gpu.so"
     source = ROOT / "tests" / "kernels" / "absent_gpu.cpp"
     paths = [f"-isystem{path}" for path in include_paths()]
