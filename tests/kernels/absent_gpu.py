@@ -83,6 +83,12 @@ def with_negatives(given: Given, **how: Any) -> Tensor:
     return fastqt.info_nce_loss(queries, candidates, negatives=negatives, **how)
 
 
+def bags_of_words(given: Given, **how: Any) -> Tensor:
+    words, V = torch.empty(10 * given.N, dtype=torch.int64, device="cuda"), 5000
+    decoder = given.leaf(V, D), given.leaf(V)
+    return fastqt.gloss_bow_loss(given.leaf(given.N, D), *decoder, words, given.ids(), **how)
+
+
 released = partial(of_views, fastqt.mixcse_loss, form="released")
 
 LOSSES: dict[str, Loss] = {
@@ -104,6 +110,7 @@ LOSSES: dict[str, Loss] = {
     "learnt scale and biases": lambda given, **how: contrastive(
         given, scale=given.number(), bias=given.leaf(given.N), **how
     ),
+    "GLOSS, bags of words": bags_of_words,
     "InfoNCE with negatives": with_negatives,
     "SimCSE": of_views(fastqt.simcse_loss),
     "SimCSE with hard negatives": of_views(fastqt.simcse_loss, 3, hard_negative_weight=0.3),
