@@ -81,7 +81,7 @@ class Targets(ABC):
 
 
 _band_cache: dict[tuple[object, ...], TargetRows] = {}
-_graphs_bands: dict[int, TargetRows] = {}
+_graphs_bands: dict[int, TargetRows] = {}  # by identity, for good
 
 
 class Window(Targets):

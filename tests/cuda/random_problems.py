@@ -19,8 +19,9 @@ from tests.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels
 ROUNDING = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 GRADIENT = {"float32": 2e-5, "tf32": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-9, "float16": 3 * 2.0**-11}
 ROWS = 2e-6
-# Half a unit of float32 for each partial sum of a score's D products: they scatter, so sqrt(D) of them.
-SCORE = 2.0**-24
+# A score's own rounding: half a unit of float32 of each partial sum of its D products, in any direction.
+# Those of sums that grow evenly have a standard deviation of sqrt(D) / 3 half units of the last.
+SCORE = 2.0**-25
 # float16 has no more than this many units of its largest coefficient to show.
 SMALLEST16 = 2.0**-25
 

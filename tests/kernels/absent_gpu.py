@@ -313,7 +313,7 @@ def check(p: Problem) -> None:
 def error_of(p: Problem) -> str | None:
     try:
         check(p)
-    except Exception as error:  # each problem's own
+    except Exception as error:  # whatever it is, the test of this problem fails with it
         return f"{type(error).__name__}: {error}"
     return None
 

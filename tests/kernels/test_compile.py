@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from benchmarks.compiled_cases import CASES, COUNTED
 from benchmarks.estimate import DOCUMENT, STORED, rendered
 from benchmarks.launches import GPUS
-from benchmarks.offline import CASES, COUNTED, in_a_process_of_its_own, key
+from benchmarks.offline import in_a_process_of_its_own, key
 from benchmarks.roofline import Rates, blocks_per_multiprocessor
 
 SPECIALISATIONS = [
