@@ -16,9 +16,9 @@ import fastqt
 from benchmarks.baselines import loss_products
 from benchmarks.bench_loss import forward_and_backward, inputs
 from benchmarks.timing import in_turns_with
-from fastqt import autograd, functional, schedule
-from fastqt.problem import Problem
-from fastqt.schedule import Needs
+from fastqt import autograd, functional
+from fastqt.engines import cpu as schedule
+from fastqt.problem import Needs, Problem
 
 SIZE = 8
 CALLS = 4  # at a time: more than it takes to look at the clock, less than a busy machine leaves undisturbed

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fastqt
 from benchmarks.timing import in_turns_with
 from fastqt.nn import GRUEncoder, QuickThoughts, SkipThoughts
-from fastqt.optim import Adam, clip_gradients
+from fastqt.train.optim import Adam, clip_gradients
 
 V, W, H, B = 20_000, 300, 300, 128
 ROUNDS = 3

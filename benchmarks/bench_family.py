@@ -14,7 +14,7 @@ import fastqt
 from benchmarks.baselines import loss_products
 from benchmarks.bench_loss import forward_and_backward
 from benchmarks.timing import in_turns_with
-from fastqt.bench import peak_memory
+from fastqt.tools.bench import peak_memory
 
 Losses = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]  # ours, eager's, their leaves
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import Clock, in_turns_with
-from fastqt.bench import peak_memory
 from fastqt.nn import Gloss
+from fastqt.tools.bench import peak_memory
 
 V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
 

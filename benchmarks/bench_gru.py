@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from benchmarks.timing import in_turns_with
-from fastqt.bench import peak_memory
 from fastqt.nn import GRU
+from fastqt.tools.bench import peak_memory
 
 W = 300
 TRAINING = [  # (H, B, bidirectional, reset_after, rounds)

@@ -10,7 +10,7 @@ import torch
 import fastqt
 from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
 from benchmarks.timing import in_turns_with
-from fastqt.bench import peak_memory
+from fastqt.tools.bench import peak_memory
 
 REQUIRED = [(400, 1000), (400, 2400), (1500, 300), (2048, 1024), (8192, 768), (16384, 768)]  # (N, D)
 CURVE = [(512, 768), (1024, 768), (2048, 768), (4096, 768)]

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.baselines import PlainQuickThoughts, PlainTrainer
 from benchmarks.timing import in_turns_with
-from fastqt.checkpoint import Progress
-from fastqt.config import TrainConfig
+from fastqt.runs.checkpoint import Progress
+from fastqt.runs.config import TrainConfig
 from fastqt.text import Vocabulary, batches, read_blocks
-from fastqt.train import Trainer
+from fastqt.train.loop import Trainer
 
 NOVELS = Path(__file__).parents[2] / "shared" / "data" / "corpus" / "train.txt.xz"
 BATCHES = 4

@@ -12,7 +12,7 @@ from benchmarks import peers
 from benchmarks.gpu_sections import Options, Record
 from benchmarks.peers import Contestant, Shape, in_graph, make_inputs
 from benchmarks.timing import Clock, Effort, in_turns
-from fastqt.bench import MIB
+from fastqt.tools.bench import MIB
 
 EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)
 

@@ -159,7 +159,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
     from fastqt.kernels.tuning import score_config
     from triton.runtime.jit import JITFunction
 
-    from fastqt import triton_fused_walk
+    from fastqt.engines.triton import softmax as triton_fused_walk
 
     def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
@@ -207,8 +207,10 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
 
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
-    from fastqt import triton_clip_walk, triton_released_walk, triton_schedule
-    from fastqt.schedule import Needs
+    from fastqt.engines import triton as triton_schedule
+    from fastqt.engines.triton import clip as triton_clip_walk
+    from fastqt.engines.triton import three_block as triton_released_walk
+    from fastqt.problem import Needs
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
@@ -272,7 +274,7 @@ def problem_of(case: Case) -> Problem:
 
 def released_of(case: Case) -> tuple[Any, ...]:
     """The arguments of the walk over MixCSE's released form, on torch's default device."""
-    from fastqt.losses.released import Options
+    from fastqt.losses.three_block import Options
 
     options = Options(case.released == "both", True, case.weight, case.stop_gradient, case.memory, "triton")
     sides = (torch.empty(case.N, case.D, dtype=getattr(torch, case.dtype)) for _ in range(2))

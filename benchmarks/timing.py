@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fastqt.bench import peak_memory
+from fastqt.tools.bench import peak_memory
 
 MOST_ROUNDS = 50
 

@@ -1,7 +1,8 @@
 """Exact contrastive losses at the speed of their matrix products, without the score matrix."""
 
 from fastqt import nn
-from fastqt.backends import show_config
+from fastqt._version import __version__
+from fastqt.engines import show_config
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses import (
     clip_loss,
@@ -10,21 +11,20 @@ from fastqt.losses import (
     gloss_bow_loss,
     gloss_pos_loss,
     info_nce_loss,
+    max_margin_loss,
     mixcse_loss,
     siglip_loss,
     simcse_loss,
 )
-from fastqt.max_margin import max_margin_loss
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal, Sparse, Window, smoothed
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Diagonal",
     "Mixed",
     "Sparse",
     "Window",
+    "__version__",
     "clip_loss",
     "contrastive_loss",
     "curl_block_loss",
@@ -41,3 +41,8 @@ __all__ = [
     "simcse_loss",
     "smoothed",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that importing them brings along."""
+    return __all__

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt import schedule
 from fastqt.checks import check_not_recorded, is_traced
-from fastqt.problem import Problem, kept_gain
-from fastqt.schedule import Gradients, Needs, Rows
+from fastqt.engines import cpu as schedule
+from fastqt.problem import Gradients, Needs, Problem, Rows, kept_gain
 from fastqt.targets import TargetRows
 
 _PROBLEM = (
@@ -130,11 +129,11 @@ def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tens
 def _engine(backend: str) -> Any:
     """The module that walks over the score matrix: `forward`, `forward_with_gradients`, `backward`."""
     if backend == "cuda":
-        from fastqt import cuda_schedule
+        from fastqt.engines import cuda as cuda_schedule
 
         return cuda_schedule
     if backend == "triton":
-        from fastqt import triton_schedule
+        from fastqt.engines import triton as triton_schedule
 
         return triton_schedule
     return schedule

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from fastqt import __version__, show_config
-from fastqt.checkpoint import CONFIG
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
+from fastqt.runs.checkpoint import CONFIG
+from fastqt.runs.config import TrainConfig
 
 BAD_INPUT = 2  # exit status, as argparse's own
 
@@ -180,7 +180,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
 
 
 def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
-    from fastqt.train import train
+    from fastqt.train.loop import train
 
     if corpus:
         settings["corpus"] = tuple(corpus)
@@ -204,8 +204,8 @@ def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
 
 
 def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
-    from fastqt.embed import embed_file
-    from fastqt.model import SentenceEncoder
+    from fastqt.inference.embed import embed_file
+    from fastqt.runs.model import SentenceEncoder
 
     rows, width = embed_file(SentenceEncoder.load(model, device), input, out, normalize=not raw)
     print(f"{out}: {rows} x {width} float32")
@@ -213,8 +213,8 @@ def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
 
 
 def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: str) -> int:
-    from fastqt.model import SentenceEncoder
-    from fastqt.search import nearest
+    from fastqt.inference.search import nearest
+    from fastqt.runs.model import SentenceEncoder
 
     encoder = SentenceEncoder.load(model, device)
     for text, found in zip(query, nearest(encoder, query, corpus, k), strict=True):
@@ -225,7 +225,7 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
 
 
 def _plot(runs: list[str], out: Path | None) -> int:
-    from fastqt.plot import plot
+    from fastqt.tools.plot import plot
 
     for path in plot(runs, out or runs[0]):
         print(path)
@@ -265,7 +265,7 @@ def _evaluate(
 
 
 def _expand(model: str, vectors: str, out: str) -> int:
-    from fastqt.expand import expand_model
+    from fastqt.inference.expand import expand_model
     from fastqt.text.vectors import read_vectors
 
     words, table, _ = read_vectors(vectors)
@@ -274,8 +274,8 @@ def _expand(model: str, vectors: str, out: str) -> int:
 
 
 def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
-    from fastqt.gloss import between
-    from fastqt.model import SentenceEncoder
+    from fastqt.inference.interpolate import between
+    from fastqt.runs.model import SentenceEncoder
 
     encoder = SentenceEncoder.load(model, device)
     for share, text in between(encoder, source, target, steps=steps, slerp=slerp):
@@ -284,14 +284,14 @@ def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, 
 
 
 def _demo() -> int:
-    from fastqt.demo import demo
+    from fastqt.tools.demo import demo
 
     demo()
     return 0
 
 
 def _bench() -> int:
-    from fastqt.bench import table
+    from fastqt.tools.bench import table
 
     table()
     return 0

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt import autograd, backends, reference
+from fastqt import autograd
+from fastqt import engines as backends
 from fastqt.checks import (
     check_bias,
     check_embeddings,
@@ -18,6 +19,7 @@ from fastqt.checks import (
     check_scale,
     input_dtype,
 )
+from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, Problem
 from fastqt.targets import Targets, TargetsLike, Window, as_targets

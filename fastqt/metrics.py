@@ -1,17 +1,12 @@
-"""How well sentences find their neighbours and their other views, and the file that the figures go to."""
+"""How well sentences find their neighbours and their other views."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from fastqt.errors import InputError
 
 ROWS = 256
 
@@ -88,28 +83,3 @@ def uniformity(
         kernel[rows - begin, rows] = 0
         total += float(kernel.sum())
     return math.log(total / (N * (N - 1))) if N > 1 else 0.0
-
-
-class MetricsLog:
-    """metrics.jsonl: a JSON object a line, appended, and cut back to a known length on resuming."""
-
-    def __init__(self, path: Path, length: int = 0) -> None:
-        path.touch()
-        self._file = path.open("r+", encoding="utf-8")
-        if os.fstat(self._file.fileno()).st_size < length:
-            self._file.close()
-            raise InputError(f"cannot resume: {path} is shorter than it was at the last checkpoint")
-        self._file.truncate(length)
-        self._file.seek(length)
-
-    def write(self, line: dict[str, float]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def sync(self) -> int:
-        """Brings the lines to the disk; returns how many bytes there are."""
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        self._file.close()

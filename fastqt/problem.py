@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,36 @@ class Problem:
     bias: Tensor | None = None  # (M,), added to the candidates' scores
     # What makes probabilities of scores: a softmax over a row, or a sigmoid of each cell.
     link: str = "softmax"
+
+
+class Needs(NamedTuple):
+    """Which inputs want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+    negatives: bool = False
+    row_negatives: bool = False
+    scale: bool = False
+    bias: bool = False
+
+
+@dataclass
+class Rows:
+    """What is known of each row, (N,) float64: log-sum-exp and target mass (of a softmax), and the loss."""
+
+    logsumexp: Tensor
+    mass: Tensor
+    loss: Tensor
+
+
+@dataclass
+class Gradients:
+    queries: Tensor | None = None
+    candidates: Tensor | None = None
+    negatives: Tensor | None = None
+    row_negatives: Tensor | None = None
+    scale: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def pairs(a: Tensor, b: Tensor, scale: float | Tensor, memory: str) -> Problem:

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastqt.checkpoint import Progress, load_checkpoint, replacing, save_checkpoint, save_model, write_text
-from fastqt.optim import Adam
+from fastqt.runs.checkpoint import (
+    Progress,
+    load_checkpoint,
+    replacing,
+    save_checkpoint,
+    save_model,
+    write_text,
+)
+from fastqt.train.optim import Adam
 
 
 def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import fastqt
-from fastqt import cli, demo
+from fastqt import cli
 from fastqt.cli import main
+from fastqt.tools import demo
 
 SMALL = ["--word-dim", "8", "--hidden-size", "6", "--batch-size", "40", "--context-size", "1"]
 
@@ -241,7 +242,7 @@ def test_a_disk_that_is_full(model, planted, tmp_path, capsys, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastqt.checkpoint.save_file", full)
+    monkeypatch.setattr("fastqt.runs.checkpoint.save_file", full)
     message = complaint_of_training(capsys, planted[0], tmp_path / "run")
     assert "No space left on device" in message
     assert not list((tmp_path / "run").glob("*.partial"))
@@ -263,7 +264,7 @@ def test_help_version_and_config(capsys):
 
 
 def test_bench(capsys, monkeypatch):
-    monkeypatch.setattr("fastqt.bench.SIZES", ((32, 8), (48, 4)))
+    monkeypatch.setattr("fastqt.tools.bench.SIZES", ((32, 8), (48, 4)))
     assert main(["bench"]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["32", "8"], ["48", "4"]]

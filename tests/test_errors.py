@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt import ops
+from fastqt.engines import ops
 
 Q = torch.randn(6, 4)
 C = torch.randn(6, 4)

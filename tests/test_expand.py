@@ -6,11 +6,11 @@ import torch
 from tolerances import FLOAT32, relative
 
 from fastqt.cli import main
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.expand import expand_model
-from fastqt.model import SentenceEncoder
-from fastqt.train import train
+from fastqt.inference.expand import expand_model
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder
+from fastqt.train.loop import train
 
 W = 5
 SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.cli import main
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.gloss import between, interpolate
-from fastqt.model import SentenceEncoder, build_model
+from fastqt.inference.interpolate import between, interpolate
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary
-from fastqt.train import train
+from fastqt.train.loop import train
 
 MODELS = ("gloss-bow", "gloss-pos")
 SMALL = {"word_dim": 6, "batch_size": 48, "report_every": 3}

@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from geometry import cap_cosine_moments
 from tolerances import FLOAT64
-
-from fastqt.geometry import cap_cosine_moments
 
 DRAWS = 400_000
 # A mean over n draws is off by more than five of its standard errors once in two million times.

@@ -11,7 +11,7 @@ from tolerances import FLOAT32, FLOAT64, relative
 from torch import Tensor
 
 import fastqt
-from fastqt import max_margin
+from fastqt.losses import max_margin
 
 N, M, D = 11, 14, 4
 IDS = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 3]

@@ -8,7 +8,8 @@ import torch
 
 from fastqt import metrics
 from fastqt.errors import InputError
-from fastqt.metrics import MetricsLog, context_accuracy, uniformity, view_figures
+from fastqt.metrics import context_accuracy, uniformity, view_figures
+from fastqt.train.log import MetricsLog
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])

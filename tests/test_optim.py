@@ -7,8 +7,8 @@ import torch
 from tolerances import FLOAT64, relative
 from torch.nn import functional as F
 
-from fastqt.optim import Adam, RowAdam, clip_gradients
-from fastqt.row_gradients import bag_sum
+from fastqt.nn.sparse_gradients import bag_sum
+from fastqt.train.optim import Adam, RowAdam, clip_gradients
 
 V, D = 40, 6
 

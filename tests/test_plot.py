@@ -5,9 +5,9 @@ import json
 import pytest
 from matplotlib.figure import Figure
 
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.plot import Run, plot
+from fastqt.runs.config import TrainConfig
+from fastqt.tools.plot import Run, plot
 
 
 def line(step, **figures):

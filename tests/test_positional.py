@@ -5,8 +5,8 @@ import torch
 from tolerances import FLOAT32, FLOAT64, relative
 from torch.nn import functional as F
 
-from fastqt import positional
-from fastqt.positional import positional_loss
+from fastqt.losses import gloss_factored as positional
+from fastqt.losses.gloss_factored import positional_loss
 
 B, L, V, D = 9, 5, 23, 6
 LENGTHS = torch.tensor([5, 0, 3, 1, 5, 2, 4, 5, 3])

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fastqt.progress import Display, StopRequest
+from fastqt.train.progress import Display, StopRequest
 
 LINE = {
     "step": 50,

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastqt.checkpoint import read_progress
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
-from fastqt.progress import Display
-from fastqt.train import train
+from fastqt.runs.checkpoint import read_progress
+from fastqt.runs.config import TrainConfig
+from fastqt.train.loop import train
+from fastqt.train.progress import Display
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2}
 SMALL |= {"report_every": 3, "valid_every": 7, "valid_batches": 2}
@@ -148,8 +148,8 @@ def test_a_checkpoint_that_is_damaged(planted, tmp_path):
 TRAINER = """
 import json, os, sys
 import torch
-from fastqt.config import TrainConfig
-from fastqt.train import train
+from fastqt.runs.config import TrainConfig
+from fastqt.train.loop import train
 torch.set_num_threads(1)
 
 def run(line):

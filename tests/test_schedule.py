@@ -6,7 +6,7 @@ from cases import CASES, Case
 from tolerances import REORDERED, relative
 
 import fastqt
-from fastqt import schedule
+from fastqt.engines import cpu as schedule
 
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastqt.config import TrainConfig
-from fastqt.embed import embed_file
 from fastqt.errors import InputError
-from fastqt.model import SentenceEncoder, build_model
-from fastqt.search import nearest
+from fastqt.inference.embed import embed_file
+from fastqt.inference.search import nearest
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Vocabulary, reader
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastqt.checkpoint import Progress
-from fastqt.config import ENCODERS, TrainConfig
 from fastqt.errors import InputError
-from fastqt.model import SentenceEncoder, build_model
+from fastqt.runs.checkpoint import Progress
+from fastqt.runs.config import ENCODERS, TrainConfig
+from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary, batches, read_blocks
-from fastqt.train import Trainer, train
+from fastqt.train.loop import Trainer, train
 
 SMALL = {"word_dim": 12, "hidden_size": 8, "layers": 2, "heads": 3, "feedforward": 16, "dropout": 0.0}
 SMALL |= {"batch_size": 48, "context_size": 1, "report_every": 10}

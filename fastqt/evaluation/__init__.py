@@ -26,7 +26,7 @@ from fastqt.evaluation.similarity import (
 )
 from fastqt.evaluation.suite import Results, evaluate
 from fastqt.evaluation.vectors import Cache
-from fastqt.search import nearest
+from fastqt.inference.search import nearest
 
 __all__ = [
     "PAPER_GRID",

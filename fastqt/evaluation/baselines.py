@@ -13,7 +13,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
-from fastqt.model import SentenceEncoder
+from fastqt.runs.model import SentenceEncoder
 from fastqt.text.vectors import read_counts, read_vectors
 
 # Letters with ' or - within, digits, and any other sign by itself.

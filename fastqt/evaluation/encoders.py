@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fastqt.checkpoint import CONFIG, MODEL, VOCABULARY
 from fastqt.errors import InputError
 from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.evaluation.vectors import Encode
-from fastqt.model import SentenceEncoder
+from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY
+from fastqt.runs.model import SentenceEncoder
 
 READ_BYTES = 1 << 20
 

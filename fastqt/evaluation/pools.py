@@ -18,7 +18,7 @@ def nearest_rows(
     """The k rows of a pool with the highest cosine to each query, best first; of equals the earlier.
 
     The pool is read 16,384 rows at a time, and may be a mapped .npy that `fastqt embed` wrote. For a corpus
-    in text see `fastqt.search.nearest`.
+    in text see `fastqt.inference.search.nearest`.
 
     Args:
         queries: (q, d).

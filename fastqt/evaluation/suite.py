@@ -18,12 +18,12 @@ import sklearn
 import torch
 from tqdm import tqdm
 
-from fastqt import __version__
-from fastqt.checkpoint import write_text
+from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.evaluation.classification import PAPER_GRID
 from fastqt.evaluation.tasks import Options, read_tasks
 from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed
+from fastqt.runs.checkpoint import write_text
 
 DETAILS = ("subsets", "folds", "C", "t")  # that the table leaves to the JSON
 

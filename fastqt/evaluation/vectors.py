@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fastqt.checkpoint import replacing, write_text
 from fastqt.errors import InputError
+from fastqt.runs.checkpoint import replacing, write_text
 
 BATCH = 4096
 

@@ -13,14 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt import schedule
+from fastqt import engines as backends
 from fastqt.autograd import times
-from fastqt.checks import check_not_recorded
-from fastqt.problem import kept_gain
-from fastqt.schedule import Needs
+from fastqt.checks import (
+    check_embeddings,
+    check_not_recorded,
+    check_option,
+    check_scale,
+    input_dtype,
+    is_traced,
+)
+from fastqt.engines import cpu as schedule
+from fastqt.functional import MEMORY_MODES, REDUCTIONS
+from fastqt.losses.common import unit
+from fastqt.losses.info_nce import info_nce_loss
+from fastqt.problem import Needs, kept_gain, pairs
 
 
-def clip_loss(
+def _loss_of_pairs(
     a: Tensor,  # (N, D)
     b: Tensor,  # the same
     scale: float | Tensor,
@@ -86,7 +96,7 @@ class _Clip(torch.autograd.Function):
 def _walk_of(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
     """Finds what is known of each pair, unless it is known already, and with weights the gradients."""
     if backend == "triton":
-        from fastqt import triton_clip_walk
+        from fastqt.engines.triton import clip as triton_clip_walk
 
         return triton_clip_walk.walk
     return _walk_on_cpu
@@ -125,3 +135,46 @@ def _tile(a: Tensor, memory: str) -> tuple[int, int]:
     if memory == "fast" and N * N * a.element_size() <= schedule.CHUNK_BYTES:
         return N, N
     return schedule.TILE_ROWS, schedule.TILE_COLUMNS
+
+
+def clip_loss(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float | Tensor,
+    normalize: bool = True,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
+
+    Args:
+        a, b: (N, D); rows of equal index are a pair.
+        scale: inverse temperature, a number or 0-d tensor (differentiable).
+
+    Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
+    """
+    check_embeddings(a=a, b=b)
+    if len(a) != len(b):
+        raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
+    if normalize:
+        a, b = unit(a), unit(b)
+    if not is_traced(a, b):
+        check_scale(scale)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_option("memory", memory, MEMORY_MODES)
+        dtype = input_dtype(a)
+        inputs = a.to(dtype), b.to(dtype)
+        chosen = backends.select(backend, a.device, dtype)
+        if chosen == "triton":  # unless two launches do, of small problems
+            chosen = backends.for_problem(chosen, backend, pairs(*inputs, scale, memory))
+        if chosen in ("cpu", "triton"):
+            return _loss_of_pairs(*inputs, scale, reduction, memory, chosen)
+    options: dict[str, Any] = {
+        "normalize": False,
+        "reduction": reduction,
+        "memory": memory,
+        "backend": backend,
+    }
+    return (info_nce_loss(a, b, scale=scale, **options) + info_nce_loss(b, a, scale=scale, **options)) / 2

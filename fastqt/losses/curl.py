@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_option
 from fastqt.functional import REDUCTIONS
-from fastqt.losses.parts import device_of, reduced
+from fastqt.losses.common import device_of, reduced
 from fastqt.targets import Window
 
 

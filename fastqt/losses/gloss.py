@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fastqt.checks import as_ids, check_embeddings, check_option
 from fastqt.functional import REDUCTIONS, contrastive_loss, sigmoid_loss
-from fastqt.losses.parts import reduced, row_numbers
+from fastqt.losses.common import reduced, row_numbers
 from fastqt.targets import Bags
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt import backends
+from fastqt import engines as backends
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype, is_traced
 from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss
-from fastqt.losses.pairs import info_nce_loss
-from fastqt.losses.parts import log_sum_exp, random_order, reduced, row_numbers, scores, unit
-from fastqt.losses.released import Options, is_served, loss_of_views
+from fastqt.losses.common import log_sum_exp, random_order, reduced, row_numbers, scores, unit
+from fastqt.losses.info_nce import info_nce_loss
+from fastqt.losses.three_block import Options, is_served, loss_of_views
 from fastqt.negatives import Mixed
 from fastqt.targets import Diagonal
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.nn.gru import GRU
 from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
-from fastqt.row_gradients import bag_sum
+from fastqt.nn.sparse_gradients import bag_sum
 
 LSTM = nn.LSTM
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fastqt.checks import check_option, input_dtype
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
-from fastqt.positional import Places, positional_loss, score_places
+from fastqt.losses.gloss_factored import Places, positional_loss, score_places
 
 DECODERS = ("bow", "pos")
 GROWTH = 1.2  # of a step size, after a step that did not go too far

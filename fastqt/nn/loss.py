@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastqt import losses
 from fastqt.checks import check_number, check_scale
 from fastqt.functional import contrastive_loss, sigmoid_loss
-from fastqt.max_margin import max_margin_loss
+from fastqt.losses.max_margin import max_margin_loss
 
 
 class Loss(nn.Module):

@@ -10,7 +10,9 @@ from cases import CASES, Case
 from tolerances import FLOAT32, relative
 
 import fastqt
-from fastqt import backends, cuda_schedule, ops
+from fastqt import engines as backends
+from fastqt.engines import cuda as cuda_schedule
+from fastqt.engines import ops
 from tests.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

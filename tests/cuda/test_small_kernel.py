@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tolerances import EAGER_FACTOR, HALF_ULP
 
-from fastqt import cuda_schedule
+from fastqt.engines import cuda as cuda_schedule
 from tests.cuda import random_problems
 from tests.cuda.host_execution import ARITHMETICS, ROOT, HostKernels, Small, build, compiler, decoded, encoded
 

@@ -11,7 +11,7 @@ from fastqt.cli import main
 from fastqt.errors import InputError
 from fastqt.evaluation import SIF, WordVectors, load_encoder, random_encoder, remove_component
 from fastqt.evaluation.baselines import tokens
-from fastqt.model import SentenceEncoder
+from fastqt.runs.model import SentenceEncoder
 
 WORDS = ["the", "cat", "don't", "2", "!"]
 VECTORS = np.array([[1.0, 0], [0, 2], [3, 3], [-1, 1], [0.5, 0]], dtype=np.float32)

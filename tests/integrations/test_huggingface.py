@@ -11,12 +11,12 @@ import torch
 from tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 import fastqt
-from fastqt.config import TrainConfig
 from fastqt.errors import InputError
 from fastqt.integrations.huggingface import POOLINGS, HuggingFaceEncoder
-from fastqt.model import SentenceEncoder
 from fastqt.nn import QuickThoughts
-from fastqt.train import train
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder
+from fastqt.train.loop import train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 

@@ -28,7 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 import fastqt
 from benchmarks.launches import GPUS, Launch, standing_in
-from fastqt import Diagonal, Mixed, ops, smoothed
+from fastqt import Diagonal, Mixed, smoothed
+from fastqt.engines import ops
 from fastqt.targets import Targets
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)

@@ -12,8 +12,12 @@ from fastqt.kernels.launch import Config
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import backends, triton_clip_walk, triton_fused_walk, triton_sigmoid_walk, triton_walk
-from fastqt.losses import pairs
+from fastqt import engines as backends
+from fastqt.engines.triton import clip as triton_clip_walk
+from fastqt.engines.triton import sigmoid as triton_sigmoid_walk
+from fastqt.engines.triton import softmax as triton_fused_walk
+from fastqt.engines.triton import walk as triton_walk
+from fastqt.losses import clip as clip_module
 
 # A gradient is rounded twice: dL/dS, and the result. The interpreter cuts bfloat16 off where a GPU rounds.
 EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
@@ -193,7 +197,9 @@ def test_twice_and_not_twice():
 def test_problems_for_a_single_launch_are_two_of_those(monkeypatch):
     asked = []
     monkeypatch.setattr(backends, "for_problem", lambda chosen, requested, p: "cuda")
-    monkeypatch.setattr(pairs, "info_nce_loss", lambda a, b, **_: asked.append((a, b)) or torch.ones(()))
+    monkeypatch.setattr(
+        clip_module, "info_nce_loss", lambda a, b, **_: asked.append((a, b)) or torch.ones(())
+    )
     a, b, _ = random_inputs(9, 5, torch.float32)
     assert clip_loss(a, b, scale=2.0) == 1
     assert [(x is a, y is b) for x, y in asked] == [(True, True), (False, False)]

@@ -11,7 +11,9 @@ from cases import CASES, Case
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import triton_fused_walk, triton_sigmoid_walk, triton_walk
+from fastqt.engines.triton import sigmoid as triton_sigmoid_walk
+from fastqt.engines.triton import softmax as triton_fused_walk
+from fastqt.engines.triton import walk as triton_walk
 
 # A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
 # interpreter cuts bfloat16 off where a GPU rounds to nearest.

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastqt.problem import Problem
-from fastqt.schedule import Needs
+from fastqt.engines.triton.softmax import FusedWalk
+from fastqt.problem import Needs, Problem
 from fastqt.targets import TargetRows
-from fastqt.triton_fused_walk import FusedWalk
 
 N, M, D = 30, 24, 5
 NOWHERE = 2**31 - 1

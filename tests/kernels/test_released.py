@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from fastqt.kernels import released, released_gradients
 from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
-from fastqt import triton_walk
-from fastqt.losses.released import Options, released_loss
+from fastqt.engines.triton import walk as triton_walk
+from fastqt.losses.three_block import Options, released_loss
 
 # A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
 EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
@@ -129,7 +129,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
         heights.append(len(lines.cosines))
         rows(lines, *rest)
 
-    monkeypatch.setattr("fastqt.triton_released_walk.released_rows", noted)
+    monkeypatch.setattr("fastqt.engines.triton.three_block.released_rows", noted)
     loss = ours(inputs, options, "sum")
     assert heights == [6, 6, 6, 4]
     assert relative(loss, whole) < REORDERED[torch.float32]

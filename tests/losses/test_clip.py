@@ -7,7 +7,7 @@ from loss_views import N, by_memory, check, views
 from tolerances import FLOAT64, REORDERED, relative
 
 import fastqt
-from fastqt import schedule
+from fastqt.engines import cpu as schedule
 from fastqt.losses import clip
 
 

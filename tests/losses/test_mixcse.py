@@ -9,8 +9,9 @@ from loss_views import N, by_backend, by_memory, check, cosines, views
 from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
-from fastqt import triton_released_walk, triton_walk
-from fastqt.losses import released_on_cpu
+from fastqt.engines import cpu_three_block
+from fastqt.engines.triton import three_block as triton_released_walk
+from fastqt.engines.triton import walk as triton_walk
 
 
 def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:
@@ -55,8 +56,8 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
     """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
-    monkeypatch.setattr(released_on_cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(released_on_cpu, "MIN_ROWS", rows)
+    monkeypatch.setattr(cpu_three_block, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(cpu_three_block, "MIN_ROWS", rows)
     z1, z2 = views(N, N)
     scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
     options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}

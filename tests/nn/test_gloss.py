@@ -12,7 +12,7 @@ from tolerances import FLOAT64, relative
 import fastqt
 from fastqt.nn import Gloss
 from fastqt.nn.gloss import ROWS_AT_ONCE
-from fastqt.optim import RowAdam, clip_gradients
+from fastqt.train.optim import RowAdam, clip_gradients
 
 V, D, L, N = 13, 5, 6, 7
 DECODERS = ("bow", "pos")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from fastqt.nn import GRU, gru, gru_native, gru_sequence
+from fastqt.nn import GRU
+from fastqt.nn.gru import module, native, sequence
 
 W, H = 5, 4
 LENGTHS = [3, 7, 1, 7, 2, 5]
@@ -23,10 +24,10 @@ ROUNDED = {"rtol": 1e-4, "atol": 1e-5}
 @pytest.fixture(params=["native", "torch"])
 def engine(request, monkeypatch):
     """Both ways of computing a step, and chunks that end in the midst of a batch."""
-    monkeypatch.setattr(gru_sequence, "CHUNK_TOKENS", 7)
+    monkeypatch.setattr(sequence, "CHUNK_TOKENS", 7)
     if request.param == "torch":
-        monkeypatch.setattr(gru_native, "NATIVE", False)
-    elif not gru_native.NATIVE:
+        monkeypatch.setattr(native, "NATIVE", False)
+    elif not native.NATIVE:
         pytest.skip("the native extension is not built")
 
 
@@ -101,7 +102,7 @@ def test_gradients_are_finite_differences(reset_after, reverse, with_h0):
     inputs = [t.requires_grad_() for t in (*inputs, *([h0] if with_h0 else []))]
 
     def run(x, w_ih, w_hh, b_ih, b_hh, h0=None):
-        return gru_sequence.gru_sequence(
+        return sequence.gru_sequence(
             x,
             packed.batch_sizes,
             len(lengths),
@@ -190,7 +191,7 @@ def error(got, want):
     return {name: ((got[name] - w).norm() / w.norm()).item() for name, w in want.items()}
 
 
-@pytest.mark.skipif(not gru_native.NATIVE, reason="the native extension is not built")
+@pytest.mark.skipif(not native.NATIVE, reason="the native extension is not built")
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_fp32_is_as_accurate_as_torch(scale):
     # Errors of 1e-7 scatter by their nature: the sum over all results is compared, and each with some slack.
@@ -345,8 +346,8 @@ def test_saturated_gates_stay_finite_and_nan_stays_in_its_sentence():
 @pytest.mark.parametrize("bias", [True, False])
 def test_other_devices_are_handed_to_torch(monkeypatch, form, bias):
     ours, theirs = twins(bidirectional=True, bias=bias)
-    monkeypatch.setattr(gru, "_torch_serves", lambda reset_after, device: reset_after)
-    monkeypatch.setattr(gru, "gru_sequence", None)
+    monkeypatch.setattr(module, "_torch_serves", lambda reset_after, device: reset_after)
+    monkeypatch.setattr(module, "gru_sequence", None)
     packed = pack_sequence(sentences(), enforce_sorted=False)
     x, wrap = torch.randn(6, 3, W, dtype=torch.float64), lambda x: x
     if form == "packed":

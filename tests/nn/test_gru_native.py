@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastqt.nn import gru_gates, gru_native, gru_sequence
+from fastqt.nn.gru import gates as torch_gates
+from fastqt.nn.gru import native as native_gru
+from fastqt.nn.gru import sequence
 
-native = pytest.mark.skipif(not gru_native.NATIVE, reason="the native extension is not built")
-GATES = [name for name in vars(gru_gates) if name.startswith("gru_")]
+native = pytest.mark.skipif(not native_gru.NATIVE, reason="the native extension is not built")
+GATES = [name for name in vars(torch_gates) if name.startswith("gru_")]
 
 # b rows are active, `live` of them with a state; 70 units are no multiple of a vector.
 b, live, H = 5, 3, 70
@@ -44,7 +46,7 @@ def arguments(name: str, dtype: torch.dtype, *, optional: bool) -> list[Tensor]:
     values = {key: rows(*shape, dtype=dtype) for key, shape in shapes.items()} | {"state": state}
     if "backward" in name:
         values["gates"].sigmoid_()
-    return [values[parameter] for parameter in inspect.signature(getattr(gru_gates, name)).parameters]
+    return [values[parameter] for parameter in inspect.signature(getattr(torch_gates, name)).parameters]
 
 
 @native
@@ -53,7 +55,7 @@ def arguments(name: str, dtype: torch.dtype, *, optional: bool) -> list[Tensor]:
 @pytest.mark.parametrize("name", GATES)
 def test_native_gates_equal_their_twins(name, dtype, optional):
     want, got = (arguments(name, dtype, optional=optional) for _ in range(2))
-    getattr(gru_gates, name)(*want)
+    getattr(torch_gates, name)(*want)
     getattr(torch.ops.fastqt, name)(*got)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     for g, w in zip(got, want, strict=True):
@@ -112,7 +114,7 @@ def test_activations_at_the_ends():
 def test_product_for_any_number_of_rows(dtype, transposed, K, N):
     torch.manual_seed(0)
     matrix = rows(N, K, dtype=dtype).t() if transposed else rows(K, N, dtype=dtype)
-    product = gru_native.Product(matrix, 40)
+    product = native_gru.Product(matrix, 40)
     for count in (40, 39, 17, 2, 1, 0, 64):
         # As in the recurrence: a block of columns on the left, the first rows of a buffer on the right.
         left, out = rows(count, K + 5, dtype=dtype)[:, 5:], rows(count + 3, N, dtype=dtype)
@@ -125,9 +127,9 @@ def test_product_for_any_number_of_rows(dtype, transposed, K, N):
 
 
 def test_product_without_the_extension(monkeypatch):
-    monkeypatch.setattr(gru_native, "NATIVE", False)
+    monkeypatch.setattr(native_gru, "NATIVE", False)
     matrix, left, out = rows(4, 6), rows(3, 4), torch.empty(3, 6, dtype=torch.float64)
-    product = gru_native.Product(matrix, 3)
+    product = native_gru.Product(matrix, 3)
     product(left, out)
     torch.testing.assert_close(out, left @ matrix)
     product(left, out, accumulate=True)
@@ -166,9 +168,9 @@ def test_sequence_operators_under_opcheck(reset_after, reverse, everything):
     x = rows(N, W)
     forward = (x, batch_sizes, B, h0, *weights, *biases, reverse, reset_after, everything)
     for save in (True, False):
-        torch.library.opcheck(gru_sequence.gru_fwd, (*forward, save))
-    saved = gru_sequence.gru_fwd(*forward, True)[2:]
+        torch.library.opcheck(sequence.gru_fwd, (*forward, save))
+    saved = sequence.gru_fwd(*forward, True)[2:]
     upstream = (rows(N, H), None) if everything else (None, rows(B, H))
     for needs in ((True, True), (False, True), (True, False)):
         backward = (*upstream, B, x, batch_sizes, *weights, *saved, everything, reverse, reset_after, *needs)
-        torch.library.opcheck(gru_sequence.gru_bwd, backward)
+        torch.library.opcheck(sequence.gru_bwd, backward)

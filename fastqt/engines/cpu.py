@@ -1,0 +1,105 @@
+"""The CPU engine: the loss and its gradients, tile by tile of the score matrix.
+
+The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
+matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
+`forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
+there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three products in any tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from fastqt.problem import (
+    DIAGONALS,
+    LINKS,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    finite_scale,
+    target_error,
+)
+
+CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
+MIN_CHUNK_ROWS = 64
+TILE_ROWS, TILE_COLUMNS = 1024, 4096
+TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
+
+# glibc maps every large block afresh, which costs a page fault for each of its pages at each
+# call, until it has seen a block of that size freed. This one is never touched.
+torch.empty(31 * 2**20, dtype=torch.uint8)
+
+
+# Of the inputs in the order of `Needs`, as csrc/cpu/contrastive.cpp takes them.
+INPUT_BITS = (1, 2, 4, 8, 16, 32)
+
+
+def forward(p: Problem) -> Rows:
+    """The loss of each row."""
+    return Rows(*_walk(p, (TILE_ROWS, TILE_COLUMNS), Needs()))
+
+
+def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
+    """The mean or sum of the rows' losses, and its gradients; `kept_gain` of these dtypes is 1."""
+    weight = 1 / p.queries.shape[0] if reduction == "mean" else 1.0
+    total, *gradients = _walk(p, _gradient_tile(p), needs, weight=weight)
+    return total, _gradients(gradients, needs)
+
+
+def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    known = (row_weights, logsumexp, mass)
+    return _gradients(_walk(p, (TILE_ROWS, TILE_COLUMNS), needs, known=known), needs)
+
+
+def _gradient_tile(p: Problem) -> tuple[int, int | None]:
+    """Rows and columns of the tiles on which loss and gradients are found at once; None: whole rows."""
+    if p.link == "sigmoid" and p.memory == "low":
+        return TILE_ROWS, TILE_COLUMNS
+    N, width = p.queries.shape[0], p.candidates.shape[0]
+    if p.negatives is not None:
+        width += p.negatives.shape[0]
+    if p.link == "softmax":
+        cells = CHUNK_BYTES // p.queries.element_size()
+        return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
+    rows = _even(N, TILE_ROWS)
+    return rows, _even(width, TILE_BYTES // p.queries.element_size() // rows)
+
+
+def _even(length: int, most: int) -> int:
+    """The least step that covers `length` in as few steps as `most` would."""
+    return math.ceil(length / math.ceil(length / most))
+
+
+def _walk(
+    p: Problem,
+    tile: tuple[int, int | None],  # rows, columns; None: whole rows
+    needs: Needs,
+    *,
+    weight: float | None = None,
+    known: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> list[Tensor]:
+    """What `contrastive_walk` of csrc/cpu/contrastive.cpp finds."""
+    t = p.targets
+    found: list[Tensor]
+    found, status, row, column = torch.ops.fastqt.contrastive_walk.default(
+        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p)),
+        *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
+        *(t.starts, t.columns, t.weights, t.dense, t.background),
+        *(p.query_groups, p.candidate_groups, p.mask),
+        *(*tile, sum(compress(INPUT_BITS, needs)), weight, *known),
+    )
+    if status:
+        raise target_error(status, row, column, p)
+    return found
+
+
+def _gradients(found: list[Tensor], needs: Needs) -> Gradients:
+    """Those that were wanted, which come in the order of `Needs`."""
+    each = iter(found)
+    return Gradients(*[next(each) if need else None for need in needs])

@@ -1,0 +1,114 @@
+"""The walk over MixCSE's 3 N columns on a CPU: plain torch operations on a chunk of rows at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fastqt.losses.three_block import Gradients, Options
+
+CHUNK_BYTES = 8 * 2**20  # of each of some eight matrices of as many rows
+MIN_ROWS = 64
+
+
+def walk(
+    inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
+) -> tuple[Tensor, Gradients]:
+    """Each row's loss, and with weights w the gradients of sum_i w_i loss_i that are needed."""
+    made = _Walk(inputs, options, weights, needs)
+    return made.run(), made.gradients
+
+
+class _Walk:
+    def __init__(
+        self, inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
+    ) -> None:
+        self.u, self.v, *shares, scale = inputs
+        self.own_columns, self.next_columns, self.own_rows, self.next_rows = shares
+        self.scale, self.options, self.weights = scale.item(), options, weights
+        if not math.isfinite(self.scale):
+            raise ValueError(f"scale: want a finite number, got {self.scale}")
+        self.gradients: Gradients = tuple(
+            torch.zeros_like(x) if need and weights is not None else None
+            for x, need in zip(inputs, needs, strict=True)
+        )
+
+    def run(self) -> Tensor:
+        """(N,) float64."""
+        N = len(self.u)
+        losses = self.u.new_empty(N, dtype=torch.float64)
+        step = max(CHUNK_BYTES // (N * self.u.element_size()), MIN_ROWS)
+        for begin in range(0, N, step):
+            chunk = slice(begin, min(begin + step, N))
+            losses[chunk] = self._visit(chunk)
+        return losses
+
+    def _visit(self, chunk: slice) -> Tensor:
+        """The losses of a chunk of rows; adds what they give to the gradients."""
+        N = len(self.u)
+        around = torch.arange(chunk.start - 1, chunk.stop + 1, device=self.u.device).remainder(N)
+        cosines = self.u[around] @ self.v.T
+        # The row above has had its loss, but its mixture holds the chunk's first row.
+        row, at = around[:-1], torch.arange(len(around) - 1, device=self.u.device)
+        blocks, masked = self._blocks(cosines, row)
+        scores = [self.scale * block for block in blocks]
+        for block, column in zip(scores[1:], masked, strict=True):
+            block[at, row] += self.options.weight
+            block[at, column] = -math.inf if self.options.excluded else 0.0
+        positive = scores[0][at, row]
+        largest = torch.stack([block.amax(1) for block in scores]).amax(0)
+        E = [block.sub_(largest[:, None]).exp_() for block in scores]
+        E[0][at, row] = 0
+        others = torch.stack([block.sum(1, dtype=torch.float64) for block in E]).sum(0)
+        gap = (positive - largest).double()
+        if self.weights is not None:
+            factor = self.weights[row] / (gap.exp() + others)
+            for block, column in zip(E[1:], masked, strict=True):
+                block[at, column] = 0
+            dS = [block.mul_(factor.to(block.dtype)[:, None]) for block in E]
+            dS[0][at, row] = (-others * factor).to(dS[0].dtype)
+            self._differentiate(dS, blocks, cosines, row, chunk)
+        # log(exp(gap) + others) - gap, where nothing cancels when all is learnt.
+        return (torch.log1p(torch.expm1(gap) + others) - gap)[1:]
+
+    def _blocks(self, cosines: Tensor, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The blocks' cosines, and the masked column of each row in all but the first."""
+        N, first = len(self.u), cosines[:-1]
+        blocks = [first, first * self.own_columns + first.roll(-1, 1) * self.next_columns]
+        masked = [(row - 1).remainder(N)]
+        if self.options.both:
+            blocks.append(first * self.own_rows[row, None] + cosines[1:] * self.next_rows[row, None])
+            masked.append((row + 1).remainder(N))
+        return blocks, masked
+
+    def _differentiate(
+        self, dS: list[Tensor], blocks: list[Tensor], cosines: Tensor, row: Tensor, chunk: slice
+    ) -> None:
+        du, dv, own_columns, next_columns, own_rows, next_rows, dscale = self.gradients
+        plain, of_columns, first = dS[0][1:], dS[1][1:], cosines[1:-1]
+        if dscale is not None:
+            products = [(a[1:] * b[1:]).sum(dtype=torch.float64) for a, b in zip(dS, blocks, strict=True)]
+            dscale += torch.stack(products).sum().to(dscale.dtype)
+        if own_columns is not None and next_columns is not None:
+            own_columns += self.scale * (of_columns * first).sum(0)
+            next_columns += self.scale * (of_columns * first.roll(-1, 1)).sum(0)
+        to_queries = plain + of_columns * self.own_columns + (of_columns * self.next_columns).roll(1, 1)
+        to_candidates = plain
+        if self.options.both:
+            of_rows, above = dS[2][1:], dS[2][:-1]
+            if own_rows is not None and next_rows is not None:
+                own_rows[chunk] = self.scale * (of_rows * first).sum(1)
+                next_rows[chunk] = self.scale * (of_rows * cosines[2:]).sum(1)
+            to_candidates = (
+                plain + of_rows * self.own_rows[row[1:], None] + above * self.next_rows[row[:-1], None]
+            )
+        if not self.options.stop_gradient:
+            to_queries = to_candidates = to_queries + to_candidates - plain
+        if du is not None:
+            torch.mm(to_queries, self.v, out=du[chunk]).mul_(self.scale)
+        if dv is not None:
+            dv.addmm_(to_candidates.T, self.u[chunk], alpha=self.scale)

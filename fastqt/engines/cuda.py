@@ -1,0 +1,98 @@
+"""The engine for small problems on a GPU: scores, loss and gradients in one launch of csrc/cuda.
+
+A batch of a few hundred sentences is microseconds of arithmetic, which separate launches would outlast.
+No step waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.problem import DIAGONALS, Gradients, Needs, Problem, Rows, finite_scale, kept_gain
+
+# The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
+MOST_ROWS, MOST_WIDTH = 1024, 4800
+SHARED_BYTES = {torch.float32: 147_904, torch.bfloat16: 162_256, torch.float16: 162_256}
+CAPABILITY = (8, 0)
+
+
+def why_not(p: Problem) -> str | None:
+    """Why the kernel does not take a problem; None if it does."""
+    (N, D), M = p.queries.shape, p.candidates.shape[0]
+    if N > MOST_ROWS or M > MOST_ROWS or D > MOST_WIDTH:
+        return f"it takes N, M <= {MOST_ROWS} and D <= {MOST_WIDTH}, got N={N}, M={M}, D={D}"
+    unknown = {
+        "sigmoid_loss": p.link == "sigmoid",
+        "dense targets": p.targets.dense is not None,
+        "smoothed targets": p.targets.background is not None,
+        "bias": p.bias is not None,
+        "negatives": p.negatives is not None,
+        "query_groups": p.query_groups is not None,
+        "mask": p.mask is not None,
+    }
+    refused = [name for name, given in unknown.items() if given]
+    return f"it does not know {', '.join(refused)}" if refused else None
+
+
+def why_not_on(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a GPU cannot run the kernel; None if it can."""
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) < CAPABILITY:
+        return f"{properties.name} has compute capability {properties.major}.{properties.minor}, want 8.0"
+    shared: int = getattr(properties, "shared_memory_per_block_optin", 0)  # which torch's stubs do not know
+    needed = SHARED_BYTES[dtype]
+    if shared < needed:
+        return f"a block takes {needed} bytes of shared memory, {properties.name} has {shared}"
+    return None
+
+
+def forward(p: Problem) -> Rows:
+    """The loss of each row."""
+    return _launch(p, 1.0, None, Gradients())
+
+
+def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
+    """The mean or sum of the rows' losses, and its gradients times `kept_gain`."""
+    total, gradients = p.queries.new_empty((), dtype=torch.float32), _empty_gradients(p, needs)
+    gain = kept_gain(p.queries.dtype, reduction)
+    _launch(p, gain / p.queries.shape[0] if reduction == "mean" else gain, total, gradients)
+    return total if gain == 1 else total.div_(gain), gradients
+
+
+def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i. All is cheaper computed again than read."""
+    gradients = _empty_gradients(p, needs)
+    _launch(p, row_weights, None, gradients)
+    return gradients
+
+
+def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradients) -> Rows:
+    logsumexp, mass, loss = (p.queries.new_empty(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
+    scale = p.scale if isinstance(p.scale, Tensor) and p.scale.device == p.queries.device else None
+    per_row = weights if isinstance(weights, Tensor) else None
+    torch.ops.fastqt.small_contrastive_.default(
+        *(p.queries.contiguous(), p.candidates.contiguous()),
+        None if p.row_negatives is None else p.row_negatives.contiguous(),
+        *(None if p.partners is None else p.partners.contiguous(), p.mix),
+        # What a tensor on the device holds shows when the kernel reads it.
+        *(None if scale is None else scale.detach().float(), 0.0 if scale is not None else finite_scale(p)),
+        DIAGONALS.index(p.diagonal),
+        *(x.contiguous() for x in p.targets.compressed()),
+        *(None if per_row is None else per_row.contiguous(), 0.0 if isinstance(weights, Tensor) else weights),
+        torch.get_float32_matmul_precision() != "highest",
+        *(logsumexp, mass, loss, total, g.queries, g.candidates, g.row_negatives, g.scale),
+    )
+    return Rows(logsumexp, mass, loss)
+
+
+def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
+    def like(x: Tensor | None, wanted: bool) -> Tensor | None:
+        return x.new_empty(x.shape) if wanted and x is not None else None
+
+    return Gradients(
+        queries=like(p.queries, needs.queries),
+        candidates=like(p.candidates, needs.candidates),
+        row_negatives=like(p.row_negatives, needs.row_negatives),
+        scale=p.queries.new_empty((), dtype=torch.float64) if needs.scale else None,
+    )

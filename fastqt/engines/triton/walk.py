@@ -1,0 +1,183 @@
+"""What every walk over the score matrix on a GPU has: its operands, its sums, the memory it may take."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastqt.problem import Gradients, Needs, Problem
+
+FAST_BYTES = 512 * 2**20  # beside inputs and gradients
+LOW_BYTES = 40 * 2**20
+ROW_MULTIPLE = 128
+
+TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
+
+# float16 has too little range for exponentials against a rough reference: it takes the
+# log-sum-exp first, and keeps 2^15 times the probabilities.
+HALF_GAIN = 2.0**15
+
+
+@dataclass
+class Block:
+    """Candidates or negatives: columns of E that belong to all rows."""
+
+    matrix: Tensor  # (columns, D)
+    first: int  # column of E
+    gradient: Tensor | None
+    product: Tensor | None = None  # (columns, D) float32
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.first, self.first + self.matrix.shape[0])
+
+
+class Walk:
+    """One walk over the score matrix, and what comes of it."""
+
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+        self.p, self.needs = p, needs
+        self.N, self.D = p.queries.shape
+        self.M = p.candidates.shape[0]
+        new, dtype = p.queries.new_empty, p.queries.dtype
+        self.scale = scale_on(p.queries.device, p.scale)
+        self.equal_weight = None if isinstance(weights, Tensor) else weights
+        if not isinstance(weights, Tensor):
+            weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
+        self.weights = weights
+        self.gain = HALF_GAIN if dtype is torch.float16 else 1.0
+
+        def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
+            return new(x.shape) if wanted and x is not None else None
+
+        self.query_gradient = gradient_of(p.queries, needs.queries)
+        self.private_gradient = gradient_of(p.row_negatives, needs.row_negatives)
+        self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None
+        self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
+        self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
+        if p.negatives is not None:
+            self.blocks.append(Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
+        self.width = self.blocks[-1].columns.stop
+        self.logsumexp, self.mass, self.loss = (new(self.N, dtype=torch.float64) for _ in range(3))
+
+    @functools.cached_property
+    def weight_norm(self) -> Tensor:
+        """() float64: rows take their weight relative to the largest, so that no dtype's range is left."""
+        if self.equal_weight is None:
+            norm = self.weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+        else:
+            norm = self.weights.new_full((), self.equal_weight)
+        if self.p.queries.dtype is torch.float16 and self.p.link == "softmax":
+            norm *= _largest_mass(self.p).clamp(min=1)
+        return norm
+
+    @property
+    def differentiates(self) -> bool:
+        return any(self.needs)
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def make_products(self) -> None:
+        """Room for the sums over chunks of rows, in float32: the gradients' own where they are of it."""
+        for block in self.blocks:
+            if block.gradient is not None:
+                in_place = block.gradient.dtype is torch.float32
+                block.product = (
+                    block.gradient
+                    if in_place
+                    else block.gradient.new_empty(block.gradient.shape, dtype=torch.float32)
+                )
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be taken beside inputs and gradients."""
+        return FAST_BYTES if self.p.memory == "fast" else LOW_BYTES
+
+    @property
+    def product_bytes(self) -> int:
+        """What `make_products` takes."""
+        if self.p.queries.dtype is torch.float32:
+            return 0
+        return sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
+
+    @property
+    def room_beside_products(self) -> int:
+        """Bytes for all else: at least half of the room, and no more than half of the free memory."""
+        most, device = self.room, self.p.queries.device
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            free, _ = torch.cuda.mem_get_info(device)
+            reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            most = min(most, int(free + reusable) // 2)
+        return max(most - self.product_bytes, most // 2)
+
+    def fitting_rows(self, row_bytes: int) -> int:
+        """As many rows as fit there, at most N."""
+        return min(fitting(self.room_beside_products, row_bytes), self.N)
+
+    def gradients(self) -> Gradients:
+        by_scale = self.scale_gradient
+        return Gradients(
+            queries=self.query_gradient,
+            candidates=self.blocks[0].gradient,
+            negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
+            row_negatives=self.private_gradient,
+            scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
+            bias=self.bias_gradient,
+        )
+
+
+def _largest_mass(p: Problem) -> Tensor:
+    """The largest sum of a row of T, () float64."""
+    t = p.targets
+    if t.dense is not None:
+        mass = t.dense.sum(1, dtype=torch.float64)
+    else:
+        starts, _, weights = t.compressed()
+        mass = torch.cat([weights.new_zeros(1), weights.cumsum(0)])[starts].diff()
+    if t.background is not None:
+        mass = mass + p.candidates.shape[0] * t.background
+    return mass.amax()
+
+
+def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
+    """A scale as kernels read it, without waiting for a device that holds it."""
+    if isinstance(scale, Tensor) and scale.device == device:
+        return scale.detach().float()
+    return torch.full((), float(scale.item() if isinstance(scale, Tensor) else scale), device=device)
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    """out (+)= a b in float32."""
+    if a.is_cuda and a.dtype is not torch.float32:
+        torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
+    else:
+        out.addmm_(a.float(), b.float(), beta=int(add))
+
+
+def fitting(room: int, line_bytes: int) -> int:
+    """How many rows or columns fit, a multiple of a tile's: of the largest one's where that many fit."""
+    lines = room // line_bytes
+    multiple = ROW_MULTIPLE if lines < 2 * ROW_MULTIPLE else 2 * ROW_MULTIPLE
+    return max(lines // multiple, 1) * multiple
+
+
+def even(length: int, most: int, multiple: int) -> int:
+    """A step that covers `length` in about as few steps as `most` would: the least multiple, so evenly."""
+    steps = math.ceil(length / most)
+    return math.ceil(length / steps / multiple) * multiple
+
+
+def aligned(columns: int) -> int:
+    """A row length that starts every row at a multiple of 16 bytes, as matrix products like it."""
+    return -(-columns // 64) * 64
+
+
+def ranges(n: int, step: int) -> Iterator[slice]:
+    for start in range(0, n, step):
+        yield slice(start, min(start + step, n))

@@ -1,0 +1,1 @@
+"""What trained models are used for: vectors of texts, neighbours, further words, sentences in between."""

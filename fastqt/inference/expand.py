@@ -1,0 +1,79 @@
+"""A trained model with the words of pre-trained vectors added to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder, build_model
+from fastqt.text import Vocabulary
+from fastqt.text.expansion import expand_table, expand_vocabulary
+from fastqt.text.vocabulary import UNKNOWN
+
+
+def expand_model(
+    directory: str | Path, words: Sequence[str], vectors: NDArray[np.floating], out: str | Path
+) -> int:
+    """Writes a model whose encoders know further words, for `fastqt embed` and the like to load.
+
+    Each table of word vectors has a map of its own, see `fastqt.text.expansion`. Sentences of words that the
+    model was trained on keep their vectors. Words that no text is ever cut into are left out.
+
+    Args:
+        directory: what `fastqt train` wrote.
+        words: distinct; upper and lower case differ, as in the model's vocabulary.
+        vectors: (len(words), W) pre-trained; more of the words than W must be in the vocabulary.
+        out: a directory, made if absent, without a model in it.
+
+    Returns:
+        How many words were added.
+
+    Raises:
+        InputError: as `SentenceEncoder.load`; `out` holds a model; or words and vectors that do not fit.
+    """
+    if vectors.ndim != 2 or len(vectors) != len(words):
+        raise InputError(f"vectors: wanted ({len(words)}, W) for {len(words)} words, got {vectors.shape}")
+    if len(set(words)) != len(words):
+        raise InputError(f"words: wanted distinct ones, got {len(words) - len(set(words))} more than once")
+    directory, out = Path(directory), Path(out)
+    if any((out / name).exists() for name in (CONFIG, VOCABULARY, MODEL)):
+        raise InputError(f"{out} already holds a model: choose another directory")
+    encoder = SentenceEncoder.load(directory, "cpu")
+    config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
+    if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
+        raise InputError(f"{directory}: wanted a model with word vectors of its own, got {config.model}")
+
+    ids = vocabulary.tokenizer.get_vocab()
+    split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
+    found = [
+        number
+        for number, word in enumerate(words)
+        if word != UNKNOWN and (word in ids or [piece for piece, _ in split(word)] == [word])
+    ]
+    rows = np.array([ids.get(words[number], -1) for number in found], dtype=np.int64)
+    new = [words[number] for number in found if words[number] not in ids]
+    shared, W = int((rows >= 0).sum()), vectors.shape[1]
+    if shared <= W:
+        raise InputError(f"words: wanted more of the model's than the vectors' {W} dimensions, got {shared}")
+
+    weights = encoder.model.state_dict()
+    for name, table in weights.items():
+        if name.endswith("embedding.weight"):
+            weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
+    vocabulary = expand_vocabulary(vocabulary, new)
+    with torch.device("meta"):
+        model = build_model(config, len(vocabulary))
+    model.load_state_dict(weights, assign=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / CONFIG, config.to_json())
+    write_text(out / VOCABULARY, vocabulary.to_json())
+    save_model(out / MODEL, model)
+    return len(new)

@@ -1,0 +1,44 @@
+"""InfoNCE: each query's own candidate among all candidates."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastqt.functional import contrastive_loss
+from fastqt.targets import Diagonal
+
+
+def info_nce_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    *,
+    scale: float | Tensor = 20.0,
+    normalize: bool = True,
+    negatives: Tensor | None = None,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """Cross-entropy of each query with its own candidate, among all candidates.
+
+    Args:
+        queries: (N, D) floating point.
+        candidates: (M, D), M >= N; candidate i is query i's.
+        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        normalize: score by cosine.
+        negatives: (K, D) further candidates, nobody's own.
+
+    Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
+    """
+    return contrastive_loss(
+        queries,
+        candidates,
+        Diagonal(),
+        diagonal="keep",
+        scale=scale,
+        normalize=normalize,
+        negatives=negatives,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )

@@ -1,0 +1,41 @@
+"""SigLIP: for every pair of rows, whether they have the same index."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastqt.functional import sigmoid_loss
+from fastqt.targets import Diagonal
+
+
+def siglip_loss(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float | Tensor,
+    bias: float | Tensor,
+    normalize: bool = True,
+    reduction: str = "mean",
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """Binary cross-entropy of every pair of rows: do they have the same index? Summed over b's rows.
+
+    Args:
+        a, b: (N, D), (M, D) with M >= N; rows of equal index are a pair.
+        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        bias: added to all scores, a number or 0-d tensor (differentiable).
+
+    Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
+    """
+    return sigmoid_loss(
+        a,
+        b,
+        Diagonal(),
+        scale=scale,
+        bias=bias,
+        normalize=normalize,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )

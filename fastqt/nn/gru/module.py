@@ -1,0 +1,216 @@
+"""`fastqt.nn.GRU`: torch.nn.GRU's interface over the engine of `fastqt.nn.gru.sequence`."""
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from fastqt.nn.gru.sequence import gru_sequence
+
+Bias = bool | Literal["single"]
+
+
+class GRU(torch.nn.RNNBase):
+    """A one-layer gated recurrent unit: `torch.nn.GRU`, faster on a CPU.
+
+    Parameters have the names and shapes of torch.nn.GRU's, so that each loads the other's state dict; values
+    and gradients agree to rounding. On a CPU fp32 and fp64 are computed natively and bf16 and fp16 in fp32;
+    on other devices the reset-after form is torch's own (cuDNN). There is no second derivative on a CPU.
+
+    Args:
+        input_size: W, the number of features of a token.
+        hidden_size: H, the number of features of a state.
+        bias: False for none; "single" for one trained bias a gate, as in the equations: bias_hh is then a
+            buffer of zeros, still in the state dict. True: torch's two.
+        batch_first: padded input and output are (B, L, ...) and not (L, B, ...).
+        bidirectional: a second direction, from each sequence's own last token to its first.
+        reset_after: True: n = tanh(W x + b + r ∘ (U h + c)), as torch and cuDNN have it. False: Cho et al.
+            2014 (arXiv:1406.1078), n = tanh(W x + b + U (r ∘ h)). The weights of one are no use to the other.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: a size below 1, or another `bias` than the three.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: Bias = True,
+        batch_first: bool = False,
+        bidirectional: bool = False,
+        reset_after: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if bias not in (True, False, "single"):
+            raise ValueError(f"bias: expected True, False or 'single', got {bias!r}")
+        super().__init__(
+            "GRU",
+            input_size,
+            hidden_size,
+            bias=bool(bias),
+            batch_first=batch_first,
+            bidirectional=bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+        self.reset_after = reset_after
+        self.single_bias = bias == "single"
+        if self.single_bias:
+            for name in [name for name in self._flat_weights_names if name.startswith("bias_hh")]:
+                zeros = torch.zeros_like(getattr(self, name).data)
+                delattr(self, name)
+                self.register_buffer(name, zeros)
+            self._init_flat_weights()
+
+    @overload
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(self, input: PackedSequence, hx: Tensor | None = None) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run over a batch.
+
+        Args:
+            input: (L, B, W), with `batch_first` (B, L, W), unbatched (L, W), or a PackedSequence of (N, W).
+            hx: initial states (D, B, H), unbatched (D, H), with D = 2 if bidirectional, else 1; None is zero.
+
+        Returns:
+            The states after every token, in the form of `input` with D·H features, forward direction
+            first, and the last state of each direction, (D, B, H) or (D, H).
+
+        Raises:
+            ValueError: a shape or dtype that does not fit.
+        """
+        if isinstance(input, PackedSequence):
+            data, batch_sizes, sorted_indices, unsorted_indices = input
+            batch = self._check(data, hx, batch_sizes)
+            if hx is not None and sorted_indices is not None:
+                hx = hx.index_select(1, sorted_indices)
+            output, h_n = self._run(data, batch_sizes, batch, hx)
+            if unsorted_indices is not None:
+                h_n = h_n.index_select(1, unsorted_indices)
+            return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), h_n
+
+        if input.dim() == 2:
+            batch_dim = 0 if self.batch_first else 1
+            output, h_n = self.forward(input.unsqueeze(batch_dim), None if hx is None else hx.unsqueeze(1))
+            return output.squeeze(batch_dim), h_n.squeeze(1)
+        time_major = input.transpose(0, 1) if self.batch_first and input.dim() == 3 else input
+        batch = self._check(time_major, hx)
+        L = len(time_major)
+        if _torch_serves(self.reset_after, input.device):
+            output, h_n = self._run_torch(time_major, None, batch, hx)
+        else:
+            batch_sizes = torch.full((L,), batch, dtype=torch.int64)
+            output, h_n = self._run(time_major.reshape(L * batch, -1), batch_sizes, batch, hx)
+            output = output.view(L, batch, -1)
+        return output.transpose(0, 1) if self.batch_first else output, h_n
+
+    def final_states(self, input: PackedSequence) -> Tensor:
+        """The last state of each direction, (D, B, H), as `forward(input)[1]`, without keeping the others.
+
+        Args:
+            input: a PackedSequence of (N, W).
+
+        Raises:
+            ValueError: a shape or dtype that does not fit.
+        """
+        data, batch_sizes, _, unsorted_indices = input
+        batch = self._check(data, None, batch_sizes)
+        _, h_n = self._run(data, batch_sizes, batch, None, want_output=False)
+        return h_n if unsorted_indices is None else h_n.index_select(1, unsorted_indices)
+
+    def extra_repr(self) -> str:
+        options = [super().extra_repr()]
+        if self.single_bias:
+            options.append("bias='single'")
+        if not self.reset_after:
+            options.append("reset_after=False")
+        return ", ".join(options)
+
+    def _run(
+        self,
+        data: Tensor,  # (N, W)
+        batch_sizes: Tensor,  # (T,)
+        batch: int,  # B
+        hx: Tensor | None,  # (D, B, H)
+        *,
+        want_output: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # (N, D·H), (D, B, H)
+        if _torch_serves(self.reset_after, data.device):
+            return self._run_torch(data, batch_sizes, batch, hx)
+        weight_dtype = self._weights(0)[0].dtype
+        compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
+        data = data.to(compute)
+        outputs, finals = [], []
+        for d in range(1 + self.bidirectional):
+            w_ih, w_hh, *biases = (weight.to(compute) for weight in self._weights(d))
+            b_ih, b_hh = biases or (None, None)
+            output, final = gru_sequence(
+                data,
+                batch_sizes,
+                batch,
+                None if hx is None else hx[d].to(compute),
+                w_ih,
+                w_hh,
+                b_ih,
+                b_hh,
+                reverse=d == 1,
+                reset_after=self.reset_after,
+                want_output=want_output,
+            )
+            outputs.append(output)
+            finals.append(final)
+        output = torch.cat(outputs, dim=1) if self.bidirectional else outputs[0]
+        return output.to(weight_dtype), torch.stack(finals).to(weight_dtype)
+
+    def _run_torch(
+        self,
+        data: Tensor,  # (N, W), or (L, B, W) without batch_sizes
+        batch_sizes: Tensor | None,  # (T,)
+        batch: int,
+        hx: Tensor | None,  # (D, B, H)
+    ) -> tuple[Tensor, Tensor]:
+        weights = [weight for d in range(1 + self.bidirectional) for weight in self._weights(d)]
+        if hx is None:
+            hx = weights[0].new_zeros(1 + self.bidirectional, batch, self.hidden_size)
+        options = self.bias, 1, 0.0, self.training, self.bidirectional
+        if batch_sizes is None:
+            output, h_n = torch.gru(data, hx, weights, *options, False)
+        else:
+            output, h_n = torch.gru(data, batch_sizes, hx, weights, *options)
+        return output, h_n
+
+    def _weights(self, direction: int) -> list[Tensor]:
+        """w_ih, w_hh and, if there are any, b_ih, b_hh."""
+        return [getattr(self, name) for name in self._all_weights[direction]]
+
+    def _check(self, data: Tensor, hx: Tensor | None, batch_sizes: Tensor | None = None) -> int:
+        """Check a batch, (L, B, W), or (N, W) with batch_sizes; returns B."""
+        dim = 3 if batch_sizes is None else 2
+        if data.dim() != dim or data.shape[-1] != self.input_size or len(data) == 0:
+            raise ValueError(
+                f"input: expected (L, B, {self.input_size}), (B, L, {self.input_size}) with batch_first, "
+                f"(L, {self.input_size}), or a PackedSequence of (N, {self.input_size}), with a length of at "
+                f"least 1, got {tuple(data.shape)}"
+            )
+        weight_dtype = self._weights(0)[0].dtype
+        if data.dtype != weight_dtype and not torch.is_autocast_enabled(data.device.type):
+            raise ValueError(f"input: expected the weights' dtype, {weight_dtype}, got {data.dtype}")
+        batch = data.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        expected = (1 + self.bidirectional, batch, self.hidden_size)
+        if hx is not None and tuple(hx.shape) != expected:
+            raise ValueError(f"hx: expected shape {expected}, got {tuple(hx.shape)}")
+        return batch
+
+
+def _torch_serves(reset_after: bool, device: torch.device) -> bool:
+    """Whether torch's own GRU (on a GPU cuDNN's) is to be used."""
+    return reset_after and device.type != "cpu"

@@ -1,0 +1,68 @@
+"""The GRU's native operators: whether they are there, their fakes, and a product that uses them."""
+
+import torch
+from torch import Tensor
+
+from fastqt.engines import ops
+
+NATIVE = ops.native_error is None
+
+
+def _fake_in_place(*args: object) -> None:
+    return None
+
+
+def _fake_pack(matrix: Tensor, rows: int) -> Tensor:
+    return matrix.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+if NATIVE:
+    for name in (
+        "gru_reset_after_",
+        "gru_reset_after_backward_",
+        "gru_reset_before_",
+        "gru_reset_before_candidate_",
+        "gru_reset_before_backward_",
+        "gru_reset_before_backward_reset_",
+        "packed_product_",
+    ):
+        torch.library.register_fake(f"fastqt::{name}", _fake_in_place)
+    torch.library.register_fake("fastqt::pack_matrix", _fake_pack)
+
+
+def serves(tensor: Tensor) -> bool:
+    """Whether the native operators are there and take this device and dtype."""
+    return NATIVE and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+class Product:
+    """Products with one matrix, which is brought into the GEMM's own layout once where that can be done.
+
+    Args:
+        matrix: (K, N), contiguous or the transpose of that; not to be changed while this lives.
+        rows: about how many rows the left factors have.
+    """
+
+    def __init__(self, matrix: Tensor, rows: int) -> None:
+        self.matrix = matrix
+        self.packed: Tensor | None = None
+        if serves(matrix) and matrix.numel() > 0:
+            packed = torch.ops.fastqt.pack_matrix(matrix, rows)
+            self.packed = packed if packed.numel() > 0 else None
+
+    def __call__(
+        self,
+        left: Tensor,  # (b, K), adjacent columns
+        out: Tensor,  # (b, N), adjacent columns
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """out = left · matrix, plus `out` itself if `accumulate`."""
+        if len(left) == 0:
+            return
+        if self.packed is not None:
+            torch.ops.fastqt.packed_product_(out, left, self.matrix, self.packed, accumulate)
+        elif accumulate:
+            out.addmm_(left, self.matrix)
+        else:
+            torch.mm(left, self.matrix, out=out)

@@ -1,0 +1,295 @@
+"""A GRU over a whole batch of ragged sequences: two operators, and the autograd Function over them.
+
+Sequences are packed as in torch's PackedSequence: sorted by length, longest first, all first tokens, then
+all second tokens, and so on, so that at step t the first batch_sizes[t] rows are active. One GEMM projects
+a chunk of tokens at once; the time loop holds only the recurrent products and one fused pass over the
+gates; backwards, the gradients of the weights are one GEMM a chunk. A chunk is small enough to be still in
+the cache when it is used again.
+
+N is the number of tokens, B that of sequences, W the input size, H the hidden size.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastqt.nn.gru.cells import Cell, ResetAfter, ResetBefore, combined_bias
+
+CHUNK_TOKENS = 1024
+
+# By the value of `reset_after`.
+CELLS: dict[bool, Callable[..., Cell]] = {True: ResetAfter, False: ResetBefore}
+
+
+def gru_sequence(
+    input: Tensor,  # (N, W)
+    batch_sizes: Tensor,  # (T,) int64, on the CPU, falling
+    batch: int,  # B, at least batch_sizes[0]: the sequences beyond that are empty
+    h0: Tensor | None,  # (B, H); None is zero
+    w_ih: Tensor,  # (3H, W)
+    w_hh: Tensor,  # (3H, H)
+    b_ih: Tensor | None,  # (3H,)
+    b_hh: Tensor | None,  # (3H,)
+    *,
+    reverse: bool = False,
+    reset_after: bool = True,
+    want_output: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The states after every token, (N, H), or (0, H) if not wanted, and after the last ones, (B, H).
+
+    `reverse` runs each sequence from its own last token to its first. Differentiable once, in all tensors.
+    """
+    tensors = (input, h0, w_ih, w_hh, b_ih, b_hh)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        apply: Callable[..., tuple[Tensor, Tensor]] = _Sequence.apply  # torch gives `apply` no types
+        return apply(*tensors, batch_sizes, batch, reverse, reset_after, want_output)
+    output, h_n, *_ = gru_fwd(
+        input, batch_sizes, batch, h0, w_ih, w_hh, b_ih, b_hh, reverse, reset_after, want_output, False
+    )
+    return output, h_n
+
+
+class _Sequence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        h0: Tensor | None,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None,
+        b_hh: Tensor | None,
+        batch_sizes: Tensor,
+        batch: int,
+        reverse: bool,
+        reset_after: bool,
+        want_output: bool,
+    ) -> tuple[Tensor, Tensor]:
+        output, h_n, gates, hidden_n, states = gru_fwd(
+            input, batch_sizes, batch, h0, w_ih, w_hh, b_ih, b_hh, reverse, reset_after, want_output, True
+        )
+        ctx.save_for_backward(input, batch_sizes, w_ih, w_hh, gates, hidden_n, states)
+        ctx.set_materialize_grads(False)
+        ctx.batch, ctx.options = batch, (h0 is not None, reverse, reset_after)
+        return output, h_n
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_h_n: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "fastqt.nn.GRU has no second derivative: differentiate it without create_graph=True"
+            )
+        needs = ctx.needs_input_grad[:6]
+        grads = gru_bwd(
+            grad_output, grad_h_n, ctx.batch, *ctx.saved_tensors, *ctx.options, needs[0], any(needs[2:])
+        )
+        return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 5
+
+
+class Step(NamedTuple):
+    begin: int  # the step's first token
+    rows: int  # its active sequences: tokens begin .. begin + rows
+    live: int  # how many of them have a state from an earlier step
+
+
+def _chunks(batch_sizes: Tensor, reverse: bool) -> list[list[Step]]:
+    """The steps in the order in which the recurrence takes them, in groups of about CHUNK_TOKENS tokens."""
+    sizes: list[int] = batch_sizes.tolist()
+    begins = [0]
+    for rows in sizes:
+        begins.append(begins[-1] + rows)
+    chunks: list[list[Step]] = []
+    tokens, live = CHUNK_TOKENS, 0
+    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
+        if tokens + sizes[t] > CHUNK_TOKENS:
+            chunks.append([])
+            tokens = 0
+        chunks[-1].append(Step(begins[t], sizes[t], min(live, sizes[t])))
+        tokens, live = tokens + sizes[t], sizes[t]
+    return chunks
+
+
+def _start(chunk: list[Step]) -> int:
+    return min(step.begin for step in chunk)
+
+
+def _tokens(chunk: list[Step]) -> int:
+    return sum(step.rows for step in chunk)
+
+
+@torch.library.custom_op("fastqt::gru_fwd", mutates_args=())
+def gru_fwd(
+    input: Tensor,  # (N, W)
+    batch_sizes: Tensor,  # (T,)
+    batch: int,
+    h0: Tensor | None,  # (B, H)
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    reverse: bool,
+    reset_after: bool,
+    want_output: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """output (N, H), h_n (B, H); if `save`, for gru_bwd: gates (N, 3H), hidden_n (N, H), states (N, H)."""
+    N, H = len(input), w_hh.shape[1]
+    chunks = _chunks(batch_sizes, reverse)
+    steps = [step for chunk in chunks for step in chunk]
+    input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
+    cell = CELLS[reset_after](w_hh, batch)
+    bias = combined_bias(w_hh, b_ih, b_hh, reset_after)
+    initial = h0.contiguous() if h0 is not None else input.new_zeros(batch, H)
+    output, hidden_n = input.new_empty(N if want_output else 0, H), input.new_empty(0, H)
+    final = initial.clone()
+    if save:
+        gates, states = input.new_empty(N, 3 * H), input.new_empty(N, H)
+        hidden_n = input.new_empty(N if cell.keeps_hidden_n else 0, H)
+        for begin, rows, live in steps:
+            states[begin + live : begin + rows] = initial[live:rows]
+        slabs = [states[begin : begin + rows] for begin, rows, _ in steps]
+    else:
+        gates, states = input.new_empty(max(map(_tokens, chunks), default=0), 3 * H), initial.clone()
+        slabs = [states[:rows] for _, rows, _ in steps]
+    slabs.append(states[:0])
+
+    index = 0
+    for chunk in chunks:
+        start, tokens = _start(chunk), _tokens(chunk)
+        projected = gates[start : start + tokens] if save else gates[:tokens]
+        torch.mm(input[start : start + tokens], w_ih.t(), out=projected)
+        for begin, rows, live in chunk:
+            end = begin + rows
+            cell.forward(
+                projected[begin - start : end - start],
+                bias,
+                slabs[index],
+                live if h0 is None else rows,
+                hidden_n[begin:end],
+                slabs[index + 1],
+                final,
+                output[begin:end],
+            )
+            index += 1
+    if not save:
+        gates, hidden_n, states = (input.new_empty(0) for _ in range(3))
+    return output, final, gates, hidden_n, states
+
+
+@gru_fwd.register_fake
+def _(
+    input: Tensor,
+    batch_sizes: Tensor,
+    batch: int,
+    h0: Tensor | None,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    reverse: bool,
+    reset_after: bool,
+    want_output: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    N, H = input.shape[0], w_hh.shape[1]
+    output, final = input.new_empty(N if want_output else 0, H), input.new_empty(batch, H)
+    if not save:
+        return output, final, input.new_empty(0), input.new_empty(0), input.new_empty(0)
+    hidden_n = input.new_empty(N if reset_after else 0, H)
+    return output, final, input.new_empty(N, 3 * H), hidden_n, input.new_empty(N, H)
+
+
+@torch.library.custom_op("fastqt::gru_bwd", mutates_args=())
+def gru_bwd(
+    grad_output: Tensor | None,  # (N, H)
+    grad_h_n: Tensor | None,  # (B, H)
+    batch: int,
+    input: Tensor,
+    batch_sizes: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    gates: Tensor,
+    hidden_n: Tensor,
+    states: Tensor,
+    has_h0: bool,
+    reverse: bool,
+    reset_after: bool,
+    need_input: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of input, h0, w_ih, w_hh, b_ih, b_hh; without elements for what is absent or not needed."""
+    H = states.shape[1]
+    chunks = _chunks(batch_sizes, reverse)
+    input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
+    cell = CELLS[reset_after](w_hh, batch, backward=True)
+    grad_output = grad_output.contiguous() if grad_output is not None else input.new_empty(0, H)
+    carry = (
+        grad_h_n.clone(memory_format=torch.contiguous_format)
+        if grad_h_n is not None
+        else input.new_zeros(batch, H)
+    )
+    # The blocks of grad_gates, and with them these two, are in the cell's order.
+    w_blocks = torch.cat([w_ih[block * H : (block + 1) * H] for block in cell.order])
+    grad_w_blocks = torch.zeros_like(w_ih)
+    grad_input = input.new_empty(input.shape if need_input else 0)
+    grad_w_hh, grad_bias = torch.zeros_like(w_hh), input.new_zeros(4 * H)
+    workspace = input.new_empty(max(map(_tokens, chunks), default=0), 4 * H)
+
+    for chunk in reversed(chunks):
+        start, tokens = _start(chunk), _tokens(chunk)
+        grad_gates = workspace[:tokens]
+        for begin, rows, live in reversed(chunk):
+            end = begin + rows
+            cell.backward(
+                gates[begin:end],
+                states[begin:end],
+                rows if has_h0 else live,
+                hidden_n[begin:end],
+                grad_output[begin:end],
+                carry,
+                grad_gates[begin - start : end - start],
+            )
+        of_input, span = grad_gates[:, : 3 * H], slice(start, start + tokens)
+        if need_input:
+            torch.mm(of_input, w_blocks, out=grad_input[span])
+        if need_weights:
+            grad_w_blocks.addmm_(of_input.t(), input[span])
+            cell.add_weight_gradient(grad_gates, states[span], grad_w_hh)
+            grad_bias += grad_gates.sum(0)
+
+    grad_w_ih = torch.empty_like(w_ih)
+    for k, block in enumerate(cell.order):
+        grad_w_ih[block * H : (block + 1) * H] = grad_w_blocks[k * H : (k + 1) * H]
+    grad_h0 = carry if has_h0 else input.new_empty(0)
+    return grad_input, grad_h0, grad_w_ih, grad_w_hh, *cell.bias_gradients(grad_bias)
+
+
+@gru_bwd.register_fake
+def _(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    batch: int,
+    input: Tensor,
+    batch_sizes: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    gates: Tensor,
+    hidden_n: Tensor,
+    states: Tensor,
+    has_h0: bool,
+    reverse: bool,
+    reset_after: bool,
+    need_input: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    H = w_hh.shape[1]
+    return (
+        input.new_empty(input.shape if need_input else (0,)),
+        input.new_empty((batch, H) if has_h0 else (0,)),
+        input.new_empty(w_ih.shape),
+        input.new_empty(w_hh.shape),
+        input.new_empty(3 * H),
+        input.new_empty(3 * H),
+    )

@@ -1,0 +1,1 @@
+"""What a directory that a training wrote holds: settings, checkpoints, and the model."""

@@ -1,0 +1,152 @@
+"""The files of a run, each of them written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fastqt.errors import InputError
+from fastqt.runs.config import FORMAT
+from fastqt.text import Position
+
+CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
+METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+EVALUATION = "evaluation.json"
+
+
+@dataclass
+class Progress:
+    """How far a training has come: what a checkpoint holds beside tensors."""
+
+    step: int = 0
+    epoch: int = 0
+    position: Position | None = None  # in the corpus, within the epoch; None at its beginning
+    seconds: float = 0.0  # of training, over all sessions
+    metrics_length: int = 0  # bytes of metrics.jsonl
+    sentences: int = 0  # in one pass over the corpus
+    corpus_bytes: tuple[int, ...] = ()  # size of each file of the corpus
+    best: float = -math.inf  # of all models so far, on the development pairs
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path to write to, whose file then takes the place of `path`: a crash leaves old or new."""
+    partial = path.with_name(path.name + ".partial")
+    partial.touch()
+    mode = partial.stat().st_mode
+    try:
+        yield partial
+        partial.chmod(mode)  # safetensors makes files that only their owner can read
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file atomically."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def save_model(path: Path, model: nn.Module) -> None:
+    """Writes a model's weights atomically."""
+    with replacing(path) as partial:
+        save_file(_owned(model.state_dict()), partial)
+
+
+def save_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Writes all that a training needs to go on as if it had never stopped."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    with replacing(path) as partial:
+        save_file(_owned(tensors), partial, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
+
+
+def read_progress(path: Path) -> Progress:
+    """The part of a checkpoint that is not tensors."""
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+    if metadata.get("format") != str(FORMAT):
+        raise InputError(f"{path} is not a checkpoint of this version of fastqt")
+    values = json.loads(metadata["progress"])
+    position = values.pop("position")
+    sizes = tuple(values.pop("corpus_bytes"))
+    return Progress(**values, position=position and Position(*position), corpus_bytes=sizes)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Puts a checkpoint's tensors into a model, its optimiser and the random number generators."""
+    with _opened(path) as file:
+        names = set(file.keys())
+        model.load_state_dict({name: file.get_tensor(f"model.{name}") for name in model.state_dict()})
+        for name, parameter in model.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if (stored := f"optimizer.{key}.{name}") in names:
+                    # A copy: what safetensors returns is a mapping of the file.
+                    optimizer.state[parameter][key] = file.get_tensor(stored).to(parameter.device, copy=True)
+        torch.set_rng_state(file.get_tensor("rng.cpu"))
+        if torch.cuda.is_available() and "rng.cuda" in names:
+            torch.cuda.set_rng_state(file.get_tensor("rng.cuda"))
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Reads weights that `save_model` wrote into a model of the same shape."""
+    with _opened(path) as file:
+        wanted, there = model.state_dict(), set(file.keys())
+        if there != set(wanted):
+            odd = sorted(there.symmetric_difference(wanted))
+            raise InputError(f"{path} does not fit its config.json: {', '.join(odd)} on one side only")
+        for name, tensor in wanted.items():
+            stored = file.get_tensor(name)
+            if stored.shape != tensor.shape:
+                raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
+            tensor.copy_(stored)
+
+
+def stored_shape(path: Path, name: str) -> tuple[int, ...]:
+    """The shape of a tensor that `save_model` wrote."""
+    with _opened(path) as file:
+        if name not in set(file.keys()):
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        return tuple(file.get_slice(name).get_shape())
+
+
+def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"{path.name} is missing in {path.parent}") from None
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}") from error

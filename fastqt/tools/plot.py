@@ -1,0 +1,183 @@
+"""Figures of trainings, out of what `fastqt train` and `fastqt evaluate` leave in a run's directory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastqt.errors import InputError
+from fastqt.runs.checkpoint import CONFIG, EVALUATION, METRICS
+from fastqt.runs.config import TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HELD_OUT = "validation_"
+# What goes into one panel of the training curves, by the names in metrics.jsonl.
+PANELS = {
+    "loss": ("loss",),
+    "accuracy": ("forward_accuracy", "backward_accuracy", "chance"),
+    "cosine": ("positive_cosine", "negative_cosine", "mixed_cosine"),
+    "alignment": ("alignment",),
+    "uniformity": ("uniformity",),
+    "loss per word": ("loss_per_word",),
+    "norm": ("latent_norm",),
+    "development pairs": ("dev_spearman",),
+}
+PANELS_A_ROW = 3
+# By which figure a training is judged while it runs, the first that there is.
+JUDGED_BY = ("dev_spearman", "validation_forward_accuracy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a training."""
+
+    name: str
+    config: TrainConfig
+    lines: list[dict[str, float]]  # of metrics.jsonl
+    # Of its evaluation, None without one: the mean over classifications, and a vector's width.
+    accuracy: Any
+    width: Any
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Run:
+        """Reads a run's directory.
+
+        Raises:
+            InputError: it holds no run, or no report yet.
+        """
+        directory = Path(directory)
+        config = TrainConfig.load(directory / CONFIG)
+        try:
+            text = (directory / METRICS).read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text.splitlines()]
+        except (FileNotFoundError, json.JSONDecodeError) as error:
+            raise InputError(f"{directory / METRICS} cannot be read: {error}") from None
+        if not lines:
+            raise InputError(f"nothing to draw: {directory / METRICS} has no line yet")
+        return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
+
+    def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
+        """A figure over steps or hours, where it was reported."""
+        there = [line for line in self.lines if name in line]
+        unit = 3600 if over == "seconds" else 1
+        return [line[over] / unit for line in there], [line[name] for line in there]
+
+    def has(self, name: str) -> bool:
+        return any(name in line for line in self.lines)
+
+    @property
+    def hours(self) -> float:
+        return self.lines[-1]["seconds"] / 3600
+
+
+def _evaluation(path: Path) -> tuple[Any, Any]:
+    if not path.exists():
+        return None, None
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        tasks, width = results["tasks"], results["width"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not what `fastqt evaluate --json` writes: {error}") from error
+    accuracies = [figures["accuracy"] for figures in tasks.values() if "accuracy" in figures]
+    return (sum(accuracies) / len(accuracies) if accuracies else None), width
+
+
+def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Draws all figures that the runs have the data for.
+
+    training.svg: each reported figure over the steps, thin on the training text, thick on held-out text.
+    efficiency.svg: held-out accuracy over the hours of training, and the mean accuracy over the hours that a
+    whole training took. sizes.svg: that mean over the width of a sentence's vector. views.svg: uniformity
+    over alignment, a point a report, dark ones late.
+
+    Args:
+        directories: runs, as `fastqt train` wrote them; with `evaluation.json` where they were evaluated.
+        out: the directory for the figures, made if absent.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: a directory holds no run, or matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("plot: needs matplotlib; pip install 'fastqt[plot]'") from None
+    runs = [Run.load(directory) for directory in directories]
+    evaluated = [run for run in runs if run.accuracy is not None]
+    judged = [(run, name) for run in runs for name in JUDGED_BY if run.has(name)]
+    views = [run for run in runs if run.has("uniformity")]
+    figures: dict[str, list[Callable[[Axes], None]]] = {
+        "training": [
+            partial(_training, runs=runs, title=title)
+            for title, names in PANELS.items()
+            if any(run.has(name) for run in runs for name in names)
+        ],
+        "efficiency": [
+            *([partial(_efficiency, judged=judged)] if judged else []),
+            *([partial(_scores, runs=evaluated, over="hours")] if evaluated else []),
+        ],
+        "sizes": [partial(_scores, runs=evaluated, over="width")] if len(evaluated) > 1 else [],
+        "views": [partial(_views, runs=views)] if views else [],
+    }
+    Path(out).mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, drawn in figures.items():
+        if drawn:
+            columns = min(len(drawn), PANELS_A_ROW)
+            rows = math.ceil(len(drawn) / columns)
+            figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
+            for number, draw in enumerate(drawn, start=1):
+                axes = figure.add_subplot(rows, columns, number)
+                draw(axes)
+                axes.grid(alpha=0.3)
+                axes.legend(fontsize="small")
+            written.append(Path(out) / f"{name}.svg")
+            figure.savefig(written[-1], metadata={"Date": None})
+    return written
+
+
+def _training(axes: Axes, runs: list[Run], title: str) -> None:
+    colours = iter(f"C{number}" for number in range(100))
+    for run in runs:
+        for name in filter(run.has, PANELS[title]):
+            colour = next(colours)
+            label = f"{run.name} {name.replace('_', ' ')}" if len(PANELS[title]) > 1 else run.name
+            axes.plot(*run.series(name), color=colour, linewidth=0.7, label=label)
+            if run.has(HELD_OUT + name) and name != "chance":
+                axes.plot(
+                    *run.series(HELD_OUT + name), color=colour, linewidth=2.2, label=f"{label}, held out"
+                )
+    axes.set(xlabel="step", ylabel=title)
+
+
+def _efficiency(axes: Axes, judged: list[tuple[Run, str]]) -> None:
+    for run, name in judged:
+        label = name.removeprefix(HELD_OUT).replace("_", " ")
+        axes.plot(*run.series(name, over="seconds"), label=f"{run.name} {label}")
+    axes.set(xlabel="hours of training", ylabel="on held-out text")
+
+
+def _scores(axes: Axes, runs: list[Run], over: str) -> None:
+    for run in runs:
+        axes.plot(getattr(run, over), run.accuracy, "o", label=run.name)
+    label = {"hours": "hours of training", "width": "width of a sentence's vector"}[over]
+    axes.set(xlabel=label, ylabel="mean accuracy")
+
+
+def _views(axes: Axes, runs: list[Run]) -> None:
+    for number, run in enumerate(runs):
+        steps, alignment = run.series("alignment")
+        _, uniformity = run.series("uniformity")
+        for step, x, y in zip(steps, alignment, uniformity, strict=True):
+            label = run.name if step == steps[-1] else None
+            axes.plot(x, y, ".", color=f"C{number}", alpha=1 - 0.8 * (1 - step / steps[-1]), label=label)
+    axes.set(xlabel="alignment", ylabel="uniformity")

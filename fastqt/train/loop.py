@@ -1,0 +1,279 @@
+"""Training: a pass over a corpus, batch by batch, that may be stopped and resumed at any step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.runs import checkpoint as files
+from fastqt.runs.checkpoint import Progress
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
+from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
+from fastqt.text.batches import too_short
+from fastqt.text.reader import STDIN
+from fastqt.text.vocabulary import Unknown
+from fastqt.train.log import MetricsLog
+from fastqt.train.objectives import Vectors, objective
+from fastqt.train.optim import clip_gradients
+from fastqt.train.progress import Display, StopRequest
+
+if TYPE_CHECKING:
+    from fastqt.evaluation.development import DevelopmentPairs
+
+RUN_FILES = (files.CONFIG, files.VOCABULARY, files.METRICS, files.MODEL, files.CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    step: int
+    stopped_by: int | None  # the signal that ended it before its time
+    metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote
+
+
+def train(
+    config: TrainConfig, out: str | Path, *, resume: bool = False, display: type[Display] = Display
+) -> Outcome:
+    """Trains a model and writes it to a directory.
+
+    `out` gets config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or with `dev`
+    the best) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
+    training computes bit for bit what an uninterrupted one does on the same machine with as many threads.
+
+    Args:
+        config: the settings. QuickThoughts streams its corpus, which may be larger than memory; SimCSE and
+            MixCSE, which shuffle it, hold four bytes a word.
+        out: a directory, made if absent; it must not hold a run, unless that one is resumed.
+        resume: go on from the last checkpoint in `out`; begin where there is none.
+        display: what shows the progress.
+
+    Raises:
+        InputError: the text, the settings or the directory cannot be used.
+    """
+    directory = Path(out)
+    _prepare(directory, config, resume)
+    saved = directory / files.CHECKPOINT
+    progress = files.read_progress(saved) if resume and saved.exists() else None
+    corpus = _corpus_files(config, directory, resume)
+    if progress is None:
+        display.note(f"reading {', '.join(corpus)} for its vocabulary")
+        vocabulary, progress = _begin(config, corpus)
+    else:
+        _check_unchanged(corpus, progress.corpus_bytes)
+        vocabulary = load_lexicon(config, directory)
+    trainer = Trainer(config, corpus, vocabulary, directory, progress)
+    if progress.step:
+        files.load_checkpoint(saved, trainer.model, trainer.optimizer)
+    files.write_text(directory / files.CONFIG, config.to_json())
+    save_lexicon(vocabulary, directory)
+    return trainer.run(display)
+
+
+class Trainer:
+    """One training: model, optimiser, and how far it has come."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        directory: Path,
+        progress: Progress,
+    ) -> None:
+        self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
+        self.directory, self.progress = directory, progress
+        self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
+        self.model = self.objective.model
+        self.parameters = list(self.model.parameters())
+        self.optimizer = self.objective.optimizer()
+        self.pairs = None if config.dev is None else _development_pairs(config.dev)
+        self.judges = bool(self.objective.held_out) or self.pairs is not None
+        self.last_step = config.epochs * self.objective.steps(progress.sentences)
+        if config.steps is not None:
+            self.last_step = min(self.last_step, config.steps)
+
+    def run(self, show: type[Display] = Display) -> Outcome:
+        """Takes steps until the end, or until a signal asks to stop; leaves everything saved."""
+        config, progress = self.config, self.progress
+        log = MetricsLog(self.directory / files.METRICS, progress.metrics_length)
+        line: dict[str, float] = {}
+        sentences, began = 0, time.perf_counter()
+        size = config.batch_size
+        with (
+            contextlib.closing(log),
+            show(self.last_step * size, progress.step * size) as display,
+            StopRequest() as stop,
+        ):
+            for batch in self._remaining():
+                loss, vectors = self.step(batch)
+                sentences += len(batch.lengths)
+                display.advance(len(batch.lengths))
+                ends, stops = progress.step == self.last_step, stop.signal is not None
+                validates = self.judges and (ends or progress.step % config.valid_every == 0)
+                reports = ends or validates or progress.step % config.report_every == 0
+                saves = ends or stops or progress.step % config.checkpoint_every == 0
+                if reports or saves:
+                    self._check_finite(loss)
+                if reports:
+                    rate = sentences / (time.perf_counter() - began)
+                    line = self._measure(loss, vectors, validates)
+                    progress.seconds += time.perf_counter() - began
+                    sentences, began = 0, time.perf_counter()
+                    line |= {"sentences_per_second": rate, "seconds": progress.seconds}
+                    log.write(line)
+                    display.report(line)
+                if saves:
+                    self._save(log, time.perf_counter() - began)
+                if stops:
+                    break
+        return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
+
+    def step(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
+        """One step of the optimiser. Returns the loss, a scalar, and what it is of, detached."""
+        self.optimizer.zero_grad()
+        loss, (a, b) = self.objective.loss(batch)
+        loss.backward()
+        groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
+        for group in groups if self.config.clip else ():
+            clip_gradients(group, self.config.clip)
+        self.optimizer.step()
+        self.objective.constrain(batch)
+        return loss.detach(), (a.detach(), b.detach())
+
+    def _remaining(self) -> Iterator[Batch | Sample]:
+        progress = self.progress
+        while progress.step < self.last_step:
+            for batch, position in self.objective.batches(progress):
+                progress.step += 1
+                progress.position = position
+                yield batch
+                if progress.step == self.last_step:
+                    return
+            progress.epoch += 1
+            progress.position = None
+
+    def _measure(self, loss: Tensor, vectors: Vectors, validates: bool) -> dict[str, float]:
+        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(vectors)}
+        if validates and self.objective.held_out:
+            line |= self.objective.validate()
+        if validates and self.pairs is not None:
+            line |= self._judge(self.pairs)
+        return line
+
+    def _judge(self, pairs: DevelopmentPairs) -> dict[str, float]:
+        """How well the model ranks the development pairs; keeps it if none before did better."""
+        self.model.eval()
+        figures = pairs.judge(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
+        self.model.train()
+        if figures["dev_spearman"] > self.progress.best:
+            self.progress.best = figures["dev_spearman"]
+            files.save_model(self.directory / files.MODEL, self.model)
+        return figures
+
+    def _check_finite(self, loss: Tensor) -> None:
+        if not math.isfinite(loss.item()):
+            step = self.progress.step
+            raise InputError(
+                f"the loss is {loss.item()} at step {step}: begin anew with a lower learning_rate"
+            )
+
+    def _save(self, log: MetricsLog, seconds: float) -> None:
+        self.progress.metrics_length = log.sync()
+        progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+        files.save_checkpoint(self.directory / files.CHECKPOINT, self.model, self.optimizer, progress)
+        if self.progress.best == -math.inf:  # there are no pairs, or they were not looked at yet
+            files.save_model(self.directory / files.MODEL, self.model)
+
+
+def _development_pairs(path: str) -> DevelopmentPairs:
+    try:
+        from fastqt.evaluation.development import DevelopmentPairs
+    except ModuleNotFoundError as error:
+        raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
+    return DevelopmentPairs(path)
+
+
+def _prepare(directory: Path, config: TrainConfig, resume: bool) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with files.replacing(directory / ".writable") as probe:
+            probe.touch()
+        (directory / ".writable").unlink()
+    except OSError as error:
+        raise InputError(f"cannot write to {directory}: {error.strerror}") from error
+    if not resume and any((directory / name).exists() for name in RUN_FILES):
+        raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
+    if resume and (directory / files.CONFIG).exists():
+        config.check_resumes(TrainConfig.load(directory / files.CONFIG))
+
+
+def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
+    """The corpus's files; standard input can be read but once, so it is kept in the run's directory."""
+    kept = directory / files.CORPUS
+    if STDIN in config.corpus and not (resume and kept.exists()):
+        with files.replacing(kept) as partial, partial.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    return [str(kept) if name == STDIN else name for name in config.corpus]
+
+
+def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once: counts its sentences and takes its vocabulary, if no checkpoint has one."""
+    progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
+
+    def sentences() -> Iterator[str]:
+        for block in read_blocks(corpus):
+            progress.sentences += len(block.sentences)
+            yield from block.sentences
+
+    vocabulary: Lexicon
+    if config.checkpoint is not None:
+        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+        for _ in sentences():
+            pass
+    else:
+        unknown = cast("Unknown", config.unknown)
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
+    if progress.sentences < config.batch_size:
+        raise InputError(too_short(corpus, progress.sentences, config.batch_size))
+    return vocabulary, progress
+
+
+def _checkpoint_vocabulary(checkpoint: str, max_length: int) -> Lexicon:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(checkpoint, max_length=max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
+
+
+def _sizes(corpus: list[str]) -> Iterator[int]:
+    for name in corpus:
+        try:
+            yield Path(name).stat().st_size
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _check_unchanged(corpus: list[str], sizes: tuple[int, ...]) -> None:
+    if len(corpus) != len(sizes):
+        raise InputError(
+            f"cannot resume: {len(corpus)} corpus files given, but the run was begun with {len(sizes)}"
+        )
+    for name, size, was in zip(corpus, _sizes(corpus), sizes, strict=True):
+        if size != was:
+            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run was begun")
