@@ -34,7 +34,7 @@ wheel: .venv/built
 
 # The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer.
 sanitize: .venv/built
-	$(BIN)/python -m pytest tests/cpp/test_sanitizers.py --sanitize-problems 2000
+	$(BIN)/python -m pytest tests/csrc/cpu/test_sanitizers.py --sanitize-problems 2000
 
 clean:
 	rm -rf .venv build dist *.egg-info fastqt/*.so

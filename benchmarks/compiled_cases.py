@@ -6,12 +6,12 @@ CASES = (
     Case(
         "bf16",
         wanted=(
-            "scores_kernel STORE REDUCE LEAVE_OUT_DIAGONAL TARGETS -ONLY_REDO",
-            "references_kernel",
-            "raise_references_kernel",
-            "statistics_kernel -ONLY_REDO",
-            "finish_queries_kernel",
-            "finish_candidates_kernel",
+            "scores_kernel STORE REDUCE LEAVE_OUT_DIAGONAL TARGETS -ONLY_OVERFLOWED",
+            "row_shifts_kernel",
+            "raise_row_shifts_kernel",
+            "row_stats_kernel -ONLY_OVERFLOWED",
+            "query_gradient_kernel",
+            "candidate_gradient_kernel",
         ),
     ),
     Case(
@@ -21,10 +21,10 @@ CASES = (
         private="rows",
         scale=True,
         wanted=(
-            "scores_kernel STORE REDUCE ONLY_REDO",
-            "references_kernel",
-            "statistics_kernel ONLY_REDO",
-            "finish_queries_kernel",
+            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
+            "row_shifts_kernel",
+            "row_stats_kernel ONLY_OVERFLOWED",
+            "query_gradient_kernel",
         ),
     ),
     Case(
@@ -33,16 +33,16 @@ CASES = (
         D=75,
         diagonal="keep",
         negatives=64,
-        wanted=("scores_kernel STORE REDUCE TARGETS -ONLY_REDO", "finish_candidates_kernel -TARGETS"),
+        wanted=("scores_kernel STORE REDUCE TARGETS -ONLY_OVERFLOWED", "candidate_gradient_kernel -TARGETS"),
         loads_ahead=False,  # a row begins anywhere, and no copy of so few bytes is asynchronous
     ),
-    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel MAXIMUM ONLY_REDO",)),
+    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel MAXIMUM ONLY_OVERFLOWED",)),
     Case(
         "fp16, mixed",
         dtype="float16",
         private="mixed",
         diagonal="exclude",
-        wanted=("references_kernel", "statistics_kernel ONLY_REDO", "finish_queries_kernel"),
+        wanted=("row_shifts_kernel", "row_stats_kernel ONLY_OVERFLOWED", "query_gradient_kernel"),
     ),
     Case(
         "tf32, low, groups, mask",
@@ -59,23 +59,26 @@ CASES = (
         groups=True,
         mask=True,
         wanted=(
-            "references_kernel GROUPS MASK",
+            "row_shifts_kernel GROUPS MASK",
             "scores_kernel FACTORS",
-            "scores_kernel STORE REDUCE ONLY_REDO",
+            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
         ),
     ),
     Case(
         "bf16, low, groups",
         memory="low",
         groups=True,
-        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_REDO"),
+        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_OVERFLOWED"),
     ),
     Case(
         "bf16, descriptors",
         D=1000,
         descriptors=True,
         archs=(90, 100),
-        wanted=("scores_kernel STORE REDUCE DESCRIPTORS -ONLY_REDO", "scores_kernel STORE REDUCE ONLY_REDO"),
+        wanted=(
+            "scores_kernel STORE REDUCE DESCRIPTORS -ONLY_OVERFLOWED",
+            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
+        ),
     ),
     Case(
         "tf32, descriptors, sigmoid, low",
@@ -87,14 +90,14 @@ CASES = (
         archs=(90, 100),
         wanted=("scores_kernel SIGMOID STORE BIAS COLUMN_SUMS DESCRIPTORS",),
     ),
-    Case("bf16, small", N=1280, wanted=("scores_kernel STORE REDUCE -ONLY_REDO",)),
+    Case("bf16, small", N=1280, wanted=("scores_kernel STORE REDUCE -ONLY_OVERFLOWED",)),
     Case(
         "fp32, loss",
         dtype="float32",
         precision="highest",
         gradients=False,
         archs=(90,),
-        wanted=("scores_kernel REDUCE -STORE -MAXIMUM -ONLY_REDO",),
+        wanted=("scores_kernel REDUCE -STORE -MAXIMUM -ONLY_OVERFLOWED",),
     ),
     Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID STORE",)),
     Case(
@@ -141,10 +144,10 @@ CASES = (
         diagonal="keep",
         bias=True,
         wanted=(
-            "scores_kernel STORE REDUCE BIAS -ONLY_REDO",
+            "scores_kernel STORE REDUCE BIAS -ONLY_OVERFLOWED",
             "scores_kernel MAXIMUM BIAS",
-            "references_kernel BIAS",
-            "finish_biases_kernel",
+            "row_shifts_kernel BIAS",
+            "bias_gradient_kernel",
         ),
     ),
     Case(
@@ -158,7 +161,7 @@ CASES = (
         "sigmoid, bf16",
         diagonal="keep",
         link="sigmoid",
-        wanted=("scores_kernel SIGMOID STORE REDUCE -BIAS", "sigmoid_statistics_kernel"),
+        wanted=("scores_kernel SIGMOID STORE REDUCE -BIAS", "sigmoid_row_stats_kernel"),
     ),
     Case(
         "sigmoid, bf16, biases",
@@ -167,7 +170,7 @@ CASES = (
         bias=True,
         link="sigmoid",
         private="rows",
-        wanted=("scores_kernel SIGMOID STORE REDUCE BIAS COLUMN_SUMS", "sigmoid_statistics_kernel ZEROED"),
+        wanted=("scores_kernel SIGMOID STORE REDUCE BIAS COLUMN_SUMS", "sigmoid_row_stats_kernel ZEROED"),
         loads_ahead=False,
     ),
     Case(
@@ -179,7 +182,7 @@ CASES = (
         diagonal="keep",
         private="mixed",
         link="sigmoid",
-        wanted=("scores_kernel SIGMOID STORE -REDUCE BIAS COLUMN_SUMS", "sigmoid_statistics_kernel"),
+        wanted=("scores_kernel SIGMOID STORE -REDUCE BIAS COLUMN_SUMS", "sigmoid_row_stats_kernel"),
     ),
     Case(
         "sigmoid, bf16, groups, mask",
@@ -200,9 +203,9 @@ CASES = (
         "both ways, bf16",
         both_ways=True,
         wanted=(
-            "scores_kernel BOTH_WAYS REDUCE COLUMN_SUMS",
-            "scores_kernel BOTH_WAYS STORE FACTORS",
-            "scores_kernel REDUCE ONLY_REDO -TARGETS",
+            "scores_kernel ROW_AND_COLUMN REDUCE COLUMN_SUMS",
+            "scores_kernel ROW_AND_COLUMN STORE FACTORS",
+            "scores_kernel REDUCE ONLY_OVERFLOWED -TARGETS",
         ),
     ),
     Case(
@@ -212,20 +215,23 @@ CASES = (
         D=1000,
         memory="low",
         both_ways=True,
-        wanted=("scores_kernel BOTH_WAYS STORE FACTORS",),
+        wanted=("scores_kernel ROW_AND_COLUMN STORE FACTORS",),
     ),
     Case(
         "both ways, tf32",
         dtype="float32",
         both_ways=True,
-        wanted=("scores_kernel BOTH_WAYS REDUCE COLUMN_SUMS", "scores_kernel BOTH_WAYS STORE FACTORS"),
+        wanted=(
+            "scores_kernel ROW_AND_COLUMN REDUCE COLUMN_SUMS",
+            "scores_kernel ROW_AND_COLUMN STORE FACTORS",
+        ),
     ),
     Case(
         "MixCSE released, bf16",
         released="both",
         wanted=(
-            "released_rows_kernel BOTH WEIGHTED",
-            "released_gradients_kernel BOTH QUERIES CANDIDATES -JOINED -SCALE -SHARES",
+            "three_block_rows_kernel BOTH WEIGHTED",
+            "three_block_gradients_kernel BOTH QUERIES CANDIDATES -JOINED -SCALE -SHARES",
         ),
     ),
     Case(
@@ -238,8 +244,8 @@ CASES = (
         weight=0.5,
         scale=True,
         wanted=(
-            "released_rows_kernel WEIGHT",
-            "released_gradients_kernel BOTH QUERIES -CANDIDATES JOINED SCALE SHARES",
+            "three_block_rows_kernel WEIGHT",
+            "three_block_gradients_kernel BOTH QUERIES -CANDIDATES JOINED SCALE SHARES",
         ),
     ),
     Case(
@@ -247,13 +253,13 @@ CASES = (
         dtype="float32",
         released="candidates",
         scale=True,
-        wanted=("released_gradients_kernel -BOTH QUERIES CANDIDATES SCALE",),
+        wanted=("three_block_gradients_kernel -BOTH QUERIES CANDIDATES SCALE",),
     ),
     Case(
         "MixCSE released, bf16, loss",
         released="candidates",
         gradients=False,
-        wanted=("released_rows_kernel -BOTH -WEIGHTED",),
+        wanted=("three_block_rows_kernel -BOTH -WEIGHTED",),
     ),
 )
 

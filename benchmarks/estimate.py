@@ -38,28 +38,28 @@ def row_bytes(launch: Launch) -> int:
     """What a row kernel reads and writes, targets' rows from the cache not counted."""
     arguments, programs = launch.arguments, launch.programs
     name = launch.kernel.__name__
-    if name in ("statistics_kernel", "sigmoid_statistics_kernel"):
+    if name in ("row_stats_kernel", "sigmoid_row_stats_kernel"):
         partial = arguments["partial"]
         return 4 * partial.numel() + 64 * partial.shape[1]
-    if name == "raise_references_kernel":
+    if name == "raise_row_shifts_kernel":
         return 0
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
-    if name == "released_rows_kernel":
+    if name == "three_block_rows_kernel":
         return programs * arguments["N"] * 4
-    if name == "released_gradients_kernel":
+    if name == "three_block_gradients_kernel":
         written = [arguments[side] for side in ("to_queries", "to_candidates") if arguments[side] is not None]
         return arguments["rows"] * arguments["N"] * (4 + sum(x.element_size() for x in written))
-    if name == "finish_biases_kernel":
+    if name == "bias_gradient_kernel":
         return 16 * arguments["columns"]
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
-    if name == "references_kernel":
+    if name == "row_shifts_kernel":
         return 2 * programs * D * itemsize
-    if name == "finish_queries_kernel":
+    if name == "query_gradient_kernel":
         flags = launch.flags
         return programs * D * (4 + itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]))
-    if name == "finish_candidates_kernel":
+    if name == "candidate_gradient_kernel":
         return programs * D * (4 + 2 * itemsize)
     raise ValueError(f"no traffic is known of {name}")
 
@@ -79,7 +79,7 @@ def stored_event(event: Launch | Product | Operation) -> Stored:
         return {"kind": "product", **asdict(event)}
     if isinstance(event, Operation):
         return {"kind": "operation", "bytes": event.bytes}
-    redo = bool(event.flags.get("ONLY_REDO")) or event.kernel.__name__ == "raise_references_kernel"
+    redo = bool(event.flags.get("ONLY_OVERFLOWED")) or event.kernel.__name__ == "raise_row_shifts_kernel"
     if event.kernel.__name__ != "scores_kernel":
         found = {"kind": "rows", "kernel": kernel_key(event), "redo": redo, **chunk_of_cosines(event)}
         return found if redo else {**found, "bytes": row_bytes(event)}

@@ -187,7 +187,7 @@ def released_verdict(
     if noise is not None:
         made[1] = made[0] + noise * made[1]
     views = [x.to(device, dtype).requires_grad_() for x in made]
-    exact, eager = (_rows_and_gradients(released_rows, x) for x in ([x.double() for x in views], views))
+    exact, eager = (_rows_and_gradients(three_block_rows, x) for x in ([x.double() for x in views], views))
     ours = _rows_and_gradients(
         lambda *z: taken(
             fastqt.mixcse_loss, *z, form="released", reduction="none", memory=memory, backend=backend
@@ -208,7 +208,7 @@ def _rows_and_gradients(rows: Callable[..., Tensor], views: list[Tensor]) -> tup
     return (loss.detach(), *torch.autograd.grad(loss.sum(), leaves))
 
 
-def released_rows(z1: Tensor, z2: Tensor) -> Tensor:
+def three_block_rows(z1: Tensor, z2: Tensor) -> Tensor:
     """The rows' losses of MixCSE's released form as one would write them, in the inputs' dtype."""
     normalize = torch.nn.functional.normalize
     h1, h2 = normalize(z1), normalize(z2)

@@ -81,8 +81,8 @@ def gemm_time(N: int, D: int, rates: Rates) -> float:
 def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
     """A tile's products and its other instructions overlap only where two programs share a multiprocessor."""
     rows, columns, D = event["rows"], event["columns"], event["width"]
-    row_blocks, column_blocks = math.ceil(rows / event["tile"][0]), math.ceil(columns / event["tile"][1])
-    tiles = row_blocks * column_blocks
+    row_tiles, column_tiles = math.ceil(rows / event["tile"][0]), math.ceil(columns / event["tile"][1])
+    tiles = row_tiles * column_tiles
     resident = max(blocks_per_multiprocessor(resources, rates), 1)
     tile_flops = 2.0 * event["tile"][0] * event["tile"][1] * D
     tensor = tile_flops * rates.multiprocessors / rates.tensor
@@ -92,10 +92,10 @@ def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
     waves = tiles / rates.multiprocessors if tiles > 8 * rates.multiprocessors else None
     waves = waves or math.ceil(tiles / rates.multiprocessors)
     per_tile = tensor + other + rates.fill if resident == 1 else max(tensor, other)
-    groups = math.ceil(row_blocks / event["group"])
+    groups = math.ceil(row_tiles / event["group"])
     streamed = event["itemsize"] * columns * D
     moved = event["itemsize"] * rows * D + streamed * (groups if streamed > rates.l2_size / 2 else 1)
-    moved += event["itemsize"] * rows * columns if event["store"] else 4 * rows * column_blocks
+    moved += event["itemsize"] * rows * columns if event["store"] else 4 * rows * column_tiles
     needs = {
         "tensor cores" if tensor >= other + rates.fill else "other instructions": waves * per_tile,
         "L2": tiles * event["itemsize"] * D * sum(event["tile"]) / rates.l2,

@@ -129,16 +129,16 @@ class Scores:
 
     def launch(self, config: Config, i: int) -> Tensor:
         """The row sums of the i-th set of inputs, by blocks of columns."""
-        from fastqt.kernels.scores import Tile, column_blocks, exp_scores
+        from fastqt.kernels.scores import Tile, column_tiles, exp_scores
 
         f, g = (x.detach() for x in self.inputs[i])
         N, M = self.shape.N, self.shape.M
-        partial = self.references.new_empty(column_blocks(M, config), N)
+        partial = self.references.new_empty(column_tiles(M, config), N)
         tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels, self.columns, self.columns)
         exp_scores(
             *(tile, f, self.scale, self.references, config),
             exponentials=self.exponentials,
-            partial=partial,
+            tile_row_sums=partial,
         )
         return partial
 

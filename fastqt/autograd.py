@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import cpu as schedule
-from fastqt.problem import Gradients, Needs, Problem, Rows, kept_gain
+from fastqt.problem import Gradients, Needs, Problem, Rows, static_grad_scale
 from fastqt.targets import TargetRows
 
 _PROBLEM = (
@@ -85,7 +85,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     """Of all that can be an input, in the order of `Needs`."""
     reduction, backend, needs = ctx.how
     if ctx.saves_gradients or ctx.gradients is not None:
-        gain = kept_gain(ctx.problem.queries.dtype, reduction)
+        gain = static_grad_scale(ctx.problem.queries.dtype, reduction)
         factor = upstream if gain == 1 else upstream / gain
     if ctx.saves_gradients:
         return _wanted((times(g, factor) for g in ctx.saved_tensors[-6:]), needs)

@@ -73,7 +73,7 @@ def pairs(a: Tensor, b: Tensor, scale: float | Tensor, memory: str) -> Problem:
     return Problem(a, b, None, None, scale, targets, "keep", None, None, None, memory)
 
 
-def kept_gain(dtype: torch.dtype, reduction: str) -> float:
+def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
     """What gradients are multiplied by that are kept until their upstream one is known.
 
     Those of a mean are among float16's subnormals at a few thousand rows, from where no gradient scaler

@@ -1,6 +1,6 @@
 """The few cells a row that the product of the scores leaves out, and what becomes known of each row.
 
-They are targets, the private negative, a zeroed diagonal. Their scores are float32 inner products,
+They are targets, the row_negatives negative, a zeroed diagonal. Their scores are float32 inner products,
 their softmax and coefficients are computed in float64, and they reach the gradients through gathers.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 # References are logarithms to base 2, as the kernel of the scores takes them; all else is natural.
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 NOWHERE = tl.constexpr(2**31 - 1)  # beyond all columns
-NO_PRIVATE, PRIVATE_ROW, PRIVATE_MIX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NO_ROW_NEGATIVE, GIVEN_ROW_NEGATIVE, MIXED_ROW_NEGATIVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def private_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr):
+def row_negative_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr):
     """Elements d of row i's negative, float32; a mix is not normalised yet."""
     own = tl.load(matrix + i * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
-    if KIND == PRIVATE_MIX:
+    if KIND == MIXED_ROW_NEGATIVE:
         partner = tl.load(partners + i)
         other = tl.load(matrix + partner * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
         return mix * own + (1 - mix) * other
@@ -31,7 +31,7 @@ def private_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: 
 
 
 @dataclass(frozen=True)
-class PrivateNegatives:
+class RowNegatives:
     """One negative a row: `matrix`'s, or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1."""
 
     matrix: Tensor  # (N, D)
@@ -44,7 +44,7 @@ class PrivateNegatives:
 
 @dataclass(frozen=True)
 class ExactCells:
-    """The cells that are computed one by one: targets in the order of rows, and the private negatives."""
+    """The cells that are computed one by one: targets in the order of rows, and the row negatives."""
 
     starts: Tensor  # (N + 1,) int64
     weights: Tensor  # (targets,) float64
@@ -56,27 +56,27 @@ class ExactCells:
     highest: Tensor  # (N,) int32: the last, or -1
     sound: Tensor  # (N,) bool: whether a loss is defined for the row's targets
     zeroed: Tensor | None  # (N,) bool: rows whose cell on the diagonal has score 0
-    private: PrivateNegatives | None
+    row_negatives: RowNegatives | None
 
     @property
-    def private_tensors(self) -> tuple[Tensor | None, ...]:
-        """The private negatives' matrix, partners, scores, norms and coefficients."""
-        p = self.private
+    def row_negative_tensors(self) -> tuple[Tensor | None, ...]:
+        """The row negatives' matrix, partners, scores, norms and coefficients."""
+        p = self.row_negatives
         return (None,) * 5 if p is None else (p.matrix, p.partners, p.scores, p.norms, p.coefficients)
 
     @property
-    def private_strides(self) -> tuple[int, ...]:
-        return (0, 0) if self.private is None else self.private.matrix.stride()
+    def row_negative_strides(self) -> tuple[int, ...]:
+        return (0, 0) if self.row_negatives is None else self.row_negatives.matrix.stride()
 
     @property
-    def private_kind(self) -> tl.constexpr:
-        if self.private is None:
-            return NO_PRIVATE
-        return PRIVATE_ROW if self.private.partners is None else PRIVATE_MIX
+    def row_negative_kind(self) -> tl.constexpr:
+        if self.row_negatives is None:
+            return NO_ROW_NEGATIVE
+        return GIVEN_ROW_NEGATIVE if self.row_negatives.partners is None else MIXED_ROW_NEGATIVE
 
     @property
     def mix(self) -> float:
-        return 1.0 if self.private is None else self.private.mix
+        return 1.0 if self.row_negatives is None else self.row_negatives.mix
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class RowState:
     """What becomes known of each row, all (N,)."""
 
     weights: Tensor  # float64: how much its loss counts
-    bases: Tensor  # float32: the largest score among its exact cells, to base 2
-    references: Tensor  # float32, to base 2
-    redo: Tensor  # int32: whether the reference was too far off
+    exact_max_log2: Tensor  # float32: the largest score among its exact cells, to base 2
+    row_shift_log2: Tensor  # float32, to base 2
+    shift_overflowed: Tensor  # int32: whether the reference was too far off
     factors: Tensor  # float64, as the following: what its E lacks to be dL/dS
     logsumexp: Tensor
     mass: Tensor

@@ -30,11 +30,11 @@ class Tile:
     bias: Tensor | None = None  # (columns,) float32
 
 
-def row_blocks(rows: int, config: Config) -> int:
+def row_tiles(rows: int, config: Config) -> int:
     return triton.cdiv(rows, config.rows)
 
 
-def column_blocks(columns: int, config: Config) -> int:
+def column_tiles(columns: int, config: Config) -> int:
     return triton.cdiv(columns, config.columns)
 
 
@@ -42,21 +42,21 @@ def exp_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    references: Tensor,  # (N,) float32, to base 2
+    row_shift_log2: Tensor,  # (N,) float32, to base 2
     config: Config,
     *,
     exponentials: Tensor | None = None,  # (rows, columns), rows contiguous
     factors: Tensor | None = None,  # (N,) float32
-    partial: Tensor | None = None,  # (column_blocks, rows) float32
-    column_partial: Tensor | None = None,  # (row_blocks, columns) float32, with `factors`
-    redo: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
+    tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
+    tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32, with `factors`
+    shift_overflowed: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
 ) -> None:
-    """Row sums of E by blocks of columns into `partial`, and E, times `factors`, into `exponentials`.
+    """Row sums of E by blocks of columns into `tile_row_sums`, and E, times `factors`, into `exponentials`.
 
-    Column sums of the latter by blocks of rows go into `column_partial`.
+    Column sums of the latter by blocks of rows go into `tile_column_sums`.
     """
-    results = _Results(exponentials, partial, column_partial)
-    _launch(tile, queries, scale, references, factors, results, redo, config)
+    results = _Results(exponentials, tile_row_sums, tile_column_sums)
+    _launch(tile, queries, scale, row_shift_log2, factors, results, shift_overflowed, config)
 
 
 def sigmoid_scores(
@@ -67,78 +67,78 @@ def sigmoid_scores(
     config: Config,
     *,
     probabilities: Tensor | None = None,  # (rows, columns), rows contiguous
-    partial: Tensor | None = None,  # (column_blocks, rows) float32
-    column_partial: Tensor | None = None,  # (row_blocks, columns) float32
+    tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
+    tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32
 ) -> None:
-    """Sums of log(1 + exp(score)) into `partial`, sigmoids times `factors` into `probabilities`.
+    """Sums of log(1 + exp(score)) into `tile_row_sums`, sigmoids times `factors` into `probabilities`.
 
     Sums are by blocks as of `exp_scores`.
     """
-    results = _Results(probabilities, partial, column_partial)
+    results = _Results(probabilities, tile_row_sums, tile_column_sums)
     _launch(tile, queries, scale, None, factors, results, None, config, sigmoid=True)
 
 
-def both_ways_scores(
+def row_and_column_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    references: tuple[Tensor, Tensor],  # (N,) and (columns,) float32, to base 2
+    row_shift_log2: tuple[Tensor, Tensor],  # (N,) and (columns,) float32, to base 2
     config: Config,
     *,
     factors: tuple[Tensor, Tensor] | None = None,  # (N,) and (columns,) float32
     total: Tensor | None = None,  # (rows, columns), rows contiguous
-    partial: Tensor | None = None,  # (column_blocks, rows) float32
-    column_partial: Tensor | None = None,  # (row_blocks, columns) float32
+    tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
+    tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32
 ) -> None:
-    """Of exponentials against references of rows and of columns: sums of either, or the cells' two added up.
+    """Of exponentials with shifts of rows and of columns: sums of either, or the cells' two added up.
 
     Row sums are by blocks as of `exp_scores`, column sums by blocks of rows. `factors` are of what is
     added up into `total`.
     """
-    results = _Results(total, partial, column_partial)
+    results = _Results(total, tile_row_sums, tile_column_sums)
     of_rows, of_columns = factors or (None, None)
-    both = references[1], of_columns
-    _launch(tile, queries, scale, references[0], of_rows, results, None, config, of_columns=both)
+    both = row_shift_log2[1], of_columns
+    _launch(tile, queries, scale, row_shift_log2[0], of_rows, results, None, config, of_columns=both)
 
 
 def max_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    partial: Tensor,  # (column_blocks, rows) float32
+    tile_row_sums: Tensor,  # (column_tiles, rows) float32
     config: Config,
     *,
-    redo: tuple[Tensor, Tensor] | None = None,
+    shift_overflowed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Row maxima of the scores to base 2 by blocks of columns; -inf where all cells are left out."""
-    _launch(tile, queries, scale, None, None, _Results(None, partial), redo, config)
+    _launch(tile, queries, scale, None, None, _Results(None, tile_row_sums), shift_overflowed, config)
 
 
 @dataclass(frozen=True)
 class _Results:
     stored: Tensor | None
-    partial: Tensor | None
-    column_partial: Tensor | None = None
+    tile_row_sums: Tensor | None
+    tile_column_sums: Tensor | None = None
 
 
 def _launch(
     tile: Tile,
     queries: Tensor,
     scale: Tensor,
-    references: Tensor | None,
+    row_shift_log2: Tensor | None,
     factors: Tensor | None,
     results: _Results,
-    redo: tuple[Tensor, Tensor] | None,
+    shift_overflowed: tuple[Tensor, Tensor] | None,
     config: Config,
     *,
     sigmoid: bool = False,
     of_columns: tuple[Tensor, Tensor | None] | None = None,  # references and factors
 ) -> None:
     columns, width = tile.candidates.shape
-    tiles = row_blocks(tile.rows, config) * column_blocks(columns, config)
+    tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
     stored = results.stored
-    flags, any_flag = redo or (None, None)
-    column_references, column_factors = of_columns or (None, None)
+    flags, any_flag = shift_overflowed or (None, None)
+    column_shift_log2, column_factors = of_columns or (None, None)
     # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
     # with an address each, of which a program can hold only so many.
     unit = 16 // queries.element_size()
@@ -153,10 +153,10 @@ def _launch(
             TensorDescriptor.from_tensor(tile.candidates, [config.columns, step]),
         )
     with on_device(queries):
-        scores_kernel[(tiles if redo is None else programs(queries, tiles),)](
+        scores_kernel[(tiles if shift_overflowed is None else programs(queries, tiles),)](
             *(*operands, scale, tile.bias),
-            *(references, factors, column_references, column_factors),
-            *(stored, results.partial, results.column_partial, flags, any_flag),
+            *(row_shift_log2, factors, column_shift_log2, column_factors),
+            *(stored, results.tile_row_sums, results.tile_column_sums, flags, any_flag),
             *(tile.target_starts, tile.target_columns, tile.lowest_targets, tile.highest_targets),
             *(tile.query_groups, tile.candidate_groups, tile.mask),
             *(tile.rows, columns, width // unit, tile.first_row, tile.first_column),
@@ -164,15 +164,15 @@ def _launch(
             *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
             0 if stored is None else stored.stride(0),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
-            MAXIMUM=references is None and not sigmoid,
+            MAXIMUM=row_shift_log2 is None and not sigmoid,
             SIGMOID=sigmoid,
-            BOTH_WAYS=of_columns is not None,
+            ROW_AND_COLUMN=of_columns is not None,
             BIAS=tile.bias is not None,
-            REDUCE=results.partial is not None,
+            REDUCE=results.tile_row_sums is not None,
             STORE=stored is not None,
             FACTORS=factors is not None and stored is not None,
-            COLUMN_SUMS=results.column_partial is not None,
-            ONLY_REDO=redo is not None,
+            COLUMN_SUMS=results.tile_column_sums is not None,
+            ONLY_OVERFLOWED=shift_overflowed is not None,
             LEAVE_OUT_DIAGONAL=tile.leave_out_diagonal,
             TARGETS=tile.target_starts is not None,
             GROUPS=tile.query_groups is not None,

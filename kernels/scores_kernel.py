@@ -1,7 +1,7 @@
 """The score matrix's product with the exponential in its epilogue: no score reaches memory.
 
 For rows i and columns j it computes E_ij = exp(s <f_i, g_j> - r_i) against a reference r_i of
-the row, and the sum of each row. Within it logarithms are to base 2, as the references and the
+the row, and the sum of each row. Within it logarithms are to base 2, as the row_shift_log2 and the
 maxima that it takes and gives: a cell is one fused multiply-add and one power of 2.
 
 Cells that others answer for are 0 in E: targets, whose exact coefficient the row kernels compute
@@ -28,15 +28,15 @@ def scores_kernel(
     candidates,  # (columns, D)
     scale,  # () float32
     bias,  # (columns,) float32, added to the scores if BIAS
-    references,  # (N,) float32, to base 2
+    row_shift_log2,  # (N,) float32, to base 2
     factors,  # (N,) float32, of what is stored, if FACTORS
-    column_references,  # (columns,) float32, to base 2, if BOTH_WAYS
-    column_factors,  # (columns,) float32, if BOTH_WAYS and FACTORS
+    column_shift_log2,  # (columns,) float32, to base 2, if ROW_AND_COLUMN
+    column_factors,  # (columns,) float32, if ROW_AND_COLUMN and FACTORS
     exponentials,  # (rows, columns), written if STORE
-    partial,  # (blocks of columns, rows) float32: sums, or maxima of the scores to base 2, if REDUCE
-    column_partial,  # (blocks of rows, columns) float32: sums of what is stored, if COLUMN_SUMS
-    redo,  # (N,) int32, read if ONLY_REDO
-    any_redo,  # () int32
+    tile_row_sums,  # (blocks of columns, rows) float32: sums, or maxima of the scores to base 2, if REDUCE
+    tile_column_sums,  # (blocks of rows, columns) float32: sums of what is stored, if COLUMN_SUMS
+    shift_overflowed,  # (N,) int32, read if ONLY_OVERFLOWED
+    any_overflowed,  # () int32
     target_starts,  # (N + 1,) int64
     target_columns,  # (targets,) int64, -1 for none
     lowest_targets,  # (N,) int32, NOWHERE without any
@@ -58,13 +58,13 @@ def scores_kernel(
     mask_stride,
     MAXIMUM: tl.constexpr,
     SIGMOID: tl.constexpr,
-    BOTH_WAYS: tl.constexpr,
+    ROW_AND_COLUMN: tl.constexpr,
     BIAS: tl.constexpr,
     REDUCE: tl.constexpr,
     STORE: tl.constexpr,
     FACTORS: tl.constexpr,
     COLUMN_SUMS: tl.constexpr,
-    ONLY_REDO: tl.constexpr,
+    ONLY_OVERFLOWED: tl.constexpr,
     LEAVE_OUT_DIAGONAL: tl.constexpr,
     TARGETS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -80,23 +80,23 @@ def scores_kernel(
     BLOCK_WIDTH: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ):
-    row_blocks = tl.cdiv(rows, BLOCK_ROWS)
-    column_blocks = tl.cdiv(columns, BLOCK_COLUMNS)
+    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
     # As products with UNIT the compiler knows of what they are multiples.
     width *= UNIT
     tl.assume(width > 0)
     query_row_stride *= UNIT
     candidate_row_stride *= UNIT
-    tiles = row_blocks * column_blocks
-    if ONLY_REDO:
-        tiles *= tl.load(any_redo)
+    tiles = row_tiles * column_tiles
+    if ONLY_OVERFLOWED:
+        tiles *= tl.load(any_overflowed)
     s = tl.load(scale) * LOG2_E
     # What is kept from tile to tile would take the registers of the products.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         # Tiles of a few row blocks first, so that what they load stays in the L2 cache.
-        group = tile // (GROUP_ROWS * column_blocks)
-        group_rows = min(row_blocks - group * GROUP_ROWS, GROUP_ROWS)
-        in_group = tile % (GROUP_ROWS * column_blocks)
+        group = tile // (GROUP_ROWS * column_tiles)
+        group_rows = min(row_tiles - group * GROUP_ROWS, GROUP_ROWS)
+        in_group = tile % (GROUP_ROWS * column_tiles)
         row_block = group * GROUP_ROWS + in_group % group_rows
         column_block = in_group // group_rows
 
@@ -104,8 +104,8 @@ def scores_kernel(
         in_rows, in_columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
         row, column = first_row + first_i + in_rows, first_column + first_j + in_columns
         row_inside, column_inside = in_rows < rows - first_i, in_columns < columns - first_j
-        if ONLY_REDO:
-            written = row_inside & (tl.load(redo + row, mask=row_inside, other=0) > 0)
+        if ONLY_OVERFLOWED:
+            written = row_inside & (tl.load(shift_overflowed + row, mask=row_inside, other=0) > 0)
             needed = tl.max(written.to(tl.int32), 0) > 0
         else:
             written = row_inside
@@ -113,7 +113,7 @@ def scores_kernel(
         if needed:
             # What the epilogue needs of each row is on its way while the products are made.
             if not (MAXIMUM or SIGMOID):
-                reference = tl.load(references + row, mask=row_inside, other=0.0)
+                reference = tl.load(row_shift_log2 + row, mask=row_inside, other=0.0)
             if FACTORS:
                 factor = tl.load(factors + row, mask=row_inside, other=0.0)
             if TARGETS:
@@ -150,7 +150,7 @@ def scores_kernel(
 
             if MAXIMUM or SIGMOID:
                 exponent = scores * s
-            elif BOTH_WAYS:  # rows beyond the end count for no column
+            elif ROW_AND_COLUMN:  # rows beyond the end count for no column
                 exponent = tl.fma(scores, s, tl.where(row_inside, 0.0, float("-inf"))[:, None])
             else:
                 exponent = tl.fma(scores, s, -reference[:, None])
@@ -190,19 +190,19 @@ def scores_kernel(
                     exponent = tl.where(at[:, None] == column[None, :], float("-inf"), exponent)
 
             if REDUCE:
-                partial_at = partial + tl.cast(column_block, tl.int64) * rows + first_i + in_rows
+                tile_row_sums_at = tile_row_sums + tl.cast(column_block, tl.int64) * rows + first_i + in_rows
             if COLUMN_SUMS:
-                column_partial_at = column_partial + tl.cast(row_block, tl.int64) * columns
-                column_partial_at += first_j + in_columns
+                tile_column_sums_at = tile_column_sums + tl.cast(row_block, tl.int64) * columns
+                tile_column_sums_at += first_j + in_columns
             if MAXIMUM:
-                tl.store(partial_at, tl.max(exponent, 1), mask=written)
+                tl.store(tile_row_sums_at, tl.max(exponent, 1), mask=written)
             else:
-                if BOTH_WAYS:  # columns first: what is known of each takes many registers
+                if ROW_AND_COLUMN:  # columns first: what is known of each takes many registers
                     at = first_j + in_columns
-                    column_reference = tl.load(column_references + at, mask=column_inside, other=0.0)
+                    column_reference = tl.load(column_shift_log2 + at, mask=column_inside, other=0.0)
                     of_columns = tl.exp2(exponent - column_reference[None, :])
                     if COLUMN_SUMS:
-                        tl.store(column_partial_at, tl.sum(of_columns, 0), mask=column_inside)
+                        tl.store(tile_column_sums_at, tl.sum(of_columns, 0), mask=column_inside)
                     if FACTORS:
                         column_factor = tl.load(column_factors + at, mask=column_inside, other=0.0)
                         of_columns *= column_factor[None, :]
@@ -210,19 +210,19 @@ def scores_kernel(
                 if SIGMOID:
                     e = tl.exp2(-tl.abs(exponent))
                     if REDUCE:
-                        tl.store(partial_at, softplus_sums(exponent, e), mask=written)
+                        tl.store(tile_row_sums_at, softplus_sums(exponent, e), mask=written)
                     e = sigmoids(exponent, e)
                 else:
                     e = tl.exp2(exponent)
                     if REDUCE:
-                        tl.store(partial_at, tl.sum(e, 1), mask=written)
+                        tl.store(tile_row_sums_at, tl.sum(e, 1), mask=written)
                 if FACTORS:
                     e *= factor[:, None]
-                if BOTH_WAYS:
+                if ROW_AND_COLUMN:
                     if FACTORS:
                         e += of_columns
                 elif COLUMN_SUMS:  # with factors, which are 0 beyond the last row
-                    tl.store(column_partial_at, tl.sum(e, 0), mask=column_inside)
+                    tl.store(tile_column_sums_at, tl.sum(e, 0), mask=column_inside)
                 if STORE:
                     begin = exponentials + tl.cast(first_i, tl.int64) * exponential_row_stride + first_j
                     cell = begin + in_rows[:, None] * exponential_row_stride + in_columns[None, :]

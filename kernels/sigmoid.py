@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import LN_2, NO_PRIVATE, ExactCells, RowState
+from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 from triton.language.extra import libdevice
@@ -54,23 +54,23 @@ def softplus_sums(
 
 
 @triton.jit
-def sigmoid_statistics_kernel(
-    partial,  # (blocks, rows) float32: sums of log(1 + exp S)
+def sigmoid_row_stats_kernel(
+    tile_row_sums,  # (blocks, rows) float32: sums of log(1 + exp S)
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
     target_scores,
     zeroed,  # (N,) bool
-    private_scores,
+    row_negative_scores,
     row_weights,  # (N,) float64
     loss,  # (N,) float64
     target_coefficients,  # (targets,) float32
-    private_coefficients,  # (N,) float32
+    row_negative_coefficients,  # (N,) float32
     rows,
     blocks,
     first_row,
     ZEROED: tl.constexpr,
-    PRIVATE: tl.constexpr,
+    ROW_NEGATIVE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -81,19 +81,19 @@ def sigmoid_statistics_kernel(
     total = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
     for start in range(0, blocks, BLOCK):
         b = start + tl.arange(0, BLOCK)
-        at = partial + b.to(tl.int64)[None, :] * rows + i[:, None]
+        at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
         part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
         total += tl.sum(part.to(tl.float64), 1)
     if ZEROED:
         own = tl.load(zeroed + row, mask=inside, other=0) != 0
         total += tl.where(own, LN_2, 0.0)
     w = tl.load(row_weights + row, mask=inside, other=0.0)
-    if PRIVATE != NO_PRIVATE:
-        x = tl.load(private_scores + row, mask=inside, other=0.0).to(tl.float64)
+    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+        x = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
         e = tl.exp(-tl.abs(x))
         total += tl.maximum(x, 0.0) + log1p(e)
         c = w * tl.where(x > 0, 1.0, e) / (1.0 + e)
-        tl.store(private_coefficients + row, c.to(tl.float32), mask=inside)
+        tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
     first = tl.load(target_starts + row, mask=inside, other=0)
     count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
     for k in range(0, tl.max(count, 0)):
@@ -110,16 +110,16 @@ def sigmoid_statistics_kernel(
     tl.store(loss + row, total, mask=inside)
 
 
-def sigmoid_statistics(partial: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
+def sigmoid_row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
     """Everything that is known of some rows once the sums over their other cells are there."""
-    blocks, rows = partial.shape
-    _, _, scores, _, coefficients = cells.private_tensors
-    with on_device(partial):
-        sigmoid_statistics_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-            *(partial, cells.starts, cells.columns, cells.weights, cells.scores, cells.zeroed, scores),
+    blocks, rows = tile_row_sums.shape
+    _, _, scores, _, coefficients = cells.row_negative_tensors
+    with on_device(tile_row_sums):
+        sigmoid_row_stats_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+            *(tile_row_sums, cells.starts, cells.columns, cells.weights, cells.scores, cells.zeroed, scores),
             *(state.weights, state.loss, cells.coefficients, coefficients, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,
-            PRIVATE=cells.private_kind,
+            ROW_NEGATIVE=cells.row_negative_kind,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,

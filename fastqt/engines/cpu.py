@@ -45,7 +45,7 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients; `kept_gain` of these dtypes is 1."""
+    """The mean or sum of the rows' losses, and its gradients; `static_grad_scale` of these dtypes is 1."""
     weight = 1 / p.queries.shape[0] if reduction == "mean" else 1.0
     total, *gradients = _walk(p, _gradient_tile(p), needs, weight=weight)
     return total, _gradients(gradients, needs)

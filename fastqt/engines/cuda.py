@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.problem import DIAGONALS, Gradients, Needs, Problem, Rows, finite_scale, kept_gain
+from fastqt.problem import DIAGONALS, Gradients, Needs, Problem, Rows, finite_scale, static_grad_scale
 
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
 MOST_ROWS, MOST_WIDTH = 1024, 4800
@@ -53,9 +53,9 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients times `kept_gain`."""
+    """The mean or sum of the rows' losses, and its gradients times `static_grad_scale`."""
     total, gradients = p.queries.new_empty((), dtype=torch.float32), _empty_gradients(p, needs)
-    gain = kept_gain(p.queries.dtype, reduction)
+    gain = static_grad_scale(p.queries.dtype, reduction)
     _launch(p, gain / p.queries.shape[0] if reduction == "mean" else gain, total, gradients)
     return total if gain == 1 else total.div_(gain), gradients
 

@@ -27,7 +27,7 @@ from fastqt.engines import cpu as schedule
 from fastqt.functional import MEMORY_MODES, REDUCTIONS
 from fastqt.losses.common import unit
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.problem import Needs, kept_gain, pairs
+from fastqt.problem import Needs, pairs, static_grad_scale
 
 
 def _loss_of_pairs(
@@ -64,7 +64,7 @@ class _Clip(torch.autograd.Function):
         ctx.memory, ctx.walk = memory, _walk_of(backend)
         ctx.scale = None if isinstance(scale, Tensor) else scale
         ctx.weight = 1 / N if reduction == "mean" else 1.0
-        ctx.gain = kept_gain(a.dtype, reduction)
+        ctx.gain = static_grad_scale(a.dtype, reduction)
         found = a.new_empty(4, N, dtype=torch.float64)
         at_once = recorded and reduction != "none" and any(needs)
         weights = ctx.gain * ctx.weight if at_once else None

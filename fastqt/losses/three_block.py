@@ -17,7 +17,7 @@ from torch import Tensor
 from fastqt.autograd import times
 from fastqt.checks import check_not_recorded, input_dtype
 from fastqt.losses.common import unit
-from fastqt.problem import kept_gain
+from fastqt.problem import static_grad_scale
 
 Gradients = tuple[Tensor | None, ...]  # of u, v, own and next of columns, own and next of rows, scale
 
@@ -101,7 +101,7 @@ class _Released(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         weights = None
         if ctx.at_once:
-            ctx.gain = kept_gain(inputs[0].dtype, reduction)
+            ctx.gain = static_grad_scale(inputs[0].dtype, reduction)
             weight = ctx.gain / N if reduction == "mean" else ctx.gain
             weights = inputs[0].new_full((N,), weight, dtype=torch.float64)
         losses, ctx.gradients = _walk(inputs, options, weights, needs)

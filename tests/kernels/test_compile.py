@@ -20,7 +20,7 @@ SPECIALISATIONS = [
 SCORES = [p for p in SPECIALISATIONS if p.values[2].startswith("scores_kernel")]
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Of constants that are neither on nor off, or have code of their own where they are off.
-CHOICES = {"PRIVATE": {0, 1, 2}, "DIAGONAL": {0, 1, 2}, "EVEN_COLUMNS": {0, 1}, "EVEN_WIDTH": {0, 1}}
+CHOICES = {"ROW_NEGATIVE": {0, 1, 2}, "DIAGONAL": {0, 1, 2}, "EVEN_COLUMNS": {0, 1}, "EVEN_WIDTH": {0, 1}}
 
 FROM_HOPPER = {"DESCRIPTORS"}
 # Launches at N = 4,096, and matrix products: references come from a sample of 1/16 or 1/8 of the scores.

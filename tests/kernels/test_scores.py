@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fastqt.kernels.scores import Tile, both_ways_scores, column_blocks, exp_scores, max_scores, row_blocks
+from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores, row_and_column_scores, row_tiles
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tolerances import FLOAT32, relative
 
@@ -79,13 +79,13 @@ def test_exponentials_and_their_sums(rows, columns, what, D, config):
     references = torch.linspace(-1, 1, N)
     factors = torch.linspace(1, -1, N)
     E = torch.full(kept.shape, math.nan)
-    partial = torch.empty(column_blocks(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
+    partial = torch.empty(column_tiles(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
     scale = torch.tensor(SCALE)
     exp_scores(
         *(tile, queries, scale, references, config),
         exponentials=E,
         factors=factors,
-        partial=partial,
+        tile_row_sums=partial,
     )
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
     exact = kept * np.exp(S - math.log(2) * references.double().numpy()[:, None])[rows, columns]
@@ -101,18 +101,18 @@ def test_exponentials_both_ways(rows, columns):
     references = torch.linspace(-1, 1, N), torch.linspace(2, -1, N)
     factors = torch.linspace(1, -1, N), torch.linspace(-2, 1, N)
     height, width = kept.shape
-    partial = torch.empty(column_blocks(width, WHEN_INTERPRETED), height)
-    column_partial = torch.empty(row_blocks(height, WHEN_INTERPRETED), width)
+    partial = torch.empty(column_tiles(width, WHEN_INTERPRETED), height)
+    tile_column_sums = torch.empty(row_tiles(height, WHEN_INTERPRETED), width)
     total = torch.full(kept.shape, math.nan)
     arguments = tile, queries, torch.tensor(SCALE), (references[0], references[1][columns]), WHEN_INTERPRETED
-    both_ways_scores(*arguments, partial=partial, column_partial=column_partial)
-    both_ways_scores(*arguments, factors=(factors[0], factors[1][columns]), total=total)
+    row_and_column_scores(*arguments, tile_row_sums=partial, tile_column_sums=tile_column_sums)
+    row_and_column_scores(*arguments, factors=(factors[0], factors[1][columns]), total=total)
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
     r, q = (math.log(2) * x.double().numpy() for x in references)
     of_rows, of_columns = (kept * np.exp(x)[rows, columns] for x in (S - r[:, None], S - q))
     u, v = (x.double().numpy() for x in factors)
     assert relative(partial, sums_by_block(of_rows)) < FLOAT32
-    assert relative(column_partial, sums_by_block(of_columns.T, WHEN_INTERPRETED.rows)) < FLOAT32
+    assert relative(tile_column_sums, sums_by_block(of_columns.T, WHEN_INTERPRETED.rows)) < FLOAT32
     assert relative(total, of_rows * u[rows, None] + of_columns * v[columns]) < FLOAT32
     assert (total.numpy()[~kept] == 0).all()
 
@@ -121,7 +121,7 @@ def test_exponentials_both_ways(rows, columns):
 @by_part
 def test_maxima(rows, columns, what):
     tile, queries, candidates, kept = left_out(rows, columns, what)
-    blocks = column_blocks(kept.shape[1], WHEN_INTERPRETED)
+    blocks = column_tiles(kept.shape[1], WHEN_INTERPRETED)
     maxima = torch.empty(blocks, kept.shape[0])
     max_scores(tile, queries, torch.tensor(SCALE), maxima, WHEN_INTERPRETED)
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T / math.log(2)
@@ -131,16 +131,16 @@ def test_maxima(rows, columns, what):
 
 def test_only_rows_that_are_to_be_done_again_are_written():
     tile, queries, candidates, kept = left_out(slice(24, N), EVERYTHING, {"diagonal", "targets"})
-    redo = torch.zeros(N, dtype=torch.int32)
-    redo[[30, 69]] = 1
+    overflowed = torch.zeros(N, dtype=torch.int32)
+    overflowed[[30, 69]] = 1
     E = torch.full(kept.shape, 7.0)
     references = torch.zeros(N)
     exp_scores(
         *(tile, queries, torch.tensor(SCALE), references, WHEN_INTERPRETED),
         exponentials=E,
-        redo=(redo, redo.amax()),
+        shift_overflowed=(overflowed, overflowed.amax()),
     )
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
     exact = kept * np.exp(S)[24:]
     assert relative(E[[6, 45]], exact[[6, 45]]) < FLOAT32
-    assert (E[redo[24:] == 0] == 7).all()
+    assert (E[overflowed[24:] == 0] == 7).all()

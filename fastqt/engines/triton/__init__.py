@@ -12,7 +12,7 @@ from fastqt.engines.reference import check_targets
 from fastqt.engines.triton.rows import RowWalk
 from fastqt.engines.triton.sigmoid import SigmoidWalk
 from fastqt.engines.triton.softmax import FusedWalk
-from fastqt.problem import Gradients, Needs, Problem, Rows, kept_gain
+from fastqt.problem import Gradients, Needs, Problem, Rows, static_grad_scale
 
 
 def forward(p: Problem) -> Rows:
@@ -21,10 +21,10 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients times `kept_gain`."""
+    """The mean or sum of the rows' losses, and its gradients times `static_grad_scale`."""
     mean = reduction == "mean"
     weight = 1 / p.queries.shape[0] if mean else 1.0
-    rows, gradients = _walk(p, kept_gain(p.queries.dtype, reduction) * weight, needs)
+    rows, gradients = _walk(p, static_grad_scale(p.queries.dtype, reduction) * weight, needs)
     loss = rows.loss.mean() if mean else rows.loss.sum()
     return loss.float(), gradients
 

@@ -20,9 +20,9 @@ from fastqt.engines.triton.sigmoid import SigmoidWalk
 from fastqt.engines.triton.softmax import SUM_ROWS, FusedWalk
 from fastqt.engines.triton.walk import Block, even, fitting, ranges, scale_on
 from fastqt.kernels.cells import ExactCells
-from fastqt.kernels.references import choose_references
-from fastqt.kernels.scores import Tile, both_ways_scores, column_blocks, row_blocks
-from fastqt.kernels.statistics import row_statistics
+from fastqt.kernels.row_shifts import choose_row_shifts
+from fastqt.kernels.row_stats import row_stats
+from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
 from fastqt.problem import Needs, Problem, pairs
 
 
@@ -56,8 +56,8 @@ class _Pairs(FusedWalk):
     """All cells but the diagonal's: those need no list of targets."""
 
     def look_at_rows(self, sampled: Tensor | None = None) -> None:
-        """Exact cells and references. Targets that nobody gave need no assertion."""
-        choose_references(self.p, self.scale, self.groups, self.cells, self.state, sampled)
+        """Exact cells and row shifts. Targets that nobody gave need no assertion."""
+        choose_row_shifts(self.p, self.scale, self.groups, self.cells, self.state, sampled)
 
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         columns = columns or slice(0, self.M)
@@ -79,21 +79,21 @@ class _Direction(_Pairs):
 
     def sum_up(self, columns: _Direction) -> None:
         """Losses and exact cells of both directions, from one walk over the scores."""
-        references = self.state.references, columns.state.references
+        row_shift_log2 = self.state.row_shift_log2, columns.state.row_shift_log2
         chunks = list(self._chunks)
         sums = self.p.queries.new_empty(len(chunks), self.N, dtype=torch.float32)
         for rows, of_chunk in zip(chunks, sums, strict=True):
             tile = self.tile(self.blocks[0], rows)
-            partial = self._partial(self.N, tile.rows)
-            of_columns = partial.new_empty(row_blocks(tile.rows, self.config), self.N)
-            both_ways_scores(
-                *(tile, self.p.queries, self.scale, references, self.config),
-                partial=partial,
-                column_partial=of_columns,
+            tile_row_sums = self._partial(self.N, tile.rows)
+            of_columns = tile_row_sums.new_empty(row_tiles(tile.rows, self.config), self.N)
+            row_and_column_scores(
+                *(tile, self.p.queries, self.scale, row_shift_log2, self.config),
+                tile_row_sums=tile_row_sums,
+                tile_column_sums=of_columns,
             )
-            row_statistics(partial, self.cells, self.state, rows.start, only_redo=False)
+            row_stats(tile_row_sums, self.cells, self.state, rows.start, only_overflowed=False)
             torch.sum(of_columns, 0, out=of_chunk)
-        row_statistics(sums, columns.cells, columns.state, 0, only_redo=False)
+        row_stats(sums, columns.cells, columns.state, 0, only_overflowed=False)
         for rows in chunks:
             self.repair(rows)
             columns.repair(rows)
@@ -101,7 +101,7 @@ class _Direction(_Pairs):
     @property
     def _chunks(self) -> Iterator[slice]:
         """Rows whose sums by blocks of columns, and the columns' by blocks of rows, are kept at a time."""
-        line = 4 * (column_blocks(self.N, self.config) + row_blocks(self.N, self.config))
+        line = 4 * (column_tiles(self.N, self.config) + row_tiles(self.N, self.config))
         return ranges(self.N, even(self.N, min(fitting(self.room, line), SUM_ROWS), self.config.rows))
 
 
@@ -126,21 +126,21 @@ class ClipWalk(_Pairs, SigmoidWalk):
     def prepare(self) -> None:
         """What makes exponentials of either direction's scores its half of dL/dS."""
         exact = self.found[:2] / math.log(2)
-        self.references, self.column_references = references = exact.float()
-        weights = self.gain / 2 * self.weights / self.weight_norm
-        self.row_weights, self.column_weights = (weights * (references - exact).exp2_()).float()
+        self.row_shift_log2, self.column_shift_log2 = row_shift_log2 = exact.float()
+        weights = self.prob_scale / 2 * self.weights / self.weight_norm
+        self.row_weights, self.column_weights = (weights * (row_shift_log2 - exact).exp2_()).float()
         torch.mul(self.weights, self.found[2], out=self.cells.coefficients)
-        self.state.factors.copy_(self.weight_norm / self.gain)
+        self.state.factors.copy_(self.weight_norm / self.prob_scale)
 
     def fill(self, tile: Tile, out: Tensor | None, **_: Any) -> None:
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
-        both_ways_scores(
+        row_and_column_scores(
             *(tile, self.p.queries, self.scale),
-            (self.references, self.column_references[columns]),
+            (self.row_shift_log2, self.column_shift_log2[columns]),
             self.config,
             factors=(self.row_weights, self.column_weights[columns]),
             total=out,
         )
 
-    def conclude(self, rows: slice, partial: Tensor) -> None:
+    def conclude(self, rows: slice, tile_row_sums: Tensor) -> None:
         """There is nothing left to find out."""

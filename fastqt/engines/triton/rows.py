@@ -22,14 +22,14 @@ class RowWalk(Walk):
             torch._assert_async(_sound(p), TARGETS_WANTED)
         if p.partners is not None:  # small problems, or ones whose targets are as large as the scores
             p = self.p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
-        private = p.row_negatives
+        row_negatives = p.row_negatives
         queries, itemsize = p.queries, p.queries.element_size()
-        width = self.width + (private is not None)
+        width = self.width + (row_negatives is not None)
         cell_bytes = 4 if itemsize == 4 else 4 + itemsize
         height = self.fitting_rows(cell_bytes * aligned(width) + 4 * self.D)
         S = queries.new_empty(height, aligned(width), dtype=torch.float32)
         dS = S if itemsize == 4 else queries.new_empty(S.shape)
-        weights = self.gain / self.weight_norm * self.weights
+        weights = self.prob_scale / self.weight_norm * self.weights
         self.make_products()
         if p.link == "sigmoid":
             self.logsumexp.zero_(), self.mass.zero_()
@@ -39,8 +39,8 @@ class RowWalk(Walk):
             f, scores = queries[rows], S[: rows.stop - rows.start, :width]
             for block in self.blocks:
                 multiply(scores[:, block.columns], f, block.matrix.T, add=False)
-            if private is not None:
-                scores[:, -1] = (f.float() * private[rows].float()).sum(1)
+            if row_negatives is not None:
+                scores[:, -1] = (f.float() * row_negatives[rows].float()).sum(1)
             out = dS[: len(scores), :width] if self.differentiates else None
             found = self.logsumexp, self.mass, self.loss
             loss_rows(scores, self.scale, p, rows.start, weights, found, out)
@@ -59,26 +59,26 @@ class RowWalk(Walk):
                 multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
         if self.bias_gradient is not None:
             by_column = dS[:, : self.M].sum(0, dtype=torch.float32)
-            self.bias_gradient.add_(by_column * (self.weight_norm / self.gain).float())
-        private = self.p.row_negatives
-        if self.private_gradient is not None:
-            self.private_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
+            self.bias_gradient.add_(by_column * (self.weight_norm / self.prob_scale).float())
+        row_negatives = self.p.row_negatives
+        if self.row_negative_gradient is not None:
+            self.row_negative_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
         if self.query_gradient is None and self.scale_gradient is None:
             return
         product = f.new_empty(f.shape, dtype=torch.float32)
         for block in self.blocks:
             multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
-        if private is not None:
-            product.addcmul_(dS[:, -1:].float(), private[rows].float())
+        if row_negatives is not None:
+            product.addcmul_(dS[:, -1:].float(), row_negatives[rows].float())
         if self.scale_gradient is not None:
             by_row = (product * f.float()).sum(1)
-            self.scale_gradient[rows] = by_row * (self.weight_norm / self.gain).float()
+            self.scale_gradient[rows] = by_row * (self.weight_norm / self.prob_scale).float()
         if self.query_gradient is not None:
             self.query_gradient[rows] = product.mul_(factor).to(f.dtype)
 
     def _factor(self) -> Tensor:
         """What a product of dS lacks."""
-        return (self.scale * self.weight_norm / self.gain).float()
+        return (self.scale * self.weight_norm / self.prob_scale).float()
 
 
 def _sound(p: Problem) -> Tensor:

@@ -32,12 +32,16 @@ from fastqt.engines.triton.walk import (
     multiply,
     ranges,
 )
-from fastqt.kernels.cells import ExactCells, PrivateNegatives, RowState
-from fastqt.kernels.finish import finish_biases, finish_candidates, finish_queries
+from fastqt.kernels.cells import ExactCells, RowNegatives, RowState
+from fastqt.kernels.gradients import (
+    bias_gradient_epilogue,
+    candidate_gradient_epilogue,
+    query_gradient_epilogue,
+)
 from fastqt.kernels.launch import multiprocessors
-from fastqt.kernels.references import choose_references, raise_references
-from fastqt.kernels.scores import Tile, column_blocks, exp_scores, max_scores, row_blocks
-from fastqt.kernels.statistics import row_statistics
+from fastqt.kernels.row_shifts import choose_row_shifts, raise_row_shifts
+from fastqt.kernels.row_stats import row_stats
+from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores, row_tiles
 from fastqt.kernels.tuning import score_config
 from fastqt.problem import Needs, Problem
 
@@ -70,8 +74,8 @@ class FusedWalk(Walk):
         else:
             self.rows_then_columns()
         if self.bias_gradient is not None and self.column_sums is not None:
-            finish_biases(
-                *(self.column_sums, self.weight_norm, self.gain, self._targets_by_column),
+            bias_gradient_epilogue(
+                *(self.column_sums, self.weight_norm, self.prob_scale, self._targets_by_column),
                 *(self.cells.coefficients, self.bias_gradient),
             )
 
@@ -83,11 +87,11 @@ class FusedWalk(Walk):
         p = self.p
         starts, columns, weights = p.targets.compressed()
         new = p.queries.new_empty
-        private = None
+        row_negatives = None
         if p.row_negatives is not None or p.partners is not None:
             matrix = p.candidates if p.row_negatives is None else p.row_negatives
             found = (new(self.N, dtype=torch.float32) for _ in range(3))
-            private = PrivateNegatives(matrix, *found, p.partners, p.mix)
+            row_negatives = RowNegatives(matrix, *found, p.partners, p.mix)
         return ExactCells(
             starts,
             weights,
@@ -96,16 +100,16 @@ class FusedWalk(Walk):
             *(new(self.N, dtype=torch.int32) for _ in range(2)),
             sound=new(self.N, dtype=torch.bool),
             zeroed=new(self.N, dtype=torch.bool) if p.diagonal == "zero" else None,
-            private=private,
+            row_negatives=row_negatives,
         )
 
     def _row_state(self) -> RowState:
         new, N = self.p.queries.new_empty, self.N
         return RowState(
             weights=self.weights,
-            bases=new(N, dtype=torch.float32),
-            references=new(N, dtype=torch.float32),
-            redo=new(N, dtype=torch.int32),
+            exact_max_log2=new(N, dtype=torch.float32),
+            row_shift_log2=new(N, dtype=torch.float32),
+            shift_overflowed=new(N, dtype=torch.int32),
             factors=new(N, dtype=torch.float64),
             logsumexp=self.logsumexp,
             mass=self.mass,
@@ -125,13 +129,13 @@ class FusedWalk(Walk):
         self.look_at_rows(sampled)
 
     def look_at_rows(self, sampled: Tensor | None = None) -> None:
-        """Exact cells and references; on a GPU, which has not looked at the targets yet, an assertion too."""
-        choose_references(self.p, self.scale, self.groups, self.cells, self.state, sampled)
+        """Exact cells and row shifts; on a GPU, which has not looked at the targets yet, an assertion too."""
+        choose_row_shifts(self.p, self.scale, self.groups, self.cells, self.state, sampled)
         if self.p.queries.is_cuda:
             torch._assert_async(self.cells.sound.all(), TARGETS_WANTED)
 
     def _partial(self, columns: int, rows: int) -> Tensor:
-        return self.p.queries.new_empty(column_blocks(columns, self.config), rows, dtype=torch.float32)
+        return self.p.queries.new_empty(column_tiles(columns, self.config), rows, dtype=torch.float32)
 
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         """Some rows of E against a block, or against some of its columns."""
@@ -153,7 +157,7 @@ class FusedWalk(Walk):
 
     def sum_rows(self, rows: slice, E: Tensor | None = None) -> None:
         """Finds all that is known of some rows, and writes their E where it is given."""
-        if E is not None and self.gain != 1:
+        if E is not None and self.prob_scale != 1:
             self.sum_rows(rows)
             self._refer_to_logsumexp(rows)
             for block in self.blocks:
@@ -162,59 +166,68 @@ class FusedWalk(Walk):
         self._add_up(rows, E, None)
         self.repair(rows, E)
 
-    def _add_up(self, rows: slice, E: Tensor | None, redo: tuple[Tensor, Tensor] | None) -> None:
-        partial, parts = self._parts_of_blocks(rows)
+    def _add_up(self, rows: slice, E: Tensor | None, shift_overflowed: tuple[Tensor, Tensor] | None) -> None:
+        tile_row_sums, parts = self._parts_of_blocks(rows)
         for block, part in zip(self.blocks, parts, strict=True):
             of_block = None if E is None else E[:, block.columns]
-            self.fill(self.tile(block, rows), of_block, partial=part, redo=redo)
-        row_statistics(partial, self.cells, self.state, rows.start, only_redo=redo is not None)
+            self.fill(self.tile(block, rows), of_block, tile_row_sums=part, shift_overflowed=shift_overflowed)
+        row_stats(
+            tile_row_sums, self.cells, self.state, rows.start, only_overflowed=shift_overflowed is not None
+        )
 
     def repair(self, rows: slice, E: Tensor | None = None) -> None:
         """Does those rows again whose reference was too far off."""
-        redo = self.state.redo, self.state.redo[rows].amax()
+        shift_overflowed = self.state.shift_overflowed, self.state.shift_overflowed[rows].amax()
         maxima, parts = self._parts_of_blocks(rows)
         for block, part in zip(self.blocks, parts, strict=True):
-            max_scores(self.tile(block, rows), self.p.queries, self.scale, part, self.config, redo=redo)
-        raise_references(self.state, maxima, rows.start)
-        self._add_up(rows, E, redo)
+            max_scores(
+                self.tile(block, rows),
+                self.p.queries,
+                self.scale,
+                part,
+                self.config,
+                shift_overflowed=shift_overflowed,
+            )
+        raise_row_shifts(self.state, maxima, rows.start)
+        self._add_up(rows, E, shift_overflowed)
 
     def _parts_of_blocks(self, rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Room for the sums of some rows over blocks of columns, and each block's part of it."""
-        sizes = [column_blocks(block.matrix.shape[0], self.config) for block in self.blocks]
-        partial = self.p.queries.new_empty(sum(sizes), rows.stop - rows.start, dtype=torch.float32)
-        return partial, partial.split(sizes)
+        sizes = [column_tiles(block.matrix.shape[0], self.config) for block in self.blocks]
+        tile_row_sums = self.p.queries.new_empty(sum(sizes), rows.stop - rows.start, dtype=torch.float32)
+        return tile_row_sums, tile_row_sums.split(sizes)
 
     def fill(
         self,
         tile: Tile,
         out: Tensor | None,
         *,
-        partial: Tensor | None = None,
+        tile_row_sums: Tensor | None = None,
         factors: Tensor | None = None,
-        column_partial: Tensor | None = None,
-        redo: tuple[Tensor, Tensor] | None = None,
+        tile_column_sums: Tensor | None = None,
+        shift_overflowed: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """E of a tile, and its sums."""
         exp_scores(
-            *(tile, self.p.queries, self.scale, self.state.references, self.config),
+            *(tile, self.p.queries, self.scale, self.state.row_shift_log2, self.config),
             exponentials=out,
             factors=factors,
-            partial=partial,
-            column_partial=column_partial,
-            redo=redo,
+            tile_row_sums=tile_row_sums,
+            tile_column_sums=tile_column_sums,
+            shift_overflowed=shift_overflowed,
         )
 
     def _refer_to_logsumexp(self, rows: slice) -> None:
         state = self.state
         logsumexp, mass = state.logsumexp[rows], state.mass[rows]
-        references = ((logsumexp - math.log(self.gain)) / math.log(2)).float()
-        state.references[rows] = references.where(mass > 0, math.inf)
-        sums = (logsumexp - math.log(2) * references.double()).exp()
+        row_shift_log2 = ((logsumexp - math.log(self.prob_scale)) / math.log(2)).float()
+        state.row_shift_log2[rows] = row_shift_log2.where(mass > 0, math.inf)
+        sums = (logsumexp - math.log(2) * row_shift_log2.double()).exp()
         state.factors[rows] = (state.weights[rows] * mass / sums).where(mass > 0, 0)
 
     def weights_in_columns(self) -> Tensor:
         """What E's rows are to be multiplied by for its columns to add up to gradients, (N,) float32."""
-        weights: Tensor = self.gain * self.state.factors / self.weight_norm
+        weights: Tensor = self.prob_scale * self.state.factors / self.weight_norm
         return weights.float()
 
     def all_at_once(self) -> None:
@@ -262,8 +275,8 @@ class FusedWalk(Walk):
                 for rows in ranges(self.N, height):
                     part = E[: rows.stop - rows.start, : columns.stop - columns.start]
                     tile = self.tile(block, rows, columns)
-                    with self._column_sums(tile) as column_partial:
-                        self.fill(tile, part, factors=factors, column_partial=column_partial)
+                    with self._column_sums(tile) as tile_column_sums:
+                        self.fill(tile, part, factors=factors, tile_column_sums=tile_column_sums)
                     if product is not None:
                         multiply(product, part.T, p.queries[rows], add=rows.start > 0)
                 self._finish_candidates(block, columns, product)
@@ -298,9 +311,9 @@ class FusedWalk(Walk):
             yield None
             return
         columns = tile.candidates.shape[0]
-        partial = self.column_sums.new_empty(row_blocks(tile.rows, self.config), columns)
-        yield partial
-        self.column_sums[tile.first_column : tile.first_column + columns].add_(partial.sum(0))
+        tile_row_sums = self.column_sums.new_empty(row_tiles(tile.rows, self.config), columns)
+        yield tile_row_sums
+        self.column_sums[tile.first_column : tile.first_column + columns].add_(tile_row_sums.sum(0))
 
     def _times_columns(self, E: Tensor) -> Tensor | None:
         """E G over all blocks, float32, if anything needs it."""
@@ -312,7 +325,7 @@ class FusedWalk(Walk):
         return product
 
     def _finish_queries(self, rows: slice, product: Tensor | None, weighted: Tensor | None) -> None:
-        finish_queries(
+        query_gradient_epilogue(
             self.p.queries,
             self.p.candidates,
             self.scale,
@@ -320,12 +333,12 @@ class FusedWalk(Walk):
             self.cells,
             self.state,
             self.weight_norm,
-            self.gain,
+            self.prob_scale,
             rows.start,
             rows.stop - rows.start,
             query_gradient=self.query_gradient,
             weighted_queries=weighted,
-            private_gradient=self.private_gradient,
+            row_negative_gradient=self.row_negative_gradient,
             scale_gradient=self.scale_gradient,
         )
 
@@ -336,12 +349,12 @@ class FusedWalk(Walk):
         if block.first == 0:
             starts, targets, target_rows = self._targets_by_column
             by_column = starts[columns.start :], targets, target_rows
-        finish_candidates(
+        candidate_gradient_epilogue(
             self.p.queries,
             self.scale,
             product,
             self.weight_norm,
-            self.gain,
+            self.prob_scale,
             block.gradient[columns],
             by_column=by_column,
             coefficients=self.cells.coefficients,

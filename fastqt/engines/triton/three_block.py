@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.triton.walk import Walk, aligned, even, multiply, ranges
-from fastqt.kernels.released import Lines, Mixtures, RowSums, released_rows
-from fastqt.kernels.released_gradients import released_gradients
+from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
+from fastqt.kernels.three_block_gradients import three_block_gradients
 from fastqt.problem import Needs, Problem
 from fastqt.targets import Diagonal
 
@@ -47,13 +47,13 @@ class _Walk(Walk):
         self.mixtures = Mixtures(*shares, self.scale, options.weight, options.both, options.excluded)
         # Without a stop gradient both sides are parts of all scores, and have the same dL/dC.
         self.joined = not options.stop_gradient
-        if self.gain != 1:
+        if self.prob_scale != 1:
             # A cell has parts of its own row and of the row above, each at most the largest share times the
             # weight; and shares are large where the parts of a mixture all but cancel.
             largest = torch.stack(shares).abs().nan_to_num_(1.0).amax().clamp(min=1)
             self.weight_norm = self.weight_norm * (2 * largest)
         # What sums of dL/dS lack, and what those of dL/dC do.
-        self.unit = (self.weight_norm / self.gain).float()
+        self.unit = (self.weight_norm / self.prob_scale).float()
         self.factor = self.scale * self.unit
         self.by_column, self.by_row = (
             u.new_zeros(2, self.N, dtype=torch.float32) if any(self.wanted[k : k + 2]) else None
@@ -73,13 +73,13 @@ class _Walk(Walk):
         step = N if height == N else even(N, height - 2, 1)
         cosines = v.new_empty(N if step == N else step + 2, width, dtype=torch.float32)
         matrices = [v.new_empty(step, width) if x else None for x in folded]
-        weights = None if self.sums is None else self.gain / self.weight_norm * self.weights
+        weights = None if self.sums is None else self.prob_scale / self.weight_norm * self.weights
         self.make_products()
         for rows in ranges(N, step):
             first, around = self._around(rows)
             lines = Lines(cosines[: len(around), :N], first)
             multiply(lines.cosines, around, v.T, add=False)
-            released_rows(lines, self.mixtures, weights, self.loss, self.sums)
+            three_block_rows(lines, self.mixtures, weights, self.loss, self.sums)
             if self.sums is not None:
                 dS = [x if x is None else x[: rows.stop - rows.start, :N] for x in matrices]
                 self._differentiate(lines, self.sums, rows, *dS)
@@ -105,7 +105,7 @@ class _Walk(Walk):
         to_candidates: Tensor | None,
     ) -> None:
         """Adds what some rows give to the gradients."""
-        by_scale, by_row, by_column = released_gradients(
+        by_scale, by_row, by_column = three_block_gradients(
             *(lines, self.mixtures, sums, rows, to_queries, to_candidates),
             joined=self.joined,
             scale=self.scale_gradient is not None,

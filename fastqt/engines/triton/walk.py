@@ -20,7 +20,7 @@ TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither mask
 
 # float16 has too little range for exponentials against a rough reference: it takes the
 # log-sum-exp first, and keeps 2^15 times the probabilities.
-HALF_GAIN = 2.0**15
+FP16_PROB_SCALE = 2.0**15
 
 
 @dataclass
@@ -50,13 +50,13 @@ class Walk:
         if not isinstance(weights, Tensor):
             weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
         self.weights = weights
-        self.gain = HALF_GAIN if dtype is torch.float16 else 1.0
+        self.prob_scale = FP16_PROB_SCALE if dtype is torch.float16 else 1.0
 
         def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
             return new(x.shape) if wanted and x is not None else None
 
         self.query_gradient = gradient_of(p.queries, needs.queries)
-        self.private_gradient = gradient_of(p.row_negatives, needs.row_negatives)
+        self.row_negative_gradient = gradient_of(p.row_negatives, needs.row_negatives)
         self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None
         self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
@@ -126,7 +126,7 @@ class Walk:
             queries=self.query_gradient,
             candidates=self.blocks[0].gradient,
             negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
-            row_negatives=self.private_gradient,
+            row_negatives=self.row_negative_gradient,
             scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
             bias=self.bias_gradient,
         )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 SOURCES = [HERE / "host" / "fibres.cpp", HERE / "host" / "small_host.cpp"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
 SANITIZED = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

@@ -80,7 +80,7 @@ def mixed_exponents(own_share, near, next_share, far, top, own, weight, WEIGHT: 
 
 
 @triton.jit(do_not_specialize=["first_row"])
-def released_rows_kernel(
+def three_block_rows_kernel(
     cosines,  # (lines, N) float32
     own_columns,  # (N,) float32, as the three others
     next_columns,
@@ -148,7 +148,7 @@ def released_rows_kernel(
         tl.store(factors + row, factor.to(tl.float32))
 
 
-def released_rows(
+def three_block_rows(
     lines: Lines,
     mixtures: Mixtures,
     row_weights: Tensor | None,  # (N,) float64
@@ -159,7 +159,7 @@ def released_rows(
     held, N = lines.cosines.shape
     m = mixtures
     with on_device(loss):
-        released_rows_kernel[(held if held == N else held - 1,)](
+        three_block_rows_kernel[(held if held == N else held - 1,)](
             *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
             *(row_weights, loss),
             *((None, None, None) if sums is None else (sums.largest, sums.others, sums.factors)),

@@ -165,12 +165,12 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
     raised = []
 
-    def raise_references(state, maxima, first_row):
-        raised.extend(state.redo[first_row : first_row + maxima.shape[1]].tolist())
+    def raise_row_shifts(state, maxima, first_row):
+        raised.extend(state.shift_overflowed[first_row : first_row + maxima.shape[1]].tolist())
         genuine(state, maxima, first_row)
 
-    genuine = triton_fused_walk.raise_references
-    monkeypatch.setattr(triton_fused_walk, "raise_references", raise_references)
+    genuine = triton_fused_walk.raise_row_shifts
+    monkeypatch.setattr(triton_fused_walk, "raise_row_shifts", raise_row_shifts)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.

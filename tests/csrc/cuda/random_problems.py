@@ -1,6 +1,6 @@
 """Random small problems, and what the kernels make of them against the oracle.
 
-python -m tests.cuda.random_problems LIBRARY FIRST END    # runs those of seeds FIRST .. END - 1
+python -m tests.csrc.cuda.random_problems LIBRARY FIRST END    # runs those of seeds FIRST .. END - 1
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 
-from tests.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels, Small, decoded, encoded
+from tests.csrc.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels, Small, decoded, encoded
 
 # Half a unit in the last place. Coefficients and results are rounded once each, and sums of them
 # scatter a little; tf32 only rounds what it multiplies.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tolerances import FLOAT32, FLOAT64, relative
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FLAGS = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno")
 # What each level asks of the processor, beside the build that chooses by itself as the package does.
 LEVELS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl", "clones": None}
@@ -66,7 +66,7 @@ def build(tmp_path_factory):
             pytest.skip(f"this processor has no {LEVELS[level]}")
         if level not in built:
             one_level = () if level == "clones" else (f"-march={level}", "-DFASTQT_CLONES=")
-            sources = (ROOT / "tests/cpp/paths.cpp", ROOT / "csrc/cpu/row_passes.cpp")
+            sources = (ROOT / "tests/csrc/cpu/paths.cpp", ROOT / "csrc/cpu/row_passes.cpp")
             path = folder / f"{level}.so"
             command = (
                 "g++",

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import LOG2_E, NO_PRIVATE, NOWHERE, PRIVATE_MIX, ExactCells, RowState, private_part
+from fastqt.kernels.cells import (
+    LOG2_E,
+    MIXED_ROW_NEGATIVE,
+    NO_ROW_NEGATIVE,
+    NOWHERE,
+    ExactCells,
+    RowState,
+    row_negative_part,
+)
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
@@ -15,7 +23,7 @@ from fastqt.problem import Problem
 
 
 @triton.jit
-def references_kernel(
+def row_shifts_kernel(
     queries,
     candidates,
     scale,
@@ -27,19 +35,19 @@ def references_kernel(
     candidate_groups,  # (M,) int32
     mask,  # (N, M) bool, if MASK
     sampled,  # (N,) float32: maxima over a sample of candidates, to base 2
-    private,
+    row_negatives,
     partners,
     target_columns,  # (targets,) int64, written as the following
     target_rows,  # (targets,) int64
     target_scores,  # (targets,) float32
     sound,  # (N,) bool
     zeroed,  # (N,) bool
-    private_scores,  # (N,) float32
-    private_norms,  # (N,) float32, of mixes
+    row_negative_scores,  # (N,) float32
+    row_negative_norms,  # (N,) float32, of mixes
     lowest_targets,  # (N,) int32
     highest_targets,  # (N,) int32
-    bases,  # (N,) float32, to base 2
-    references,  # (N,) float32, to base 2
+    exact_max_log2,  # (N,) float32, to base 2
+    row_shift_log2,  # (N,) float32, to base 2
     mix,
     columns,  # M
     width,
@@ -47,8 +55,8 @@ def references_kernel(
     query_stride,
     candidate_row_stride,
     candidate_stride,
-    private_row_stride,
-    private_stride,
+    row_negative_row_stride,
+    row_negative_stride,
     mask_row_stride,
     mask_stride,
     BIAS: tl.constexpr,
@@ -57,7 +65,7 @@ def references_kernel(
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
     SAMPLED: tl.constexpr,
-    PRIVATE: tl.constexpr,
+    ROW_NEGATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program a row: scores of its exact cells, and a reference for the exponentials of all others.
@@ -112,40 +120,48 @@ def references_kernel(
             own = own & (tl.load(at, mask=own, other=0) == 0)
         tl.store(zeroed + i, own)
         base = tl.where(own, tl.maximum(base, 0.0), base)
-    if PRIVATE != NO_PRIVATE:
+    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         square = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in range(0, width, BLOCK):
             d = start + tl.arange(0, BLOCK)
             a = tl.load(f + d * query_stride, mask=d < width, other=0.0).to(tl.float32)
-            r = private_part(
-                private, partners, mix, i, d, d < width, private_row_stride, private_stride, PRIVATE
+            r = row_negative_part(
+                row_negatives,
+                partners,
+                mix,
+                i,
+                d,
+                d < width,
+                row_negative_row_stride,
+                row_negative_stride,
+                ROW_NEGATIVE,
             )
             dot += a * r
             square += r * r
         norm = 1.0
-        if PRIVATE == PRIVATE_MIX:
+        if ROW_NEGATIVE == MIXED_ROW_NEGATIVE:
             norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
         score = s * tl.sum(dot, 0) / norm
-        tl.store(private_scores + i, score)
-        tl.store(private_norms + i, norm)
+        tl.store(row_negative_scores + i, score)
+        tl.store(row_negative_norms + i, norm)
         base = tl.maximum(base, score)
     base *= LOG2_E
     reference = base
     if SAMPLED:
         reference = tl.maximum(base, tl.load(sampled + i))
-    tl.store(bases + i, base)
-    tl.store(references + i, tl.where(highest >= 0, reference, float("inf")))
+    tl.store(exact_max_log2 + i, base)
+    tl.store(row_shift_log2 + i, tl.where(highest >= 0, reference, float("inf")))
     tl.store(lowest_targets + i, lowest)
     tl.store(highest_targets + i, highest)
 
 
 @triton.jit
-def raise_references_kernel(
-    bases,
-    references,
+def raise_row_shifts_kernel(
+    exact_max_log2,
+    row_shift_log2,
     maxima,  # (blocks, rows) float32, to base 2
-    redo,
+    shift_overflowed,
     rows,
     blocks,
     first_row,
@@ -155,18 +171,18 @@ def raise_references_kernel(
     """The true maximum of the rows whose reference was too far off."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
-    wanted = (i < rows) & (tl.load(redo + row, mask=i < rows, other=0) > 0)
+    wanted = (i < rows) & (tl.load(shift_overflowed + row, mask=i < rows, other=0) > 0)
     if tl.max(wanted.to(tl.int32), 0) > 0:
-        highest = tl.load(bases + row, mask=wanted, other=0.0)
+        highest = tl.load(exact_max_log2 + row, mask=wanted, other=0.0)
         for start in range(0, blocks, BLOCK):
             b = start + tl.arange(0, BLOCK)
             inside = wanted[:, None] & (b < blocks)[None, :]
             at = maxima + b.to(tl.int64)[None, :] * rows + i[:, None]
             highest = tl.maximum(highest, tl.max(tl.load(at, mask=inside, other=float("-inf")), 1))
-        tl.store(references + row, highest, mask=wanted)
+        tl.store(row_shift_log2 + row, highest, mask=wanted)
 
 
-def choose_references(
+def choose_row_shifts(
     p: Problem,
     scale: Tensor,  # () float32
     groups: tuple[Tensor, Tensor] | tuple[None, None],  # (N,) and (M,) int32
@@ -174,16 +190,24 @@ def choose_references(
     state: RowState,
     sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates, to base 2
 ) -> None:
-    """Which cells are exact and their scores, and from them the rows' references."""
+    """Which cells are exact and their scores, and from them the rows' row_shift_log2."""
     queries, candidates, mask = p.queries, p.candidates, p.mask
     N, D = queries.shape
-    matrix, partners, scores, norms, _ = cells.private_tensors
+    matrix, partners, scores, norms, _ = cells.row_negative_tensors
     with on_device(queries):
-        references_kernel[(N,)](
+        row_shifts_kernel[(N,)](
             *(queries, candidates, scale, p.bias, *p.targets.compressed(), *groups, mask, sampled),
             *(matrix, partners, cells.columns, cells.rows, cells.scores, cells.sound, cells.zeroed),
-            *(scores, norms, cells.lowest, cells.highest, state.bases, state.references, cells.mix),
-            *(candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            *(
+                scores,
+                norms,
+                cells.lowest,
+                cells.highest,
+                state.exact_max_log2,
+                state.row_shift_log2,
+                cells.mix,
+            ),
+            *(candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
             *((0, 0) if mask is None else mask.stride()),
             BIAS=p.bias is not None,
             REPLACED=p.diagonal != "keep",
@@ -191,18 +215,26 @@ def choose_references(
             GROUPS=p.query_groups is not None,
             MASK=mask is not None,
             SAMPLED=sampled is not None,
-            PRIVATE=cells.private_kind,
+            ROW_NEGATIVE=cells.row_negative_kind,
             BLOCK=block(D, 1024),
             num_warps=4,
             enable_fp_fusion=True,
         )
 
 
-def raise_references(state: RowState, maxima: Tensor, first_row: int) -> None:
+def raise_row_shifts(state: RowState, maxima: Tensor, first_row: int) -> None:
     blocks, rows = maxima.shape
     with on_device(maxima):
-        raise_references_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-            *(state.bases, state.references, maxima, state.redo, rows, blocks, first_row),
+        raise_row_shifts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+            *(
+                state.exact_max_log2,
+                state.row_shift_log2,
+                maxima,
+                state.shift_overflowed,
+                rows,
+                blocks,
+                first_row,
+            ),
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,

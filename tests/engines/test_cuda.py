@@ -13,7 +13,7 @@ import fastqt
 from fastqt import engines as backends
 from fastqt.engines import cuda as cuda_schedule
 from fastqt.engines import ops
-from tests.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
+from tests.csrc.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 UNKNOWN = {"negatives", "bias", "query_groups", "mask"}

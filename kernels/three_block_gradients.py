@@ -1,8 +1,8 @@
 """Rows of cosines to dL/dC of MixCSE's three blocks, whose dL/dS are brought back to the cosines.
 
-Row i's scores are sums of two neighbouring cosines, as `fastqt.kernels.released` has them. So a cosine takes
-part in up to five scores: C_ij in those of all three blocks in its own cell, in block 2 of the column to its
-left, and in block 3 of the row above.
+Row i's scores are sums of two neighbouring cosines, as `fastqt.kernels.three_block` has them. A cosine
+takes part in up to five scores: C_ij in those of all three blocks in its own cell, in block 2 of the column
+to its left, and in block 3 of the row above.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from fastqt.kernels.cells import LOG2_E
 from fastqt.kernels.launch import on_device
-from fastqt.kernels.released import Lines, Mixtures, RowSums, mixed_exponents
+from fastqt.kernels.three_block import Lines, Mixtures, RowSums, mixed_exponents
 from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 128  # of a tile
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
-def released_gradients_kernel(
+def three_block_gradients_kernel(
     cosines,  # (lines, N) float32
     own_columns,  # (N,) float32, as the three others
     next_columns,
@@ -134,7 +134,7 @@ def released_gradients_kernel(
         tl.store(to_candidates + cell, of_candidates.to(to_candidates.dtype.element_ty), mask=inside)
 
 
-def released_gradients(
+def three_block_gradients(
     lines: Lines,
     mixtures: Mixtures,
     sums: RowSums,
@@ -161,7 +161,7 @@ def released_gradients(
     )
     written = to_candidates if to_queries is None else to_queries
     with on_device(lines.cosines):
-        released_gradients_kernel[tiles](
+        three_block_gradients_kernel[tiles](
             *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
             *(sums.largest, sums.others, sums.factors, to_queries, to_candidates, *found),
             *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import NO_PRIVATE, ExactCells, RowState, private_part
+from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_negative_part
 from fastqt.kernels.launch import block, on_device
 from torch import Tensor
 
@@ -12,7 +12,7 @@ BIASES_AT_ONCE = 128
 
 
 @triton.jit
-def finish_queries_kernel(
+def query_gradient_kernel(
     queries,
     candidates,
     scale,
@@ -22,42 +22,42 @@ def finish_queries_kernel(
     target_starts,
     target_columns,
     target_coefficients,
-    private,
+    row_negatives,
     partners,
-    private_norms,
-    private_coefficients,
+    row_negative_norms,
+    row_negative_coefficients,
     query_gradient,  # (N, D)
     weighted_queries,  # (rows, D)
-    private_gradient,  # (N, D)
+    row_negative_gradient,  # (N, D)
     scale_gradient,  # (N,) float32
     mix,
-    gain,
+    prob_scale,
     width,
     first_row,
     query_row_stride,
     query_stride,
     candidate_row_stride,
     candidate_stride,
-    private_row_stride,
-    private_stride,
+    row_negative_row_stride,
+    row_negative_stride,
     QUERIES: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    PRIVATE: tl.constexpr,
-    PRIVATE_GRADIENT: tl.constexpr,
+    ROW_NEGATIVE: tl.constexpr,
+    ROW_NEGATIVE_GRADIENT: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program a row: its gradient, and the row as the candidates' product takes it.
 
     dF_i = s (factor (E G)_i + sum over exact cells of c g), and the weighted row is
-    gain * factor / weight_norm f_i, whose size is that of f_i whatever the weights are.
+    prob_scale * factor / weight_norm f_i, whose size is that of f_i whatever the weights are.
     """
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
     exact_factor = tl.load(row_factors + i)
     factor = exact_factor.to(tl.float32)
-    relative = (gain * (exact_factor / tl.load(weight_norm))).to(tl.float32)
+    relative = (prob_scale * (exact_factor / tl.load(weight_norm))).to(tl.float32)
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -67,11 +67,11 @@ def finish_queries_kernel(
         if WEIGHTED:
             at = weighted_queries + at_row * width + d
             tl.store(at, (relative * f).to(weighted_queries.dtype.element_ty), mask=inside)
-        if PRIVATE != NO_PRIVATE:
-            c = tl.load(private_coefficients + i)
-        if PRIVATE_GRADIENT:
-            at = private_gradient + i * width + d
-            tl.store(at, (s * c * f).to(private_gradient.dtype.element_ty), mask=inside)
+        if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+            c = tl.load(row_negative_coefficients + i)
+        if ROW_NEGATIVE_GRADIENT:
+            at = row_negative_gradient + i * width + d
+            tl.store(at, (s * c * f).to(row_negative_gradient.dtype.element_ty), mask=inside)
         if QUERIES or SCALE:
             gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0)
             for t in range(first, last):
@@ -80,11 +80,19 @@ def finish_queries_kernel(
                     g = candidates + column * candidate_row_stride + d * candidate_stride
                     coefficient = tl.load(target_coefficients + t)
                     gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
-            if PRIVATE != NO_PRIVATE:
-                r = private_part(
-                    private, partners, mix, i, d, inside, private_row_stride, private_stride, PRIVATE
+            if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+                r = row_negative_part(
+                    row_negatives,
+                    partners,
+                    mix,
+                    i,
+                    d,
+                    inside,
+                    row_negative_row_stride,
+                    row_negative_stride,
+                    ROW_NEGATIVE,
                 )
-                gradient += c / tl.load(private_norms + i) * r
+                gradient += c / tl.load(row_negative_norms + i) * r
             by_scale += f * gradient
             if QUERIES:
                 at = query_gradient + i * width + d
@@ -94,7 +102,7 @@ def finish_queries_kernel(
 
 
 @triton.jit
-def finish_candidates_kernel(
+def candidate_gradient_kernel(
     queries,
     scale,
     product,  # (columns, D) float32: the sum of Eᵀ F over chunks, F weighted
@@ -104,7 +112,7 @@ def finish_candidates_kernel(
     target_rows,  # (targets,) int64
     target_coefficients,
     candidate_gradient,  # (columns, D)
-    gain,
+    prob_scale,
     targets,
     width,
     query_row_stride,
@@ -112,10 +120,10 @@ def finish_candidates_kernel(
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a candidate: dG_j = s (weight_norm / gain product_j + sum over its targets of c f)."""
+    """A program a candidate: dG_j = s (weight_norm / prob_scale product_j + sum over its targets of c f)."""
     j = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
-    factor = (tl.load(weight_norm) / gain).to(tl.float32)
+    factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     if TARGETS:
         first, last = tl.load(column_starts + j), tl.load(column_starts + j + 1)
     for start in range(0, width, BLOCK):
@@ -134,22 +142,22 @@ def finish_candidates_kernel(
 
 
 @triton.jit
-def finish_biases_kernel(
+def bias_gradient_kernel(
     column_sums,  # (columns,) float32: of E over all rows, weighted
     weight_norm,
     column_starts,  # (columns + 1,) int64
     column_targets,
     target_coefficients,
     bias_gradient,  # (columns,) float32
-    gain,
+    prob_scale,
     targets,
     columns,
     BLOCK: tl.constexpr,
 ):
-    """db_j = weight_norm / gain * column_sums_j + sum over its targets of c."""
+    """db_j = weight_norm / prob_scale * column_sums_j + sum over its targets of c."""
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = j < columns
-    factor = (tl.load(weight_norm) / gain).to(tl.float32)
+    factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     gradient = factor * tl.load(column_sums + j, mask=inside, other=0.0)
     first = tl.load(column_starts + j, mask=inside, other=0)
     count = tl.load(column_starts + j + 1, mask=inside, other=0) - first
@@ -159,7 +167,7 @@ def finish_biases_kernel(
     tl.store(bias_gradient + j, gradient, mask=inside)
 
 
-def finish_queries(
+def query_gradient_epilogue(
     queries: Tensor,
     candidates: Tensor,
     scale: Tensor,
@@ -167,27 +175,27 @@ def finish_queries(
     cells: ExactCells,
     state: RowState,
     weight_norm: Tensor,  # () float64
-    gain: float,
+    prob_scale: float,
     first_row: int,
     rows: int,
     *,
     query_gradient: Tensor | None,  # (N, D), contiguous as the following
     weighted_queries: Tensor | None,  # (rows, D)
-    private_gradient: Tensor | None,  # (N, D)
+    row_negative_gradient: Tensor | None,  # (N, D)
     scale_gradient: Tensor | None,  # (N,) float32
 ) -> None:
     D = queries.shape[1]
-    matrix, partners, _, norms, coefficients = cells.private_tensors
+    matrix, partners, _, norms, coefficients = cells.row_negative_tensors
     with on_device(queries):
-        finish_queries_kernel[(rows,)](
+        query_gradient_kernel[(rows,)](
             *(queries, candidates, scale, product, state.factors, weight_norm),
             *(cells.starts, cells.columns, cells.coefficients, matrix, partners, norms, coefficients),
-            *(query_gradient, weighted_queries, private_gradient, scale_gradient, cells.mix, gain),
-            *(D, first_row, *queries.stride(), *candidates.stride(), *cells.private_strides),
+            *(query_gradient, weighted_queries, row_negative_gradient, scale_gradient, cells.mix, prob_scale),
+            *(D, first_row, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
             QUERIES=query_gradient is not None,
             WEIGHTED=weighted_queries is not None,
-            PRIVATE=cells.private_kind,
-            PRIVATE_GRADIENT=private_gradient is not None,
+            ROW_NEGATIVE=cells.row_negative_kind,
+            ROW_NEGATIVE_GRADIENT=row_negative_gradient is not None,
             SCALE=scale_gradient is not None,
             BLOCK=block(D, 1024),
             num_warps=4,
@@ -195,12 +203,12 @@ def finish_queries(
         )
 
 
-def finish_candidates(
+def candidate_gradient_epilogue(
     queries: Tensor,
     scale: Tensor,
     product: Tensor,  # (columns, D) float32: Eᵀ F, F weighted
     weight_norm: Tensor,
-    gain: float,
+    prob_scale: float,
     candidate_gradient: Tensor,  # (columns, D)
     *,
     by_column: tuple[Tensor, Tensor, Tensor] | None,  # starts, targets, and the targets' rows
@@ -208,9 +216,9 @@ def finish_candidates(
 ) -> None:
     columns, D = product.shape
     with on_device(queries):
-        finish_candidates_kernel[(columns,)](
+        candidate_gradient_kernel[(columns,)](
             *(queries, scale, product, weight_norm, *(by_column or (None,) * 3), coefficients),
-            *(candidate_gradient, gain, len(coefficients), D, *queries.stride()),
+            *(candidate_gradient, prob_scale, len(coefficients), D, *queries.stride()),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
             num_warps=4,
@@ -218,10 +226,10 @@ def finish_candidates(
         )
 
 
-def finish_biases(
+def bias_gradient_epilogue(
     column_sums: Tensor,  # (M,) float32
     weight_norm: Tensor,
-    gain: float,
+    prob_scale: float,
     by_column: tuple[Tensor, Tensor, Tensor],
     coefficients: Tensor,
     bias_gradient: Tensor,  # (M,) float32
@@ -229,8 +237,8 @@ def finish_biases(
     (columns,) = column_sums.shape
     starts, targets, _ = by_column
     with on_device(column_sums):
-        finish_biases_kernel[(triton.cdiv(columns, BIASES_AT_ONCE),)](
-            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, gain),
+        bias_gradient_kernel[(triton.cdiv(columns, BIASES_AT_ONCE),)](
+            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, prob_scale),
             *(len(coefficients), columns),
             BLOCK=BIASES_AT_ONCE,
             num_warps=4,

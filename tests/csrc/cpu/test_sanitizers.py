@@ -8,9 +8,9 @@ from shutil import which
 import pytest
 from torch.utils.cpp_extension import include_paths
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = (
-    *("tests/cpp/score_tiles.cpp", "csrc/cpu/score_tile.cpp"),
+    *("tests/csrc/cpu/score_tiles.cpp", "csrc/cpu/score_tile.cpp"),
     *("csrc/cpu/clip_tile.cpp", "csrc/cpu/row_passes.cpp"),
 )
 FLAGS = (

@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from tests.cuda.host_execution import ROOT, compiler
-from tests.kernels.absent_gpu import problems
+from tests.csrc.cuda.host_execution import ROOT, compiler
+from tests.engines.triton.absent_gpu import problems
 
-RUN = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tests.kernels import absent_gpu; absent_gpu.main()"
+RUN = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+from tests.engines.triton import absent_gpu
+absent_gpu.main()
+"""
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fastqt.kernels import released, released_gradients
+from fastqt.kernels import three_block, three_block_gradients
 from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
 from fastqt.engines.triton import walk as triton_walk
@@ -100,9 +100,9 @@ def test_is_the_oracles_on_a_cpu(options):
 @by_options
 def test_many_tiles(monkeypatch, options):
     """Of the gradients, and many steps along a row, whose largest score may be in any."""
-    monkeypatch.setattr(released, "block", lambda n, most: 8)
-    monkeypatch.setattr(released_gradients, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(released_gradients, "BLOCK_COLUMNS", 8)
+    monkeypatch.setattr(three_block, "block", lambda n, most: 8)
+    monkeypatch.setattr(three_block_gradients, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(three_block_gradients, "BLOCK_COLUMNS", 8)
     check(inputs_of(19, 7, scale=30.0), options, FLOAT32)
 
 
@@ -123,13 +123,13 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
     for name, value in {"ROW_MULTIPLE": 6, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(triton_walk, name, value)
     heights = []
-    rows = released.released_rows
+    rows = three_block.three_block_rows
 
     def noted(lines, *rest):
         heights.append(len(lines.cosines))
         rows(lines, *rest)
 
-    monkeypatch.setattr("fastqt.engines.triton.three_block.released_rows", noted)
+    monkeypatch.setattr("fastqt.engines.triton.three_block.three_block_rows", noted)
     loss = ours(inputs, options, "sum")
     assert heights == [6, 6, 6, 4]
     assert relative(loss, whole) < REORDERED[torch.float32]

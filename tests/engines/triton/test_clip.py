@@ -83,13 +83,13 @@ def test_pairs_weighted_from_above(dtype, memory, monkeypatch):
 
 @pytest.mark.parametrize(("memory", "N"), [("fast", 40), ("low", 24)])
 def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
-    launched, genuine = [], triton_clip_walk.both_ways_scores
+    launched, genuine = [], triton_clip_walk.row_and_column_scores
 
-    def both_ways_scores(tile, *args, **options):
+    def row_and_column_scores(tile, *args, **options):
         launched.append((tile.rows, len(tile.candidates), "total" in options))
         genuine(tile, *args, **options)
 
-    monkeypatch.setattr(triton_clip_walk, "both_ways_scores", both_ways_scores)
+    monkeypatch.setattr(triton_clip_walk, "row_and_column_scores", row_and_column_scores)
     monkeypatch.setattr(triton_fused_walk, "score_config", lambda *_: Config(16, 16, 16, group=2))
     for module in (triton_walk, triton_fused_walk, triton_sigmoid_walk):
         monkeypatch.setattr(module, "ROW_MULTIPLE", 16)
@@ -115,13 +115,13 @@ def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
 @by_dtype
 def test_rows_and_columns_whose_reference_was_far_off_are_done_again(dtype, monkeypatch):
     """Loud rows score about 130 with two candidates, which beside a small score of the pair overflows."""
-    redone, genuine = [], triton_fused_walk.raise_references
+    redone, genuine = [], triton_fused_walk.raise_row_shifts
 
-    def raise_references(state, maxima, first_row):
-        redone.append(state.redo.nonzero().flatten().tolist())
+    def raise_row_shifts(state, maxima, first_row):
+        redone.append(state.shift_overflowed.nonzero().flatten().tolist())
         genuine(state, maxima, first_row)
 
-    monkeypatch.setattr(triton_fused_walk, "raise_references", raise_references)
+    monkeypatch.setattr(triton_fused_walk, "raise_row_shifts", raise_row_shifts)
     N = 20
     a, b, _ = (x.detach() for x in random_inputs(N, 5, torch.float32))
     a[:, 0], b[:, 0] = 0, 0

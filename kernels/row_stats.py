@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.cells import LN_2, NO_PRIVATE, ExactCells, RowState
+from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
@@ -13,29 +13,29 @@ LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
 
 
 @triton.jit
-def statistics_kernel(
-    partial,  # (blocks, rows) float32: sums of E
-    references,  # (N,) float32, to base 2
+def row_stats_kernel(
+    tile_row_sums,  # (blocks, rows) float32: sums of E
+    row_shift_log2,  # (N,) float32, to base 2
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
     target_scores,
     zeroed,  # (N,) bool
-    private_scores,
+    row_negative_scores,
     row_weights,  # (N,) float64
-    redo,  # (N,) int32: read if ONLY_REDO, else written
+    shift_overflowed,  # (N,) int32: read if ONLY_OVERFLOWED, else written
     logsumexp,  # (N,) float64
     mass,
     loss,
     factors,  # (N,) float64: w rho / sum of all exponentials, against the reference
     target_coefficients,  # (targets,) float32
-    private_coefficients,  # (N,) float32
+    row_negative_coefficients,  # (N,) float32
     rows,
     blocks,
     first_row,
     ZEROED: tl.constexpr,
-    PRIVATE: tl.constexpr,
-    ONLY_REDO: tl.constexpr,
+    ROW_NEGATIVE: tl.constexpr,
+    ONLY_OVERFLOWED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -43,24 +43,24 @@ def statistics_kernel(
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
-    if ONLY_REDO:
-        inside = inside & (tl.load(redo + row, mask=inside, other=0) > 0)
+    if ONLY_OVERFLOWED:
+        inside = inside & (tl.load(shift_overflowed + row, mask=inside, other=0) > 0)
     if tl.max(inside.to(tl.int32), 0) > 0:
         others = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
         for start in range(0, blocks, BLOCK):
             b = start + tl.arange(0, BLOCK)
-            at = partial + b.to(tl.int64)[None, :] * rows + i[:, None]
+            at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
             part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
             others += tl.sum(part.to(tl.float64), 1)
-        reference = tl.load(references + row, mask=inside, other=0.0).to(tl.float64) * LN_2
+        reference = tl.load(row_shift_log2 + row, mask=inside, other=0.0).to(tl.float64) * LN_2
         if ZEROED:
             own = tl.load(zeroed + row, mask=inside, other=0) != 0
             others += tl.where(own, tl.exp(-reference), 0.0)
-        private = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        if PRIVATE != NO_PRIVATE:
-            private_score = tl.load(private_scores + row, mask=inside, other=0.0).to(tl.float64)
-            private = tl.exp(private_score - reference)
-            others += private
+        row_negatives = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+            row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
+            row_negatives = tl.exp(row_negative_score - reference)
+            others += row_negatives
 
         first = tl.load(target_starts + row, mask=inside, other=0)
         count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
@@ -89,29 +89,29 @@ def statistics_kernel(
             c = w * ((rho - T) * e - T * (others + (targets - e))) / total
             c = tl.where(given, c, 0.0)
             tl.store(target_coefficients + first + k, c.to(tl.float32), mask=inside & (k < count))
-        if PRIVATE != NO_PRIVATE:
-            c = tl.where(rho > 0, w * rho * private / total, 0.0)
-            tl.store(private_coefficients + row, c.to(tl.float32), mask=inside)
+        if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+            c = tl.where(rho > 0, w * rho * row_negatives / total, 0.0)
+            tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
         tl.store(logsumexp + row, lse, mask=inside)
         tl.store(mass + row, rho, mask=inside)
         tl.store(loss + row, row_loss, mask=inside)
         tl.store(factors + row, tl.where(rho > 0, w * rho / total, 0.0), mask=inside)
-        if not ONLY_REDO:
+        if not ONLY_OVERFLOWED:
             sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
-            tl.store(redo + row, tl.where(sound, 0, 1), mask=inside)
+            tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
 
 
-def row_statistics(
-    partial: Tensor, cells: ExactCells, state: RowState, first_row: int, *, only_redo: bool
+def row_stats(
+    tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int, *, only_overflowed: bool
 ) -> None:
     """Everything that is known of some rows once the sums of E are there."""
-    blocks, rows = partial.shape
-    _, _, scores, _, coefficients = cells.private_tensors
-    with on_device(partial):
-        statistics_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+    blocks, rows = tile_row_sums.shape
+    _, _, scores, _, coefficients = cells.row_negative_tensors
+    with on_device(tile_row_sums):
+        row_stats_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
             *(
-                partial,
-                state.references,
+                tile_row_sums,
+                state.row_shift_log2,
                 cells.starts,
                 cells.columns,
                 cells.weights,
@@ -119,11 +119,11 @@ def row_statistics(
                 cells.zeroed,
                 scores,
             ),
-            *(state.weights, state.redo, state.logsumexp, state.mass, state.loss, state.factors),
+            *(state.weights, state.shift_overflowed, state.logsumexp, state.mass, state.loss, state.factors),
             *(cells.coefficients, coefficients, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,
-            PRIVATE=cells.private_kind,
-            ONLY_REDO=only_redo,
+            ROW_NEGATIVE=cells.row_negative_kind,
+            ONLY_OVERFLOWED=only_overflowed,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,

@@ -7,9 +7,9 @@ import oracle
 import pytest
 
 from benchmarks import cuda_estimate, cuda_phases
-from tests.cuda import random_problems
-from tests.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
-from tests.cuda.test_small_kernel import problem
+from tests.csrc.cuda import random_problems
+from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
+from tests.csrc.cuda.test_small_kernel import problem
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)

@@ -12,8 +12,17 @@ import torch.nn.functional as F
 from tolerances import EAGER_FACTOR, HALF_ULP
 
 from fastqt.engines import cuda as cuda_schedule
-from tests.cuda import random_problems
-from tests.cuda.host_execution import ARITHMETICS, ROOT, HostKernels, Small, build, compiler, decoded, encoded
+from tests.csrc.cuda import random_problems
+from tests.csrc.cuda.host_execution import (
+    ARITHMETICS,
+    ROOT,
+    HostKernels,
+    Small,
+    build,
+    compiler,
+    decoded,
+    encoded,
+)
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
@@ -195,7 +204,7 @@ def test_within_bounds_under_sanitizers():
     }
     ends = (str(SANITIZED.start), str(SANITIZED.stop))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.random_problems", str(library), *ends],
+        [sys.executable, "-m", "tests.csrc.cuda.random_problems", str(library), *ends],
         capture_output=True,
         text=True,
         env=environment,
