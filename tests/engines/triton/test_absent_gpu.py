@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ pytestmark = [
 def errors(tmp_path_factory):
     """Of each problem by its name, from a process of its own; None where all is well."""
     library = tmp_path_factory.mktemp("absent_gpu") / "absent_gpu.so"
-    source = ROOT / "tests" / "kernels" / "absent_gpu.cpp"
+    source = Path(__file__).parent / "absent_gpu.cpp"
     paths = [f"-isystem{path}" for path in include_paths()]
     paths += [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
