@@ -1,122 +1,139 @@
-"""The contrastive loss as an autograd function over two opaque operators."""
+"""One autograd function for all losses, and the traced operators that torch.compile sees in its place.
+
+A scalar loss takes its gradients in the forward pass, while the scores are at hand; backward then only
+multiplies them by the upstream gradient. With reduction="none", or where an engine needs fewer operations
+that way, the forward pass saves what is known of each row and backward computes the scores once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fastqt import engines
 from fastqt.checks import check_not_recorded, is_traced
-from fastqt.engines import cpu as schedule
-from fastqt.problem import Gradients, Needs, Problem, Rows, static_grad_scale
+from fastqt.engines import Computation
+from fastqt.problem import Gradients, Needs, Problem, Rows, loss_dtype, reduce
 from fastqt.targets import TargetRows
 
-_PROBLEM = (
-    "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
-    "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
-    "Tensor? partners, float mix, Tensor? bias, str link"
-)
-_PROBLEM_SIZE = 19
-_GRADIENTS = ", ".join(
-    f"Tensor d{name}" for name in ("queries", "candidates", "negatives", "row_negatives", "scale", "bias")
-)
 
-torch.library.define(
-    "fastqt::contrastive_forward",
-    f"({_PROBLEM}, str reduction, bool[6] needs) "
-    f"-> (Tensor loss, Tensor logsumexp, Tensor mass, {_GRADIENTS})",
-)
-torch.library.define(
-    "fastqt::contrastive_backward",
-    f"({_PROBLEM}, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[6] needs) -> ({_GRADIENTS})",
-)
+class Differentiable(Protocol):
+    """A problem as the autograd function sees it."""
+
+    queries: Tensor  # (N, D): the loss has a row for each
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to."""
+
+    def needs(self) -> Any:
+        """Which of these want one, as a named tuple in the same order."""
 
 
-def contrastive_loss(p: Problem, reduction: str, backend: str) -> Tensor:
-    """The loss of a checked problem, reduced; differentiable once."""
-    if p.targets.dense is not None:  # the kernels read a target matrix in the scores' dtype
-        p = replace(p, targets=replace(p.targets, dense=p.targets.dense.to(_loss_dtype(p))))
-    inputs = _inputs(p)
-    wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
-    apply: Callable[..., Tensor] = _ContrastiveLoss.apply  # torch gives `apply` no types
-    # Every argument takes its time, there and back: what is not given is none.
-    return apply(p, (reduction, backend, Needs(*wanted)), *[x for x in inputs if x is not None])
+def loss_of(p: Differentiable, reduction: str, engine: str | Computation, function: str) -> Tensor:
+    """The reduced loss of a checked problem, differentiable once.
 
-
-class _ContrastiveLoss(torch.autograd.Function):
-    """A scalar loss takes its gradients in the forward pass, as the scores are at hand there;
-    otherwise they are computed from the saved log-sum-exp once the upstream gradient is known.
+    Args:
+        p: the problem, in a dtype that the engine computes in.
+        reduction: "mean", "sum" or "none".
+        engine: the name of an engine, or for a loss that no engine has, what computes it.
+        function: the public function, which errors name.
     """
+    needs = p.needs()
+    if not torch.is_grad_enabled():
+        needs = type(needs)()
+    apply: Callable[..., Tensor] = _Loss.apply  # torch gives `apply` no types
+    # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
+    return apply(p, (reduction, engine, function, needs), *[x for x in p.inputs() if x is not None])
 
+
+def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
+    """The loss scaling of gradients that are kept until the upstream gradient is known.
+
+    The gradients of a mean over a few thousand rows are subnormal numbers of float16. No gradient scaler
+    could bring their lost digits back, so they are kept 64 times as large.
+    """
+    return 2.0**6 if dtype is torch.float16 and reduction == "mean" else 1.0
+
+
+class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, p: Problem, how: tuple[str, str, Needs], *inputs: Tensor) -> Tensor:
-        loss: Tensor
-        reduction, backend, needs = how
-        in_one_walk = p.memory == "fast" or p.link == "sigmoid" or backend != "cpu"
-        at_once = reduction != "none" and in_one_walk and True in needs
-        ctx.problem, ctx.how, ctx.at_once = p, how, at_once
-        ctx.gradients, ctx.saves_gradients = None, False
-        if is_traced(p.queries):
-            now = needs if at_once else Needs()
-            loss, *rest = torch.ops.fastqt.contrastive_forward(*_flat(p), reduction, list(now))
-            ctx.saves_gradients = at_once  # Dynamo traces no tensor kept on ctx itself
-            ctx.save_for_backward(*inputs, *rest)
-        elif at_once:
-            loss, ctx.gradients = _engine(backend).forward_with_gradients(p, reduction, needs)
-            ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, p: Any, how: tuple[str, str | Computation, str, Any], *inputs: Tensor) -> Tensor:
+        reduction, named, _, needs = how
+        traced = isinstance(named, str) and is_traced(p.queries)
+        engine = _computation(named, p, traced)
+        in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
+        ctx.problem, ctx.how, ctx.in_forward, ctx.traced = p, how, in_forward, traced
+        ctx.gradients = None
+        if not in_forward:
+            rows = engine.forward(p)
+            ctx.save_for_backward(*inputs, *rows.saved)
+            return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
+        grad_scale = static_grad_scale(p.queries.dtype, reduction)
+        row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
+        total, gradients = engine.forward_with_gradients(p, row_weight, needs)
+        if traced:  # Dynamo cannot trace tensors that are kept on ctx.
+            ctx.save_for_backward(*inputs, *[g for g in gradients if g is not None])
         else:
-            loss, rows = _forward(_engine(backend), p, reduction)
-            ctx.save_for_backward(*inputs, rows.logsumexp, rows.mass)
-        return loss
+            ctx.gradients = gradients
+            ctx.save_for_backward(*inputs)
+        return total if grad_scale == 1 else total / grad_scale
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        check_not_recorded("fastqt.contrastive_loss")
-        gradients = _gradients(ctx, upstream[0])
-        given = _inputs(ctx.problem)
-        return (None, None, *[g for g, x in zip(gradients, given, strict=True) if x is not None])
+        check_not_recorded(ctx.how[2])
+        inputs = ctx.problem.inputs()
+        gradients = _kept(ctx, upstream[0]) if ctx.in_forward else None
+        if gradients is None:
+            gradients = _recomputed(ctx, upstream[0])
+        converted = (g if g is None or x is None else g.to(x) for g, x in zip(gradients, inputs, strict=True))
+        return (None, None, *[g for g, x in zip(converted, inputs, strict=True) if x is not None])
 
 
-def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    """Of all that can be an input, in the order of `Needs`."""
-    reduction, backend, needs = ctx.how
-    if ctx.saves_gradients or ctx.gradients is not None:
-        gain = static_grad_scale(ctx.problem.queries.dtype, reduction)
-        factor = upstream if gain == 1 else upstream / gain
-    if ctx.saves_gradients:
-        return _wanted((times(g, factor) for g in ctx.saved_tensors[-6:]), needs)
-    if ctx.gradients is not None:
-        # Handed over, not copied: a second backward through this graph computes them anew.
-        gradients: tuple[Tensor | None, ...] = _in_order(ctx.gradients, ctx.problem)
-        ctx.gradients = None
-        # Whether there is anything to scale is not worth waiting for a GPU.
-        if factor.is_cuda or factor.item() != 1:
-            for g in gradients:
-                if g is not None:
-                    times(g, factor, out=g)
-        return gradients
-    p, saved = ctx.problem, ctx.saved_tensors  # which also checks that the inputs are as they were
+def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
+    if not isinstance(named, str):
+        return named
+    return _Traced(named) if traced else engines.computation(named, p)
+
+
+def _kept(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...] | None:
+    """The forward pass's gradients times the upstream gradient; None once they have been handed over."""
+    reduction, _, _, needs = ctx.how
+    grad_scale = static_grad_scale(ctx.problem.queries.dtype, reduction)
+    factor = upstream if grad_scale == 1 else upstream / grad_scale
+    if ctx.traced:
+        kept = list(ctx.saved_tensors[len(ctx.saved_tensors) - sum(needs) :])
+        return tuple(times(kept.pop(0), factor) if need else None for need in needs)
+    # They are handed over and not copied: a second backward through this graph computes them anew.
+    gradients: tuple[Tensor | None, ...] | None = ctx.gradients
+    ctx.gradients = None
+    if gradients is None:
+        return None
+    # On a GPU it is cheaper to multiply by 1 than to wait for the value.
+    if factor.is_cuda or factor.item() != 1:
+        for g in gradients:
+            if g is not None:
+                times(g, factor, out=g)
+    return gradients
+
+
+def _recomputed(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients from the upstream gradient and what the forward pass has saved of each row."""
+    p, (reduction, named, _, needs) = ctx.problem, ctx.how
+    saved = ctx.saved_tensors  # Reading them checks that nothing has changed the inputs in place.
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
-    row_weights = weight.expand(N).contiguous()
-    if is_traced(p.queries):
-        known = (*saved[-8:-6], row_weights, list(needs))
-        return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), *known), needs)
-    engine = _engine(backend)
-    if ctx.at_once:  # it had its gradients in the forward pass
-        rows = engine.forward(p)
-        logsumexp, mass = rows.logsumexp, rows.mass
-    else:
-        logsumexp, mass = saved[-2:]
-    return _in_order(engine.backward(p, logsumexp, mass, row_weights, needs), p)
+    engine = _computation(named, p, ctx.traced)
+    given = sum(x is not None for x in p.inputs())
+    known = engine.forward(p).saved if ctx.in_forward else saved[given:]
+    found: tuple[Tensor | None, ...] = engine.backward(p, known, weight.expand(N).contiguous(), needs)
+    return found
 
 
 def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:
-    """A gradient times the loss's own, which may be beyond the range of float16 as a GradScaler's is."""
+    """A gradient times the upstream one, whose value may exceed float16 as a GradScaler's does."""
     # A GPU would round a 0-d tensor to the other's dtype before it multiplies.
     factor = upstream.to(gradient.device)
     if gradient.dim():
@@ -126,17 +143,101 @@ def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tens
     return (gradient * factor).to(gradient.dtype)
 
 
-def _engine(backend: str) -> Any:
-    """The module that walks over the score matrix: `forward`, `forward_with_gradients`, `backward`."""
-    if backend == "cuda":
-        from fastqt.engines import cuda as cuda_schedule
+# What torch.compile traces: an engine's three functions as opaque operators that carry its name.
 
-        return cuda_schedule
-    if backend == "triton":
-        from fastqt.engines import triton as triton_schedule
+_PROBLEM = (
+    "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
+    "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
+    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
+    "Tensor? partners, float mix, Tensor? bias, str link"
+)
+_PROBLEM_SIZE = 19
+_GRADIENTS = ", ".join(f"Tensor d{name}" for name in Needs._fields)
 
-        return triton_schedule
-    return schedule
+
+class _Traced:
+    """An engine as torch.compile sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def gradients_in_forward(self, p: Problem) -> bool:
+        return engines.gradients_in_forward(self.name, p)
+
+    def forward(self, p: Problem) -> Rows:
+        loss, *saved = torch.ops.fastqt.contrastive_forward(*_flat(p), self.name)
+        return Rows(loss, tuple(saved))
+
+    def forward_with_gradients(
+        self, p: Problem, row_weight: float, needs: Needs
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        total, *found = torch.ops.fastqt.contrastive_forward_with_gradients(
+            *_flat(p), self.name, row_weight, list(needs)
+        )
+        return total, _wanted(found, needs)
+
+    def backward(
+        self, p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, ...]:
+        known = (*saved, row_weights, list(needs))
+        return _wanted(torch.ops.fastqt.contrastive_backward(*_flat(p), self.name, *known), needs)
+
+
+def _forward(p: Problem, engine: str) -> tuple[Tensor, ...]:
+    rows = engines.computation(engine, p).forward(p)
+    return (rows.loss, *rows.saved)
+
+
+def _forward_with_gradients(
+    p: Problem, engine: str, row_weight: float, needs: list[bool]
+) -> tuple[Tensor, ...]:
+    found = engines.computation(engine, p).forward_with_gradients(p, row_weight, Needs(*needs))
+    return (found[0], *_tensors(found[1], p))
+
+
+def _backward(
+    p: Problem, engine: str, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
+) -> tuple[Tensor, ...]:
+    computation = engines.computation(engine, p)
+    return _tensors(computation.backward(p, (logsumexp, mass), row_weights, Needs(*needs)), p)
+
+
+def _fake_forward(p: Problem, engine: str) -> tuple[Tensor, ...]:
+    N = p.queries.shape[0]
+    return tuple(p.queries.new_empty(N, dtype=torch.float64) for _ in range(3))
+
+
+def _fake_forward_with_gradients(
+    p: Problem, engine: str, row_weight: float, needs: list[bool]
+) -> tuple[Tensor, ...]:
+    return (p.queries.new_empty((), dtype=loss_dtype(p.queries)), *_fake_gradients(p, needs))
+
+
+def _fake_backward(
+    p: Problem, engine: str, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
+) -> tuple[Tensor, ...]:
+    return _fake_gradients(p, needs)
+
+
+def _fake_gradients(p: Problem, needs: list[bool]) -> tuple[Tensor, ...]:
+    found = (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if need and x is not None else None
+        for x, need in zip(p.inputs(), needs, strict=True)
+    )
+    return _tensors(Gradients(*found), p)
+
+
+def _tensors(gradients: tuple[Tensor | None, ...], p: Problem) -> tuple[Tensor, ...]:
+    """One tensor a gradient, of the input's dtype and device, and empty where none is wanted."""
+    return tuple(
+        p.queries.new_empty(0) if g is None or x is None else g.to(x)
+        for g, x in zip(gradients, p.inputs(), strict=True)
+    )
+
+
+def _wanted(found: list[Tensor], needs: Needs) -> tuple[Tensor | None, ...]:
+    """What `_tensors` has made, with None where it is empty."""
+    return tuple(g if need else None for g, need in zip(found, needs, strict=True))
 
 
 def _flat(p: Problem) -> tuple[Any, ...]:
@@ -151,121 +252,58 @@ def _flat(p: Problem) -> tuple[Any, ...]:
     )
 
 
-def _problem(args: tuple[Any, ...]) -> Problem:
-    """The inverse of `_flat`."""
-    queries, candidates, negatives, row_negatives, scale = args[:5]
-    diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link = args[10:]
-    return Problem(
-        *(queries, candidates, negatives, row_negatives, scale),
-        targets=TargetRows(*args[5:10]),
-        diagonal=diagonal,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        partners=partners,
-        mix=mix,
-        bias=bias,
-        link=link,
-    )
+class _OfProblem(Protocol):
+    def __call__(self, p: Problem, *rest: Any) -> tuple[Tensor, ...]: ...
 
 
-def _forward(engine: Any, p: Problem, reduction: str) -> tuple[Tensor, Rows]:
-    rows: Rows = engine.forward(p)
-    loss = rows.loss
-    if reduction != "none":
-        loss = loss.mean() if reduction == "mean" else loss.sum()
-    return loss.to(_loss_dtype(p)), rows
-
-
-def _traced_forward(engine: Any, p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
-    """Loss, log-sum-exp and mass of each row, and gradients: those are found, or these."""
-    nothing = p.queries.new_empty(0, dtype=torch.float64)
-    if any(needs):
-        loss, gradients = engine.forward_with_gradients(p, reduction, Needs(*needs))
-        return (loss, nothing, torch.empty_like(nothing), *_tensors(gradients, p))
-    loss, rows = _forward(engine, p, reduction)
-    return (loss, rows.logsumexp, rows.mass, *_tensors(Gradients(), p))
-
-
-def _traced_backward(
-    engine: Any,
-    p: Problem,
-    logsumexp: Tensor,
-    mass: Tensor,
-    row_weights: Tensor,
-    needs: list[bool],
-) -> tuple[Tensor, ...]:
-    return _tensors(engine.backward(p, logsumexp, mass, row_weights, Needs(*needs)), p)
-
-
-def _loss_dtype(p: Problem) -> torch.dtype:
-    return torch.promote_types(p.queries.dtype, torch.float32)
-
-
-def _inputs(p: Problem) -> tuple[Tensor | None, ...]:
-    """What gradients can flow to, in the order of `Needs`."""
-    scale = p.scale if isinstance(p.scale, Tensor) else None
-    return p.queries, p.candidates, p.negatives, p.row_negatives, scale, p.bias
-
-
-def _in_order(g: Gradients, p: Problem) -> tuple[Tensor | None, ...]:
-    """The gradients in the order of the function's inputs."""
-    scale = g.scale
-    if scale is not None and isinstance(p.scale, Tensor):
-        scale = scale.to(p.scale)
-    return g.queries, g.candidates, g.negatives, g.row_negatives, scale, g.bias
-
-
-def _wanted(gradients: Iterable[Tensor], needs: Needs) -> tuple[Tensor | None, ...]:
-    """What `_tensors` made, None where it is empty."""
-    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
-
-
-def _tensors(g: Gradients, p: Problem) -> tuple[Tensor, ...]:
-    """One tensor a gradient, empty where it was not wanted."""
-    return tuple(p.queries.new_empty(0) if x is None else x for x in _in_order(g, p))
-
-
-def _fake_forward(p: Problem, reduction: str, needs: list[bool]) -> tuple[Tensor, ...]:
-    N = p.queries.shape[0]
-    per_row = p.queries.new_empty(0 if any(needs) else N, dtype=torch.float64)
-    loss = p.queries.new_empty(N if reduction == "none" else (), dtype=_loss_dtype(p))
-    return (loss, per_row, torch.empty_like(per_row), *_fake_gradients(p, needs))
-
-
-def _fake_backward(
-    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: list[bool]
-) -> tuple[Tensor, ...]:
-    return _fake_gradients(p, needs)
-
-
-def _fake_gradients(p: Problem, needs: list[bool]) -> tuple[Tensor, ...]:
-    inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
-    return tuple(
-        torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if need and isinstance(x, Tensor)
-        else p.queries.new_empty(0)
-        for x, need in zip(inputs, needs, strict=True)
-    )
-
-
-def _flattened(
-    function: Callable[..., tuple[Tensor, ...]], backend: str | None = None
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The function with its problem laid out flat, as operators take it, and with its engine, if any."""
+def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
+    """The function with its problem laid out flat, as operators take it."""
 
     def flattened(*args: Any) -> tuple[Tensor, ...]:
-        engine = () if backend is None else (_engine(backend),)
-        return function(*engine, _problem(args[:_PROBLEM_SIZE]), *args[_PROBLEM_SIZE:])
+        queries, candidates, negatives, row_negatives, scale = args[:5]
+        diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link = args[
+            10:_PROBLEM_SIZE
+        ]
+        p = Problem(
+            *(queries, candidates, negatives, row_negatives, scale),
+            targets=TargetRows(*args[5:10]),
+            diagonal=diagonal,
+            query_groups=query_groups,
+            candidate_groups=candidate_groups,
+            mask=mask,
+            memory=memory,
+            partners=partners,
+            mix=mix,
+            bias=bias,
+            link=link,
+        )
+        return function(p, *args[_PROBLEM_SIZE:])
 
     return flattened
 
 
-for _name, _function, _fake in (
-    ("fastqt::contrastive_forward", _traced_forward, _fake_forward),
-    ("fastqt::contrastive_backward", _traced_backward, _fake_backward),
-):
-    for _device, _backend in (("CPU", "cpu"), ("CUDA", "triton")):
-        torch.library.impl(_name, _device, _flattened(_function, _backend))
-    torch.library.register_fake(_name, _flattened(_fake))
+def _register(name: str, schema: str, function: _OfProblem, fake: _OfProblem) -> None:
+    torch.library.define(f"fastqt::{name}", schema)
+    torch.library.impl(f"fastqt::{name}", "CompositeExplicitAutograd", _flattened(function))
+    torch.library.register_fake(f"fastqt::{name}", _flattened(fake))
+
+
+_register(
+    "contrastive_forward",
+    f"({_PROBLEM}, str engine) -> (Tensor loss, Tensor logsumexp, Tensor mass)",
+    _forward,
+    _fake_forward,
+)
+_register(
+    "contrastive_forward_with_gradients",
+    f"({_PROBLEM}, str engine, float row_weight, bool[6] needs) -> (Tensor total, {_GRADIENTS})",
+    _forward_with_gradients,
+    _fake_forward_with_gradients,
+)
+_register(
+    "contrastive_backward",
+    f"({_PROBLEM}, str engine, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[6] needs) "
+    f"-> ({_GRADIENTS})",
+    _backward,
+    _fake_backward,
+)

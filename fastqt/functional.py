@@ -1,4 +1,4 @@
-"""The public losses: check what came, choose a backend, reduce."""
+"""The two general losses: check the arguments, lower them to a problem, choose an engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt import autograd
-from fastqt import engines as backends
+from fastqt import autograd, engines
 from fastqt.checks import (
     check_bias,
     check_embeddings,
@@ -21,11 +20,8 @@ from fastqt.checks import (
 )
 from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
-from fastqt.problem import DIAGONALS, Problem
+from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
-
-REDUCTIONS = ("mean", "sum", "none")
-MEMORY_MODES = ("fast", "low")
 
 
 def contrastive_loss(
@@ -92,7 +88,7 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
-    problem, chosen = _problem(
+    return _loss(
         queries,
         candidates,
         _targets(targets, context_size, document_ids),
@@ -110,7 +106,6 @@ def contrastive_loss(
         memory=memory,
         backend=backend,
     )
-    return _loss(problem, reduction, chosen)
 
 
 def sigmoid_loss(
@@ -162,7 +157,7 @@ def sigmoid_loss(
     if targets is None:
         targets = Window(context_size, document_ids=document_ids, normalize=False)
         document_ids = None
-    problem, chosen = _problem(
+    return _loss(
         queries,
         candidates,
         _targets(targets, context_size, document_ids),
@@ -180,10 +175,9 @@ def sigmoid_loss(
         memory=memory,
         backend=backend,
     )
-    return _loss(problem, reduction, chosen)
 
 
-def _problem(
+def _loss(
     queries: Tensor,
     candidates: Tensor,
     targets: Targets,
@@ -201,8 +195,9 @@ def _problem(
     reduction: str,
     memory: str,
     backend: str | None,
-) -> tuple[Problem, str]:
-    """What the losses were given, checked and as the chosen backend takes it, and that backend."""
+) -> Tensor:
+    """The loss of unchecked arguments, on the engine that the registry chooses."""
+    mixed = row_negatives if isinstance(row_negatives, Mixed) else None
     given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
     check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
     check_option("diagonal", diagonal, DIAGONALS)
@@ -217,15 +212,8 @@ def _problem(
     check_scale(scale)
     check_bias(bias, M, device)
     dtype = input_dtype(queries)
-    chosen = backends.select(backend, device, dtype)
-    computed = dtype if dtype in backends.BACKENDS[chosen] else torch.float32
-
-    problem = Problem(
-        queries=_prepare(queries, normalize, dtype, computed),
-        candidates=_prepare(candidates, normalize, dtype, computed),
-        negatives=None if negatives is None else _prepare(negatives, normalize, dtype, computed),
-        row_negatives=None if given_rows is None else _prepare(given_rows, normalize, dtype, computed),
-        scale=scale,
+    p = Problem(
+        *(queries, candidates, negatives, given_rows, scale),
         targets=targets.rows(N, M, device),
         diagonal=diagonal,
         query_groups=query_groups,
@@ -235,18 +223,27 @@ def _problem(
         bias=_biases(bias, M, queries),
         link=link,
     )
-    if isinstance(row_negatives, Mixed):
-        problem = _with_mixed(problem, row_negatives, written=chosen not in ("cuda", "triton"))
-    if problem.targets.background is not None:
-        _check_smoothing(problem)
-    return problem, backends.for_problem(chosen, backend, problem)
-
-
-def _loss(p: Problem, reduction: str, backend: str) -> Tensor:
-    if backend != "reference":
-        return autograd.contrastive_loss(p, reduction, backend)
-    with torch.autocast(p.queries.device.type, enabled=False):
-        return reference.contrastive_loss(p, reduction)
+    if p.targets.background is not None:
+        _check_smoothing(p)
+    if mixed is not None:
+        p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
+    engine = engines.choose(backend, p, dtype)
+    computed = engine.dtype_for(dtype)
+    p.queries = _prepare(queries, normalize, dtype, computed)
+    p.candidates = _prepare(candidates, normalize, dtype, computed)
+    if negatives is not None:
+        p.negatives = _prepare(negatives, normalize, dtype, computed)
+    if given_rows is not None:
+        p.row_negatives = _prepare(given_rows, normalize, dtype, computed)
+    if p.partners is not None and not engine.mixes:
+        p.row_negatives, p.partners = mixed_rows(p.candidates, p.mix, p.partners), None
+    if engine.eager:
+        with torch.autocast(device.type, enabled=False):
+            return reference.contrastive_loss(p, reduction)
+    if p.targets.dense is not None:  # The kernels read a target matrix in the scores' dtype.
+        p.targets = replace(p.targets, dense=p.targets.dense.to(loss_dtype(p.queries)))
+    function = "fastqt.contrastive_loss" if link == "softmax" else "fastqt.sigmoid_loss"
+    return autograd.loss_of(p, reduction, engine.name, function)
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
@@ -272,13 +269,6 @@ def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dty
     if not normalize:
         return x
     return F.normalize(x.to(torch.promote_types(dtype, torch.float32)), dim=1).to(x.dtype)
-
-
-def _with_mixed(p: Problem, mixed: Mixed, *, written: bool) -> Problem:
-    partners = mixed.partners_of(p.queries.shape[0], p.candidates.shape[0], p.queries.device)
-    if written:
-        return replace(p, row_negatives=mixed_rows(p.candidates, mixed.mix, partners))
-    return replace(p, partners=partners, mix=mixed.mix)
 
 
 def _check_smoothing(p: Problem) -> None:

@@ -1,24 +1,94 @@
-"""One contrastive loss to compute: the arguments of `contrastive_loss`, checked and lowered."""
+"""The one language between losses and engines: a checked problem, what is wanted of it, what comes back.
+
+A loss lowers its arguments to one of three kinds of problem. `Problem` is a softmax or a sigmoid over
+queries against candidates, `ClipProblem` is CLIP's softmax over rows and over columns, and
+`ThreeBlockProblem` is MixCSE's softmax over three blocks of scores. Every engine takes them through the
+same functions; `fastqt.engines` describes those.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fastqt.targets import Diagonal, TargetRows
+from fastqt.targets import TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
 DIAGONALS = ("zero", "exclude", "keep")
 LINKS = ("softmax", "sigmoid")
 
+REDUCTIONS = ("mean", "sum", "none")
+MEMORY_MODES = ("fast", "low")
 
-@dataclass  # and not frozen, which makes an instance at three times the cost
+
+class Needs(NamedTuple):
+    """Which inputs of a `Problem` or a `ClipProblem` want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+    negatives: bool = False
+    row_negatives: bool = False
+    scale: bool = False
+    bias: bool = False
+
+
+class Gradients(NamedTuple):
+    """Those gradients, in the order of `Needs`; None where none is wanted."""
+
+    queries: Tensor | None = None
+    candidates: Tensor | None = None
+    negatives: Tensor | None = None
+    row_negatives: Tensor | None = None
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class ThreeBlockNeeds(NamedTuple):
+    """Which inputs of a `ThreeBlockProblem` want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+    own_columns: bool = False
+    next_columns: bool = False
+    own_rows: bool = False
+    next_rows: bool = False
+    scale: bool = False
+
+
+class ThreeBlockGradients(NamedTuple):
+    """Those gradients, in the order of `ThreeBlockNeeds`; None where none is wanted."""
+
+    queries: Tensor | None = None
+    candidates: Tensor | None = None
+    own_columns: Tensor | None = None
+    next_columns: Tensor | None = None
+    own_rows: Tensor | None = None
+    next_rows: Tensor | None = None
+    scale: Tensor | None = None
+
+
+class Rows(NamedTuple):
+    """What an engine finds of each row.
+
+    Attributes:
+        loss: (N,) float64.
+        saved: what the engine's `backward` wants to be given again; of a `Problem` always the logsumexp
+            and the target mass of each row, (N,) float64, which a sigmoid leaves undefined.
+    """
+
+    loss: Tensor
+    saved: tuple[Tensor, ...]
+
+
+@dataclass  # Not frozen: making a frozen instance takes three times as long.
 class Problem:
-    queries: Tensor  # (N, D), as all embeddings of one floating-point dtype
+    """Queries against candidates: the arguments of `contrastive_loss` or `sigmoid_loss`, checked."""
+
+    queries: Tensor  # (N, D); all embeddings have one floating-point dtype
     candidates: Tensor  # (M, D)
     negatives: Tensor | None  # (K, D)
     row_negatives: Tensor | None  # (N, D)
@@ -29,72 +99,126 @@ class Problem:
     candidate_groups: Tensor | None  # (M,) int64
     mask: Tensor | None  # (N, M) bool, True = excluded
     memory: str = "fast"
-    # Instead of row_negatives: row i's is the mix of candidates i and partners[i], at norm 1.
+    # In place of row_negatives: row i's negative is the mix of candidates i and partners[i], at norm 1.
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
     bias: Tensor | None = None  # (M,), added to the candidates' scores
-    # What makes probabilities of scores: a softmax over a row, or a sigmoid of each cell.
-    link: str = "softmax"
+    link: str = "softmax"  # over each row, or a "sigmoid" of each cell
 
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `Needs`."""
+        return (
+            self.queries,
+            self.candidates,
+            self.negatives,
+            self.row_negatives,
+            _tensor(self.scale),
+            self.bias,
+        )
 
-class Needs(NamedTuple):
-    """Which inputs want a gradient."""
-
-    queries: bool = False
-    candidates: bool = False
-    negatives: bool = False
-    row_negatives: bool = False
-    scale: bool = False
-    bias: bool = False
-
-
-@dataclass
-class Rows:
-    """What is known of each row, (N,) float64: log-sum-exp and target mass (of a softmax), and the loss."""
-
-    logsumexp: Tensor
-    mass: Tensor
-    loss: Tensor
+    def needs(self) -> Needs:
+        """Which inputs want a gradient."""
+        return Needs(*_wanted(self.inputs()))
 
 
 @dataclass
-class Gradients:
-    queries: Tensor | None = None
-    candidates: Tensor | None = None
-    negatives: Tensor | None = None
-    row_negatives: Tensor | None = None
-    scale: Tensor | None = None
-    bias: Tensor | None = None
+class ClipProblem:
+    """Pairs of rows of equal index: a softmax over each row of the scores and one over each column."""
+
+    queries: Tensor  # (N, D)
+    candidates: Tensor  # (N, D)
+    scale: float | Tensor  # ()
+    memory: str = "fast"
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `Needs`."""
+        return self.queries, self.candidates, None, None, _tensor(self.scale), None
+
+    def needs(self) -> Needs:
+        """Which inputs want a gradient."""
+        return Needs(*_wanted(self.inputs()))
 
 
-def pairs(a: Tensor, b: Tensor, scale: float | Tensor, memory: str) -> Problem:
-    """Each row of a, (N, D), among all of b, with b's row of the same index for its target."""
-    targets = Diagonal().rows(len(a), len(b), a.device)
-    return Problem(a, b, None, None, scale, targets, "keep", None, None, None, memory)
+@dataclass
+class ThreeBlockProblem:
+    """MixCSE's three blocks of scores, for rows whose partners are the next ones.
 
+    With C the cosines of queries and candidates, row i's scores are, up to the scale, C_ij in the first
+    block, own_columns_j C_ij + next_columns_j C_i,j+1 in the second, and own_rows_i C_ij +
+    next_rows_i C_i+1,j in the third. Indices are modulo N.
 
-def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
-    """What gradients are multiplied by that are kept until their upstream one is known.
-
-    Those of a mean are among float16's subnormals at a few thousand rows, from where no gradient scaler
-    would bring their digits back.
+    Attributes:
+        queries, candidates: (N, D), rows of norm 1.
+        own_columns, next_columns: (N,) shares of a candidate and of the next one in their mixture, both
+            multiplied by their norms and divided by the mixture's norm.
+        own_rows, next_rows: (N,) the same of the queries.
+        scale: inverse temperature.
+        third_block: whether the third block is there.
+        masks_excluded: whether masked cells leave the softmax; otherwise their score is 0.
+        own_mixture_weight: added to the scores of a sentence with its own mixtures.
+        stop_gradient: no gradient flows through the mixtures.
     """
-    return 2.0**6 if dtype is torch.float16 and reduction == "mean" else 1.0
+
+    queries: Tensor
+    candidates: Tensor
+    own_columns: Tensor
+    next_columns: Tensor
+    own_rows: Tensor
+    next_rows: Tensor
+    scale: Tensor  # ()
+    third_block: bool
+    masks_excluded: bool
+    own_mixture_weight: float
+    stop_gradient: bool
+    memory: str = "fast"
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `ThreeBlockNeeds`."""
+        shares = self.own_columns, self.next_columns, self.own_rows, self.next_rows
+        return self.queries, self.candidates, *shares, self.scale
+
+    def needs(self) -> ThreeBlockNeeds:
+        """Which inputs want a gradient."""
+        return ThreeBlockNeeds(*_wanted(self.inputs()))
 
 
-def finite_scale(p: Problem) -> float:
-    """The value of a problem's scale, which a tensor does not show before it is used."""
-    scale = p.scale.item() if isinstance(p.scale, Tensor) else p.scale
-    if not math.isfinite(scale):
-        raise ValueError(f"scale: want a finite number, got {scale}")
-    return scale
+AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
 
 
-# What a target can have against it, by the status numbers of csrc/cpu/score_tile.h.
+def _tensor(scale: float | Tensor) -> Tensor | None:
+    return scale if isinstance(scale, Tensor) else None
+
+
+def _wanted(inputs: tuple[Tensor | None, ...]) -> list[bool]:
+    return [x is not None and x.requires_grad for x in inputs]
+
+
+def loss_dtype(queries: Tensor) -> torch.dtype:
+    """The dtype of a loss: float64 for float64 inputs, float32 otherwise."""
+    return torch.promote_types(queries.dtype, torch.float32)
+
+
+def reduce(rows: Tensor, reduction: str) -> Tensor:
+    """Losses of rows (N,) as `reduction` has it: their "mean", their "sum", or with "none" themselves."""
+    if reduction == "none":
+        return rows
+    return rows.mean() if reduction == "mean" else rows.sum()
+
+
+def finite_scale(scale: float | Tensor) -> float:
+    """The value of a scale, which a tensor does not show before it is used."""
+    value = scale.item() if isinstance(scale, Tensor) else scale
+    if not math.isfinite(value):
+        raise ValueError(f"scale: want a finite number, got {value}")
+    return value
+
+
+# What can be wrong with a target, by the status numbers of csrc/cpu/score_tile.h.
 TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED = 1, 2, 3, 4
 
 
 def target_error(status: int, row: int, column: int, problem: Problem) -> ValueError:
+    """The error for a target for which no loss is defined."""
     M, diagonal = problem.candidates.shape[0], problem.diagonal
     reason = {
         TARGET_ON_DIAGONAL: f"is on the diagonal that diagonal={diagonal!r} replaces; use diagonal='keep'",

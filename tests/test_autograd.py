@@ -6,7 +6,7 @@ from cases import CASES, N
 from tolerances import REORDERED, relative
 
 import fastqt
-from fastqt import autograd
+from fastqt import autograd, engines
 from fastqt.autograd import times
 from fastqt.problem import LINKS, Problem
 from fastqt.targets import Window
@@ -181,14 +181,11 @@ def test_opcheck_whole_losses(dtype, needs):
         p = problem(dtype, **changes)
         inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
         needed = [need and x is not None for need, x in zip(needs, inputs, strict=True)]
-        for reduction in ("mean", "none") if not any(needs) else ("mean",):
-            torch.library.opcheck(
-                torch.ops.fastqt.contrastive_forward, (*autograd._flat(p), reduction, needed)
-            )
-        rows = torch.zeros(9, dtype=torch.float64)
+        flat, rows = (*autograd._flat(p), "cpu"), torch.zeros(9, dtype=torch.float64)
+        torch.library.opcheck(torch.ops.fastqt.contrastive_forward, flat)
+        torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, 0.5, needed))
         torch.library.opcheck(
-            torch.ops.fastqt.contrastive_backward,
-            (*autograd._flat(p), rows, rows + 1, rows + 1, needed),
+            torch.ops.fastqt.contrastive_backward, (*flat, rows, rows + 1, rows + 1, needed)
         )
 
 
@@ -210,3 +207,43 @@ def test_opcheck_walk(dtype, link, tile_columns, weight, weighted):
         (*embeddings, bias, 2.0, *cells, None, None, None, 5, tile_columns, wanted, weight, *known),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """Which engines have been asked to compute."""
+    names, genuine = [], engines.computation
+    monkeypatch.setattr(engines, "computation", lambda name, p: names.append(name) or genuine(name, p))
+    return names
+
+
+@pytest.mark.parametrize("engine", ["cpu", "triton"])
+@pytest.mark.parametrize("mode", [{}, {"reduction": "none"}], ids=str)
+def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, asked):
+    """In float16 too, which the C++ engine has no kernels for."""
+    dtype = torch.float16 if engine == "triton" else torch.float32
+    inputs = [torch.randn(9, 4).to(dtype).requires_grad_() for _ in range(2)]
+
+    def loss(f, g):
+        return fastqt.contrastive_loss(f, g, backend=engine, **mode).sum()
+
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    asked.clear()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*inputs), inputs)
+    assert set(asked) == {engine}
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < REORDERED[torch.float32]
+
+
+def test_a_compiled_loss_of_any_batch_size():
+    """From the second batch size on, torch.compile takes the size to be a variable."""
+    inputs = [torch.randn(N, 4, requires_grad=True) for N in (7, 12, 25)]
+
+    def loss(f):
+        return fastqt.contrastive_loss(f, f.roll(1, 0))
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for f in inputs:
+        (found,), (expected,) = (torch.autograd.grad(function(f), f) for function in (compiled, loss))
+        assert relative(found, expected) < REORDERED[torch.float32]

@@ -1,79 +1,143 @@
-"""Who computes: the backends, which of them work here, and why the others do not."""
+"""The engines and their registry: which of them computes a problem, and why the others do not.
+
+An engine is a module with `why_not(p, device, dtype)`, which says why it cannot compute a problem, or None,
+and `computation(p)`, which names the module that computes problems of its kind, or None. For a `Problem`
+that is the engine itself. Such a module has
+
+    gradients_in_forward(p) -> bool
+    forward(p) -> Rows
+    forward_with_gradients(p, row_weight, needs) -> (total, gradients)
+    backward(p, saved, row_weights, needs) -> gradients
+
+where total = row_weight * sum_i loss_i, and `backward` gives the gradients of sum_i row_weights_i loss_i
+from what `forward` has saved. A loss that an engine has no computation for is composed of those that it has.
+
+This registry alone maps names to engines. A loss asks it once a call.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
-from importlib.util import find_spec
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from fastqt._version import __version__
-from fastqt.engines import cuda as cuda_schedule
-from fastqt.engines import ops
-from fastqt.problem import Problem
+from fastqt.engines import cpu, cuda, reference, triton
+from fastqt.problem import AnyProblem, Rows
 
-# In the order in which they are tried, with the dtypes that each computes in. "cuda" takes small problems
-# only, and the place of "triton" for those.
-BACKENDS = {
-    "cpu": (torch.float32, torch.float64),
-    "cuda": (torch.bfloat16, torch.float16, torch.float32),
-    "triton": (torch.bfloat16, torch.float16, torch.float32),
-    "reference": (torch.float32, torch.float64),
+
+class Computation(Protocol):
+    """A module that computes a kind of problem; `Any` stands for a problem, its needs and its gradients."""
+
+    def gradients_in_forward(self, p: Any) -> bool: ...
+    def forward(self, p: Any) -> Rows: ...
+    def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]: ...
+    def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any: ...
+
+
+class EngineModule(Computation, Protocol):
+    """The module of an engine."""
+
+    def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None: ...
+    def computation(self, p: AnyProblem) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An entry of the registry.
+
+    Attributes:
+        name: what users call it.
+        module: the engine.
+        dtypes: what it computes in; inputs of another dtype are converted to float32 first.
+        mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
+        eager: whether its loss is plain PyTorch that autograd differentiates.
+    """
+
+    name: str
+    module: EngineModule
+    dtypes: tuple[torch.dtype, ...]
+    mixes: bool = False
+    eager: bool = False
+
+    def computes(self, p: AnyProblem) -> bool:
+        """Whether it has a computation of its own for a problem of this kind."""
+        return self.module.computation(p) is not None
+
+    def dtype_for(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that inputs of `dtype` are computed in."""
+        return dtype if dtype in self.dtypes else torch.float32
+
+
+_GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# In the order in which they are tried.
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("cpu", cast(EngineModule, cpu), (torch.float32, torch.float64)),
+        Engine("cuda", cast(EngineModule, cuda), _GPU_DTYPES, mixes=True),
+        Engine("triton", cast(EngineModule, triton), _GPU_DTYPES, mixes=True),
+        Engine("reference", cast(EngineModule, reference), (torch.float32, torch.float64), eager=True),
+    )
 }
 
 
-def select(requested: str | None, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend for tensors on `device`: the one asked for, by argument or FASTQT_BACKEND, or the best.
+def requested(backend: str | None) -> str | None:
+    """The engine that a user asks for by a loss's argument or by FASTQT_BACKEND, if any."""
+    return backend or os.environ.get("FASTQT_BACKEND") or None
 
-    Raises ValueError if the one asked for is unknown or unavailable, with the reason.
+
+def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
+    """The engine for a problem: the one asked for, by argument or FASTQT_BACKEND, or the first that can.
+
+    Args:
+        backend: the loss's argument.
+        p: the problem; its tensors may still have the dtype that the user gave.
+        dtype: what a matrix product would take those in.
+
+    Raises:
+        ValueError: the one asked for is unknown or cannot compute the problem; the message says why.
     """
-    name = requested or os.environ.get("FASTQT_BACKEND") or None
+    device = p.queries.device
+    name = requested(backend)
     if name is None:
-        return next(name for name in BACKENDS if name != "cuda" and why_not(name, device, dtype) is None)
-    origin = "backend" if requested else "FASTQT_BACKEND"
-    if name not in BACKENDS:
-        raise ValueError(f"{origin}: want one of {', '.join(BACKENDS)}, got {name!r}")
-    reason = why_not(name, device, dtype)
+        for engine in ENGINES.values():
+            if engine.computes(p) and engine.module.why_not(p, device, dtype) is None:
+                return engine
+        return ENGINES["reference"]
+    origin = "backend" if backend else "FASTQT_BACKEND"
+    if name not in ENGINES:
+        raise ValueError(f"{origin}: want one of {', '.join(ENGINES)}, got {name!r}")
+    reason = ENGINES[name].module.why_not(p, device, dtype)
     if reason is not None:
         raise ValueError(f"{origin}: {name!r} is not available: {reason}")
-    return name
+    return ENGINES[name]
 
 
-def for_problem(chosen: str, requested: str | None, p: Problem) -> str:
-    """The backend of what `select` chose, or one made for problems such as this.
-
-    Raises ValueError if it was asked for and does not take the problem, with the reason.
-    """
-    if chosen == "cuda":
-        reason = cuda_schedule.why_not(p)
-        if reason is not None:
-            raise ValueError(f"backend: 'cuda' does not take this problem: {reason}")
-    elif chosen == "triton" and not requested and not os.environ.get("FASTQT_BACKEND"):
-        usable = why_not("cuda", p.queries.device, p.queries.dtype) is None
-        return "cuda" if usable and cuda_schedule.why_not(p) is None else chosen
-    return chosen
+def computation(name: str, p: AnyProblem) -> Computation:
+    """What computes a problem on an engine that `choose` has given."""
+    module = ENGINES[name].module.computation(p)
+    assert module is not None, f"{name} has no computation for {type(p).__name__}"
+    return _imported(module)
 
 
-def why_not(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why a backend cannot compute on `device` what is given in `dtype`; None if it can."""
-    if name == "cpu":
-        return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
-    if name == "cuda":
-        if ops.cuda_error is not None or device.type != "cuda":
-            return ops.cuda_error or f"the tensors are on {device}"
-        if dtype is torch.float64:
-            return "it has no float64"
-        return cuda_schedule.why_not_on(device, dtype)
-    if name == "triton":
-        if find_spec("triton") is None:
-            return "triton is not installed"
-        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
-        if dtype is torch.float64:
-            return "it has no float64"
-    return None
+# Triton's modules take a second to import, so they are imported when they are first used.
+@functools.cache
+def _imported(module: str) -> Computation:
+    return cast(Computation, import_module(module))
+
+
+def gradients_in_forward(name: str, p: AnyProblem) -> bool:
+    """Whether an engine takes the gradients of a scalar loss in the forward pass."""
+    return ENGINES[name].module.gradients_in_forward(p)
 
 
 def show_config() -> None:
@@ -82,10 +146,7 @@ def show_config() -> None:
     print(f"torch    {torch.__version__}")
     print(f"python   {sys.version.split()[0]} on {platform.system()} {platform.machine()}")
     print(f"threads  {torch.get_num_threads()}")
-    for name in BACKENDS:
-        print(f"backend  {name:<10} {why_not(name, _device_of(name)) or 'usable'}")
-
-
-def _device_of(name: str) -> torch.device:
-    """Where a backend would compute here."""
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    gpu = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name, engine in ENGINES.items():
+        device = torch.device("cpu") if name == "cpu" else gpu
+        print(f"backend  {name:<10} {engine.module.why_not(None, device, torch.float32) or 'usable'}")

@@ -14,16 +14,26 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from fastqt.engines import ops
 from fastqt.problem import (
     DIAGONALS,
     LINKS,
+    AnyProblem,
+    ClipProblem,
     Gradients,
     Needs,
     Problem,
     Rows,
+    ThreeBlockProblem,
     finite_scale,
     target_error,
 )
+
+COMPUTATIONS = {
+    Problem: "fastqt.engines.cpu",
+    ClipProblem: "fastqt.engines.cpu_clip",
+    ThreeBlockProblem: "fastqt.engines.cpu_three_block",
+}
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
@@ -39,21 +49,41 @@ torch.empty(31 * 2**20, dtype=torch.uint8)
 INPUT_BITS = (1, 2, 4, 8, 16, 32)
 
 
+def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this engine cannot compute a problem; None if it can."""
+    return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
+
+
+def computation(p: AnyProblem) -> str | None:
+    """The module that computes problems of this kind."""
+    return COMPUTATIONS[type(p)]
+
+
+def gradients_in_forward(p: Problem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass.
+
+    With memory="low" a softmax first reduces its scores in tiles and computes them once more for the
+    gradients, which is then as well done in the backward pass.
+    """
+    return p.memory == "fast" or p.link == "sigmoid"
+
+
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    return Rows(*_walk(p, (TILE_ROWS, TILE_COLUMNS), Needs()))
+    logsumexp, mass, loss = _walk(p, (TILE_ROWS, TILE_COLUMNS), Needs())
+    return Rows(loss, (logsumexp, mass))
 
 
-def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients; `static_grad_scale` of these dtypes is 1."""
-    weight = 1 / p.queries.shape[0] if reduction == "mean" else 1.0
-    total, *gradients = _walk(p, _gradient_tile(p), needs, weight=weight)
+def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    total, *gradients = _walk(p, _gradient_tile(p), needs, weight=row_weight)
     return total, _gradients(gradients, needs)
 
 
-def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
+def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
-    known = (row_weights, logsumexp, mass)
+    logsumexp, mass = saved
+    known = row_weights, logsumexp, mass
     return _gradients(_walk(p, (TILE_ROWS, TILE_COLUMNS), needs, known=known), needs)
 
 
@@ -88,7 +118,7 @@ def _walk(
     t = p.targets
     found: list[Tensor]
     found, status, row, column = torch.ops.fastqt.contrastive_walk.default(
-        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p)),
+        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p.scale)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.query_groups, p.candidate_groups, p.mask),

@@ -1,44 +1,61 @@
-"""The walk over MixCSE's 3 N columns on a CPU: plain torch operations on a chunk of rows at a time."""
+"""MixCSE's three blocks of scores on a CPU: plain torch operations on a chunk of rows at a time."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fastqt.losses.three_block import Gradients, Options
+from fastqt.problem import Rows, ThreeBlockGradients, ThreeBlockNeeds, ThreeBlockProblem, finite_scale
 
-CHUNK_BYTES = 8 * 2**20  # of each of some eight matrices of as many rows
+CHUNK_BYTES = 8 * 2**20  # of each of about eight matrices of scores
 MIN_ROWS = 64
 
 
-def walk(
-    inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
-) -> tuple[Tensor, Gradients]:
-    """Each row's loss, and with weights w the gradients of sum_i w_i loss_i that are needed."""
-    made = _Walk(inputs, options, weights, needs)
-    return made.run(), made.gradients
+def gradients_in_forward(p: ThreeBlockProblem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
+
+
+def forward(p: ThreeBlockProblem) -> Rows:
+    """The loss of each row."""
+    return Rows(_Walk(p, None, ThreeBlockNeeds()).run(), ())
+
+
+def forward_with_gradients(
+    p: ThreeBlockProblem, row_weight: float, needs: ThreeBlockNeeds
+) -> tuple[Tensor, ThreeBlockGradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64)
+    walk = _Walk(p, weights, needs)
+    return (row_weight * walk.run().sum()).to(p.queries.dtype), walk.gradients
+
+
+def backward(
+    p: ThreeBlockProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: ThreeBlockNeeds
+) -> ThreeBlockGradients:
+    """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+    walk = _Walk(p, row_weights, needs)
+    walk.run()
+    return walk.gradients
 
 
 class _Walk:
-    def __init__(
-        self, inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
-    ) -> None:
-        self.u, self.v, *shares, scale = inputs
-        self.own_columns, self.next_columns, self.own_rows, self.next_rows = shares
-        self.scale, self.options, self.weights = scale.item(), options, weights
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale: want a finite number, got {self.scale}")
-        self.gradients: Gradients = tuple(
-            torch.zeros_like(x) if need and weights is not None else None
-            for x, need in zip(inputs, needs, strict=True)
+    """One pass over chunks of rows, which finds the losses and with weights adds up the gradients."""
+
+    def __init__(self, p: ThreeBlockProblem, weights: Tensor | None, needs: ThreeBlockNeeds) -> None:
+        self.p, self.weights, self.scale = p, weights, finite_scale(p.scale)
+        self.u, self.v = p.queries, p.candidates
+        self.gradients = ThreeBlockGradients(
+            *[
+                torch.zeros_like(x) if need and x is not None else None
+                for x, need in zip(p.inputs(), needs, strict=True)
+            ]
         )
 
     def run(self) -> Tensor:
-        """(N,) float64."""
+        """The losses of all rows, (N,) float64."""
         N = len(self.u)
         losses = self.u.new_empty(N, dtype=torch.float64)
         step = max(CHUNK_BYTES // (N * self.u.element_size()), MIN_ROWS)
@@ -50,15 +67,15 @@ class _Walk:
     def _visit(self, chunk: slice) -> Tensor:
         """The losses of a chunk of rows; adds what they give to the gradients."""
         N = len(self.u)
-        around = torch.arange(chunk.start - 1, chunk.stop + 1, device=self.u.device).remainder(N)
-        cosines = self.u[around] @ self.v.T
-        # The row above has had its loss, but its mixture holds the chunk's first row.
-        row, at = around[:-1], torch.arange(len(around) - 1, device=self.u.device)
+        neighbours = torch.arange(chunk.start - 1, chunk.stop + 1, device=self.u.device).remainder(N)
+        cosines = self.u[neighbours] @ self.v.T
+        # The row above the chunk has had its loss already, but its mixture contains the chunk's first row.
+        row, at = neighbours[:-1], torch.arange(len(neighbours) - 1, device=self.u.device)
         blocks, masked = self._blocks(cosines, row)
         scores = [self.scale * block for block in blocks]
         for block, column in zip(scores[1:], masked, strict=True):
-            block[at, row] += self.options.weight
-            block[at, column] = -math.inf if self.options.excluded else 0.0
+            block[at, row] += self.p.own_mixture_weight
+            block[at, column] = -math.inf if self.p.masks_excluded else 0.0
         positive = scores[0][at, row]
         largest = torch.stack([block.amax(1) for block in scores]).amax(0)
         E = [block.sub_(largest[:, None]).exp_() for block in scores]
@@ -72,16 +89,16 @@ class _Walk:
             dS = [block.mul_(factor.to(block.dtype)[:, None]) for block in E]
             dS[0][at, row] = (-others * factor).to(dS[0].dtype)
             self._differentiate(dS, blocks, cosines, row, chunk)
-        # log(exp(gap) + others) - gap, where nothing cancels when all is learnt.
+        # This is log(exp(gap) + others) - gap, written so that nothing cancels once the positives are learnt.
         return (torch.log1p(torch.expm1(gap) + others) - gap)[1:]
 
     def _blocks(self, cosines: Tensor, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The blocks' cosines, and the masked column of each row in all but the first."""
         N, first = len(self.u), cosines[:-1]
-        blocks = [first, first * self.own_columns + first.roll(-1, 1) * self.next_columns]
+        blocks = [first, first * self.p.own_columns + first.roll(-1, 1) * self.p.next_columns]
         masked = [(row - 1).remainder(N)]
-        if self.options.both:
-            blocks.append(first * self.own_rows[row, None] + cosines[1:] * self.next_rows[row, None])
+        if self.p.third_block:
+            blocks.append(first * self.p.own_rows[row, None] + cosines[1:] * self.p.next_rows[row, None])
             masked.append((row + 1).remainder(N))
         return blocks, masked
 
@@ -96,17 +113,17 @@ class _Walk:
         if own_columns is not None and next_columns is not None:
             own_columns += self.scale * (of_columns * first).sum(0)
             next_columns += self.scale * (of_columns * first.roll(-1, 1)).sum(0)
-        to_queries = plain + of_columns * self.own_columns + (of_columns * self.next_columns).roll(1, 1)
+        to_queries = plain + of_columns * self.p.own_columns + (of_columns * self.p.next_columns).roll(1, 1)
         to_candidates = plain
-        if self.options.both:
+        if self.p.third_block:
             of_rows, above = dS[2][1:], dS[2][:-1]
             if own_rows is not None and next_rows is not None:
                 own_rows[chunk] = self.scale * (of_rows * first).sum(1)
                 next_rows[chunk] = self.scale * (of_rows * cosines[2:]).sum(1)
             to_candidates = (
-                plain + of_rows * self.own_rows[row[1:], None] + above * self.next_rows[row[:-1], None]
+                plain + of_rows * self.p.own_rows[row[1:], None] + above * self.p.next_rows[row[:-1], None]
             )
-        if not self.options.stop_gradient:
+        if not self.p.stop_gradient:
             to_queries = to_candidates = to_queries + to_candidates - plain
         if du is not None:
             torch.mm(to_queries, self.v, out=du[chunk]).mul_(self.scale)

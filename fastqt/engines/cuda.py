@@ -9,19 +9,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.problem import DIAGONALS, Gradients, Needs, Problem, Rows, finite_scale, static_grad_scale
+from fastqt.engines import ops
+from fastqt.problem import DIAGONALS, AnyProblem, ClipProblem, Gradients, Needs, Problem, Rows, finite_scale
 
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
 MOST_ROWS, MOST_WIDTH = 1024, 4800
 SHARED_BYTES = {torch.float32: 147_904, torch.bfloat16: 162_256, torch.float16: 162_256}
 CAPABILITY = (8, 0)
 
+COMPUTATIONS: dict[type[AnyProblem], str] = {
+    Problem: "fastqt.engines.cuda",
+    ClipProblem: "fastqt.engines.cuda_clip",
+}
 
-def why_not(p: Problem) -> str | None:
+
+def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this engine cannot compute a problem; None if it can."""
+    if ops.cuda_error is not None or device.type != "cuda":
+        return ops.cuda_error or f"the tensors are on {device}"
+    if dtype is torch.float64:
+        return "it has no float64"
+    return _why_not_on(device, dtype) or (None if p is None else _why_not_this(p))
+
+
+def computation(p: AnyProblem) -> str | None:
+    """The module that computes problems of this kind; None for MixCSE's three blocks."""
+    return COMPUTATIONS.get(type(p))
+
+
+def gradients_in_forward(p: Problem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
+
+
+def _why_not_on(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a GPU cannot run the kernel; None if it can."""
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) < CAPABILITY:
+        return f"{properties.name} has compute capability {properties.major}.{properties.minor}, want 8.0"
+    shared: int = getattr(properties, "shared_memory_per_block_optin", 0)  # torch's stubs do not know it
+    needed = SHARED_BYTES[dtype]
+    if shared < needed:
+        return f"a block takes {needed} bytes of shared memory, {properties.name} has {shared}"
+    return None
+
+
+def _why_not_this(p: AnyProblem) -> str | None:
     """Why the kernel does not take a problem; None if it does."""
     (N, D), M = p.queries.shape, p.candidates.shape[0]
     if N > MOST_ROWS or M > MOST_ROWS or D > MOST_WIDTH:
         return f"it takes N, M <= {MOST_ROWS} and D <= {MOST_WIDTH}, got N={N}, M={M}, D={D}"
+    if not isinstance(p, Problem):
+        return None
     unknown = {
         "sigmoid_loss": p.link == "sigmoid",
         "dense targets": p.targets.dense is not None,
@@ -35,33 +74,20 @@ def why_not(p: Problem) -> str | None:
     return f"it does not know {', '.join(refused)}" if refused else None
 
 
-def why_not_on(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a GPU cannot run the kernel; None if it can."""
-    properties = torch.cuda.get_device_properties(device)
-    if (properties.major, properties.minor) < CAPABILITY:
-        return f"{properties.name} has compute capability {properties.major}.{properties.minor}, want 8.0"
-    shared: int = getattr(properties, "shared_memory_per_block_optin", 0)  # which torch's stubs do not know
-    needed = SHARED_BYTES[dtype]
-    if shared < needed:
-        return f"a block takes {needed} bytes of shared memory, {properties.name} has {shared}"
-    return None
-
-
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     return _launch(p, 1.0, None, Gradients())
 
 
-def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients times `static_grad_scale`."""
+def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
     total, gradients = p.queries.new_empty((), dtype=torch.float32), _empty_gradients(p, needs)
-    gain = static_grad_scale(p.queries.dtype, reduction)
-    _launch(p, gain / p.queries.shape[0] if reduction == "mean" else gain, total, gradients)
-    return total if gain == 1 else total.div_(gain), gradients
+    _launch(p, row_weight, total, gradients)
+    return total, gradients
 
 
-def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
-    """The gradients of sum_i row_weights_i loss_i. All is cheaper computed again than read."""
+def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, all computed anew, which is cheaper than reading."""
     gradients = _empty_gradients(p, needs)
     _launch(p, row_weights, None, gradients)
     return gradients
@@ -75,15 +101,16 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
         *(p.queries.contiguous(), p.candidates.contiguous()),
         None if p.row_negatives is None else p.row_negatives.contiguous(),
         *(None if p.partners is None else p.partners.contiguous(), p.mix),
-        # What a tensor on the device holds shows when the kernel reads it.
-        *(None if scale is None else scale.detach().float(), 0.0 if scale is not None else finite_scale(p)),
+        # The kernel reads a scale on the device by itself, so that nothing waits for its value.
+        None if scale is None else scale.detach().float(),
+        0.0 if scale is not None else finite_scale(p.scale),
         DIAGONALS.index(p.diagonal),
         *(x.contiguous() for x in p.targets.compressed()),
         *(None if per_row is None else per_row.contiguous(), 0.0 if isinstance(weights, Tensor) else weights),
         torch.get_float32_matmul_precision() != "highest",
         *(logsumexp, mass, loss, total, g.queries, g.candidates, g.row_negatives, g.scale),
     )
-    return Rows(logsumexp, mass, loss)
+    return Rows(loss, (logsumexp, mass))
 
 
 def _empty_gradients(p: Problem, needs: Needs) -> Gradients:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 try:
-    import fastqt._C  # noqa: F401
+    import_module("fastqt._C")  # Not an import statement: that would import the whole package from here.
 except ImportError as error:
     native_error: str | None = f"the extension fastqt._C is not built or does not load: {error}"
 else:

@@ -1,4 +1,4 @@
-"""The contrastive loss in plain PyTorch: what every other backend is measured against.
+"""The contrastive loss in plain PyTorch: what every other engine is measured against.
 
 It forms the score matrix and lets autograd differentiate it, so it is differentiable any
 number of times and runs on any device, in O(N * M) memory.
@@ -15,20 +15,29 @@ from fastqt.problem import (
     TARGET_NOT_POSITIVE,
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
+    AnyProblem,
     Problem,
     finite_scale,
+    reduce,
     target_error,
 )
 
 
+def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this engine cannot compute a problem: it always can."""
+    return None
+
+
+def computation(p: AnyProblem) -> str | None:
+    """No module: autograd differentiates `contrastive_loss`."""
+    return None
+
+
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
-    """The rows' losses, reduced."""
-    finite_scale(p)
+    """The reduced loss of a checked problem."""
+    finite_scale(p.scale)
     check_targets(p)
-    loss = row_losses(p)
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
+    return reduce(row_losses(p), reduction)
 
 
 def row_losses(p: Problem) -> Tensor:

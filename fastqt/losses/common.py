@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_option
-from fastqt.functional import REDUCTIONS, contrastive_loss
+from fastqt.functional import contrastive_loss
 
 
 def log_sum_exp(
@@ -59,8 +58,3 @@ def random_order(n: int, device: torch.device, generator: torch.Generator | None
 
 def device_of(generator: torch.Generator | None, device: torch.device) -> torch.device:
     return device if generator is None else generator.device
-
-
-def reduced(rows: Tensor, reduction: str) -> Tensor:
-    check_option("reduction", reduction, REDUCTIONS)
-    return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows

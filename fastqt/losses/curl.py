@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_option
-from fastqt.functional import REDUCTIONS
-from fastqt.losses.common import device_of, reduced
+from fastqt.losses.common import device_of
+from fastqt.problem import REDUCTIONS, reduce
 from fastqt.targets import Window
 
 
@@ -26,7 +26,7 @@ def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reductio
         lengths = f"{len(queries)}, {len(positives)} and {len(negatives)}"
         raise ValueError(f"positives, negatives: want a row for each query, got {lengths} rows")
     margins = (queries * (positives - negatives)).sum(1)
-    return reduced(F.softplus(-margins), reduction)
+    return reduce(F.softplus(-margins), reduction)
 
 
 def curl_block_loss(

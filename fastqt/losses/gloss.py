@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fastqt.checks import as_ids, check_embeddings, check_option
-from fastqt.functional import REDUCTIONS, contrastive_loss, sigmoid_loss
-from fastqt.losses.common import reduced, row_numbers
+from fastqt import autograd, engines
+from fastqt.checks import as_ids, check_bias, check_embeddings, check_option, input_dtype, is_traced, require
+from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.losses.common import row_numbers
+from fastqt.losses.gloss_factored import (
+    FACTORED,
+    PositionalProblem,
+    PositionScores,
+    ScoresTooFarApartError,
+    score_positions,
+)
+from fastqt.problem import REDUCTIONS, reduce
 from fastqt.targets import Bags
 
 
@@ -51,11 +61,14 @@ def gloss_pos_loss(
     memory: str = "fast",
     backend: str | None = None,
 ) -> Tensor:
-    """Cross-entropy, summed over a sentence's places, of the word at each place given its latent vector.
+    """Cross-entropy of the word at each position given the sentence's latent vector, summed over positions.
+
+    In float32 and float64 it takes two matrix products of (B, V) and (L, V) scores each way, whatever the
+    number of words, unless a backend is asked for.
 
     Args:
         latents: (B, D) floating point.
-        positions: (L, D), a vector for each place, added to the latent one.
+        positions: (L, D), a vector for each position, added to the latent one.
         weight: (V, D), bias: (V,): the decoder, of logits (latent + position) @ weight.T + bias.
         token_ids: (B, L) integers in [0, V), padded on the right with anything.
         lengths: (B,) integers in [0, L].
@@ -70,13 +83,22 @@ def gloss_pos_loss(
     lengths = as_ids("lengths", lengths).to(device)
     if lengths.numel() != B or (lengths < 0).any() or (lengths > L).any():
         raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")
-    sentence, place = (row_numbers(L, device) < lengths[:, None]).nonzero(as_tuple=True)
-    if not len(sentence):  # no word at all
-        return reduced(latents.sum(1) * 0, reduction)
+    within = row_numbers(L, device) < lengths[:, None]
+    token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
+    used, V = token_ids[within], len(weight)
+    require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
+    check_bias(bias, V, device)
+    if engines.requested(backend) is None:
+        loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction)
+        if loss is not None:
+            return loss
+    sentence, position = within.nonzero(as_tuple=True)
+    if not len(sentence):  # The batch has no word at all.
+        return reduce(latents.sum(1) * 0, reduction)
     loss = contrastive_loss(
-        latents[sentence] + positions[place],
+        latents[sentence] + positions[position],
         weight,
-        token_ids.to(device)[sentence, place],
+        token_ids[sentence, position],
         diagonal="keep",
         bias=bias,
         reduction="none" if reduction == "none" else "sum",
@@ -86,3 +108,30 @@ def gloss_pos_loss(
     if reduction == "none":
         return loss.new_zeros(B).index_add(0, sentence, loss)
     return loss / B if reduction == "mean" else loss
+
+
+def factored_pos_loss(
+    latents: Tensor,  # (B, D)
+    positions: Tensor,  # (L, D)
+    weight: Tensor,  # (V, D)
+    bias: Tensor,  # (V,)
+    token_ids: Tensor,  # (B, L) int64
+    within: Tensor,  # (B, L) bool: whether the sentence has this position
+    reduction: str,
+    position_scores: PositionScores | None = None,  # score_positions(positions, weight), if it is known
+) -> Tensor | None:
+    """`gloss_pos_loss` by the factored algorithm; None where that cannot compute it.
+
+    It needs float32 or float64, and the scores of sentences and positions to be near enough to each other.
+    """
+    if input_dtype(latents) not in (torch.float32, torch.float64) or is_traced(latents):
+        return None
+    with torch.autocast(latents.device.type, enabled=False):
+        p = PositionalProblem(
+            *(latents, positions, weight, bias.to(latents.dtype), token_ids.where(within, 0), within),
+            position_scores or score_positions(positions, weight),
+        )
+        try:
+            return autograd.loss_of(p, reduction, FACTORED, "fastqt.gloss_pos_loss")
+        except ScoresTooFarApartError:
+            return None

@@ -1,127 +1,170 @@
-"""GLOSS's positional loss for about what its bags of words cost, whatever the length of sentences.
+"""The algorithm of GLOSS's positional loss, at about the cost of its bags of words for any sentence length.
 
-The score of a word at a place is the sum of one that the sentence gives it and one that the place does. So
-its exponential is a product, and the sum over words that a softmax divides by, for all sentences and
-places, one matrix product of the exponentials of (B, V) and (L, V) scores; likewise the sums over places
-and over sentences in its gradients. No score of a word at a sentence's place is ever formed.
+The score of a word at a position is the sum of a score by the sentence and a score by the position. Its
+exponential is therefore a product, and the sums over words in the softmax, for all sentences and positions,
+are one matrix product of the exponentials of (B, V) and (L, V) scores. The sums over positions and over
+sentences in its gradients are products too. The (B, L, V) scores are never formed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 24 * 2**20  # of sentences' scores
-# Below this, terms too small for float32 could be felt in a sum of exponentials, each at most 1.
+from fastqt.problem import Rows
+
+CHUNK_BYTES = 24 * 2**20  # of the sentences' scores
+# Each term of a sum of exponentials is at most 1. In a sum below this bound, terms that float32 has lost
+# could matter.
 LEAST_SUM = 1e-25
 
 
-class Places(NamedTuple):
+class ScoresTooFarApartError(Exception):
+    """A sentence favours words that a position rules out, so that the products of exponentials underflow."""
+
+
+class PositionScores(NamedTuple):
     """What depends on the decoder alone."""
 
-    scores: Tensor  # (L, V), less the bias
+    scores: Tensor  # (L, V), without the bias
     highest: Tensor  # (L,)
-    exps: Tensor  # (L, V), of the scores less the highest
+    exps: Tensor  # (L, V), of the scores less the highest one
 
 
 @torch.no_grad()
-def score_places(positions: Tensor, weight: Tensor) -> Places:
-    """The scores that places (L, d) give to words (V, d)."""
+def score_positions(positions: Tensor, weight: Tensor) -> PositionScores:
+    """The scores that positions (L, d) give to words (V, d)."""
     scores = positions @ weight.T
     highest = scores.amax(1)
-    return Places(scores, highest, (scores - highest[:, None]).exp_())
+    return PositionScores(scores, highest, (scores - highest[:, None]).exp_())
 
 
-def positional_loss(
-    latents: Tensor,  # (B, d)
-    positions: Tensor,  # (L, d)
-    weight: Tensor,  # (V, d)
-    bias: Tensor,  # (V,)
-    token_ids: Tensor,  # (B, L) int64 in [0, V), within the lengths
-    lengths: Tensor,  # (B,) int64 in [0, L]
-    places: Places | None = None,  # score_places(positions, weight), if it is at hand
-) -> Tensor | None:
-    """`fastqt.gloss_pos_loss` with reduction="sum", in float32 or float64; differentiable once.
+class PositionalNeeds(NamedTuple):
+    """Which inputs of a `PositionalProblem` want a gradient."""
 
-    None where scores of sentences and of places are so far apart that their exponentials' products would
-    lose what matters: then each score has to be formed.
+    latents: bool = False
+    positions: bool = False
+    weight: bool = False
+    bias: bool = False
+
+
+class PositionalGradients(NamedTuple):
+    """Those gradients, in the order of `PositionalNeeds`; None where none is wanted."""
+
+    latents: Tensor | None = None
+    positions: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@dataclass
+class PositionalProblem:
+    """Which word is at each position of each sentence, in float32 or float64."""
+
+    queries: Tensor  # (B, d), the latent vectors
+    positions: Tensor  # (L, d)
+    weight: Tensor  # (V, d)
+    bias: Tensor  # (V,)
+    ids: Tensor  # (B, L) int64 in [0, V), 0 beyond a sentence's length
+    within: Tensor  # (B, L) bool: whether the sentence has this position
+    position_scores: PositionScores
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `PositionalNeeds`."""
+        return self.queries, self.positions, self.weight, self.bias
+
+    def needs(self) -> PositionalNeeds:
+        """Which inputs want a gradient."""
+        return PositionalNeeds(*[x is not None and x.requires_grad for x in self.inputs()])
+
+
+class Factored:
+    """Computes a `PositionalProblem`, in plain PyTorch on any device; see `fastqt.engines`.
+
+    Raises:
+        ScoresTooFarApartError: by all of its functions; then each score has to be formed.
     """
-    within = torch.arange(len(positions), device=lengths.device) < lengths[:, None]
-    ids = token_ids.where(within, 0)
-    apply: Callable[..., Tensor | None] = _PositionalLoss.apply  # torch gives `apply` no types
-    return apply(latents, positions, weight, bias, ids, within, places or score_places(positions, weight))
+
+    def gradients_in_forward(self, p: PositionalProblem) -> bool:
+        """Whether a scalar loss takes its gradients in the forward pass."""
+        return True
+
+    def forward(self, p: PositionalProblem) -> Rows:
+        """The loss of each sentence."""
+        return Rows(_walk(p, None, PositionalGradients()), ())
+
+    def forward_with_gradients(
+        self, p: PositionalProblem, row_weight: float, needs: PositionalNeeds
+    ) -> tuple[Tensor, PositionalGradients]:
+        """row_weight * sum_i loss_i, and its gradients."""
+        gradients = _zeros(p, needs)
+        loss = _walk(p, p.queries.new_full((len(p.queries),), row_weight), gradients)
+        return (row_weight * loss.sum()).to(p.queries.dtype), gradients
+
+    def backward(
+        self, p: PositionalProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: PositionalNeeds
+    ) -> PositionalGradients:
+        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+        gradients = _zeros(p, needs)
+        _walk(p, row_weights.to(p.queries.dtype), gradients)
+        return gradients
 
 
-class _PositionalLoss(torch.autograd.Function):
-    """Takes its gradients in the forward pass, as the exponentials are at hand there."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor | None:
-        parameters = inputs[:4]
-        needs = ctx.needs_input_grad[:4]
-        ctx.gradients = [
-            torch.zeros_like(x) if need else None for x, need in zip(parameters, needs, strict=True)
+def _zeros(p: PositionalProblem, needs: PositionalNeeds) -> PositionalGradients:
+    return PositionalGradients(
+        *[
+            torch.zeros_like(x) if need and x is not None else None
+            for x, need in zip(p.inputs(), needs, strict=True)
         ]
-        return _walk(*inputs, *ctx.gradients)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "positional_loss has no second derivative: take the first without create_graph"
-            )
-        return *(g if g is None else g * upstream[0] for g in ctx.gradients), None, None, None
+    )
 
 
-def _walk(
-    latents: Tensor,
-    positions: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ids: Tensor,  # (B, L), 0 beyond a sentence's length
-    within: Tensor,  # (B, L) bool
-    places: Places,
-    dlatents: Tensor | None,
-    dpositions: Tensor | None,
-    dweight: Tensor | None,
-    dbias: Tensor | None,
-) -> Tensor | None:
-    """The loss; adds its gradients to those given."""
-    loss = torch.zeros((), dtype=torch.float64, device=latents.device)
+def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: PositionalGradients) -> Tensor:
+    """The loss of each sentence, (B,) float64; adds the gradients of sum_i row_weights_i loss_i."""
+    dlatents, dpositions, dweight, dbias = gradients
+    places, weight = p.position_scores, p.weight
+    losses = p.queries.new_empty(len(p.ids), dtype=torch.float64)
+    # Sums over sentences of the positions' probabilities, before the factor that the position gives.
     sums = torch.zeros_like(places.scores) if dpositions is not None or dweight is not None else None
-    rows = max(CHUNK_BYTES // (len(weight) * weight.element_size()), 16)
-    for z, words, inside, begin in zip(
-        *(x.split(rows) for x in (latents, ids, within)), range(0, len(ids), rows), strict=True
-    ):
-        scores = torch.addmm(bias, z, weight.T)
+    step = max(CHUNK_BYTES // (len(weight) * weight.element_size()), 16)
+    for begin in range(0, len(p.ids), step):
+        rows = slice(begin, begin + step)
+        z, words, inside = p.queries[rows], p.ids[rows], p.within[rows]
+        scores = torch.addmm(p.bias, z, weight.T)
         own = scores.gather(1, words) + places.scores.gather(1, words.T).T
         highest = scores.amax(1, keepdim=True)
         exps = scores.sub_(highest).exp_()
         totals = exps @ places.exps.T
         if bool((totals < LEAST_SUM).logical_and_(inside).any()):
-            return None
-        losses = (highest + places.highest) + totals.log() - own
-        loss += losses.where(inside, 0).double().sum()
-        counts = inside.to(z.dtype)
-        shares = (1 / totals).where(inside, 0)
+            raise ScoresTooFarApartError
+        found = (highest + places.highest) + totals.log() - own
+        losses[rows] = found.where(inside, 0).sum(1, dtype=torch.float64)
+        if row_weights is None:
+            continue
+        counts = inside.to(z.dtype) * row_weights[rows, None]
+        shares = (row_weights[rows, None] / totals).where(inside, 0)
         if sums is not None:
             sums.addmm_(shares.T, exps)
         if dlatents is None and dweight is None and dbias is None:
             continue
         dscores = (shares @ places.exps).mul_(exps).scatter_add_(1, words, -counts)
         if dlatents is not None:
-            torch.mm(dscores, weight, out=dlatents[begin : begin + rows])
+            torch.mm(dscores, weight, out=dlatents[rows])
         if dweight is not None:
             dweight.addmm_(dscores.T, z)
         if dbias is not None:
             dbias += dscores.sum(0)
-    if sums is not None:
-        dplaces = sums.mul_(places.exps).scatter_add_(1, ids.T, -within.T.to(sums.dtype))
+    if sums is not None and row_weights is not None:
+        counts = p.within.to(sums.dtype) * row_weights[:, None]
+        dscores = sums.mul_(places.exps).scatter_add_(1, p.ids.T, -counts.T)
         if dpositions is not None:
-            dpositions.addmm_(dplaces, weight)
+            dpositions.addmm_(dscores, weight)
         if dweight is not None:
-            dweight.addmm_(dplaces.T, positions)
-    return loss.to(latents.dtype)
+            dweight.addmm_(dscores.T, p.positions)
+    return losses
+
+
+FACTORED = Factored()

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt import engines as backends
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, input_dtype, is_traced
-from fastqt.functional import MEMORY_MODES, REDUCTIONS, contrastive_loss
-from fastqt.losses.common import log_sum_exp, random_order, reduced, row_numbers, scores, unit
+from fastqt import autograd, engines
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced
+from fastqt.functional import contrastive_loss
+from fastqt.losses.common import log_sum_exp, random_order, row_numbers, scores, unit
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.losses.three_block import Options, is_served, loss_of_views
+from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
+from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
 from fastqt.targets import Diagonal
 
 
@@ -81,16 +82,28 @@ def mixcse_loss(
             reduction=reduction,
         )
     Mixed(mix)  # refuses what is no share
-    chosen = backends.select(backend, z1.device, input_dtype(z1))
-    if is_served(z1, memory, chosen) and not is_traced(z1, z2):
-        check_scale(scale)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_option("memory", memory, MEMORY_MODES)
-        how = blocks == "both", masked_cell == "exclude", hard_negative_weight, stop_gradient, memory, chosen
-        if random:
-            z1, z2 = z1[order], z2[order]
-        loss = loss_of_views(z1, z2, mix, scale, reduction, Options(*how))
-        return torch.empty_like(loss).index_copy(0, order, loss) if random and reduction == "none" else loss
+    check_scale(scale)
+    check_option("reduction", reduction, REDUCTIONS)
+    check_option("memory", memory, MEMORY_MODES)
+    if not is_traced(z1, z2):
+        p = three_block_problem(
+            *((z1[order], z2[order]) if random else (z1, z2)),
+            mix,
+            scale,
+            third_block=blocks == "both",
+            masks_excluded=masked_cell == "exclude",
+            own_mixture_weight=hard_negative_weight,
+            stop_gradient=stop_gradient,
+            memory=memory,
+        )
+        engine = engines.choose(backend, p, p.queries.dtype)
+        if engine.computes(p):
+            computed = engine.dtype_for(p.queries.dtype)
+            p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
+            loss = autograd.loss_of(p, reduction, engine.name, "fastqt.mixcse_loss")
+            if random and reduction == "none":
+                loss = torch.empty_like(loss).index_copy(0, order, loss)
+            return loss
     partners = _partners(order)
     mixtures = [_mixed(z, mix, partners) for z in (z1, z2)]
     a, m = (x.detach() if stop_gradient else x for x in mixtures)
@@ -104,7 +117,7 @@ def mixcse_loss(
     losses.append(log_sum_exp(z1, m[before], partners, *weighted, **options) - positive)
     if blocks == "both":
         losses.append(log_sum_exp(a, z2[partners], before, *weighted, **options) - positive)
-    return reduced(torch.stack(losses).logsumexp(0), reduction)
+    return reduce(torch.stack(losses).logsumexp(0), reduction)
 
 
 def _partners(order: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number
-from fastqt.losses.common import log_sum_exp, reduced, scores, unit
+from fastqt.checks import check_embeddings, check_number, check_option
+from fastqt.losses.common import log_sum_exp, scores, unit
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.problem import REDUCTIONS, reduce
 
 
 def simcse_loss(
@@ -36,6 +37,7 @@ def simcse_loss(
     """
     check_embeddings(z1=z1, z2=z2, z3=z3)
     check_number("hard_negative_weight", hard_negative_weight, "none")
+    check_option("reduction", reduction, REDUCTIONS)
     if z3 is not None and len(z3) != len(z1):
         raise ValueError(f"z3: want a hard negative for each of N={len(z1)} sentences, got {len(z3)}")
     if z3 is None or hard_negative_weight == 0:
@@ -47,4 +49,4 @@ def simcse_loss(
     own = torch.arange(len(z1), device=z1.device)
     positive = info_nce_loss(z1, z2, normalize=False, reduction="none", **options)
     hard = log_sum_exp(z1, z3, own, hard_negative_weight, "keep", **options)
-    return reduced(torch.logaddexp(positive, hard - scores(z1, z2, scale)), reduction)
+    return reduce(torch.logaddexp(positive, hard - scores(z1, z2, scale)), reduction)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import check_option, input_dtype
+from fastqt.checks import check_option
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
-from fastqt.losses.gloss_factored import Places, positional_loss, score_places
+from fastqt.losses.gloss import factored_pos_loss
+from fastqt.losses.gloss_factored import PositionScores, score_positions
 
 DECODERS = ("bow", "pos")
 GROWTH = 1.2  # of a step size, after a step that did not go too far
@@ -241,9 +242,9 @@ class Gloss(nn.Module):
         if self.positions is None:
             return lambda latents: self._bow_loss(latents, weight, bias, tokens, lengths, **options)
         positions = self.positions.detach()
-        places = score_places(positions[: tokens.shape[1]], weight)
+        scores = score_positions(positions[: tokens.shape[1]], weight)
         return lambda latents: _pos_loss(
-            latents, positions, weight, bias, tokens, lengths, places=places, **options
+            latents, positions, weight, bias, tokens, lengths, position_scores=scores, **options
         )
 
     def _bow_loss(
@@ -310,14 +311,14 @@ def _pos_loss(
     *,
     reduction: str,
     memory: str = "fast",
-    places: Places | None = None,
+    position_scores: PositionScores | None = None,
 ) -> Tensor:
-    """`gloss_pos_loss`, by the shorter way where it can be taken."""
-    positions = positions[: tokens.shape[1]]
-    if reduction != "none" and input_dtype(latents) in (torch.float32, torch.float64):
-        loss = positional_loss(latents, positions, weight, bias, tokens, lengths, places)
-        if loss is not None:
-            return loss / len(latents) if reduction == "mean" else loss
-    return gloss_pos_loss(
-        latents, positions, weight, bias, tokens, lengths, reduction=reduction, memory=memory
-    )
+    """`gloss_pos_loss` of checked arguments, whose positions' scores may be known already."""
+    L = tokens.shape[1]
+    arguments = latents, positions[:L], weight, bias, tokens
+    loss = None
+    if position_scores is not None:
+        loss = factored_pos_loss(*arguments, _within(lengths, L), reduction, position_scores)
+    if loss is None:
+        loss = gloss_pos_loss(*arguments, lengths, reduction=reduction, memory=memory)
+    return loss

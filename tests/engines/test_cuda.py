@@ -10,9 +10,7 @@ from cases import CASES, Case
 from tolerances import FLOAT32, relative
 
 import fastqt
-from fastqt import engines as backends
-from fastqt.engines import cuda as cuda_schedule
-from fastqt.engines import ops
+from fastqt.engines import ENGINES, cuda, ops
 from tests.csrc.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -74,8 +72,9 @@ def kernel_on_a_cpu() -> Iterator[None]:
         library.define(schema())
     library.impl("small_contrastive_", small_contrastive, "CPU")
     with pytest.MonkeyPatch.context() as patch:
-        genuine = backends.why_not
-        patch.setattr(backends, "why_not", lambda name, *on: None if name == "cuda" else genuine(name, *on))
+        patch.setattr(ops, "cuda_error", None)
+        # The registry asks for a GPU; everything after it works on the CPU's tensors.
+        patch.setattr(cuda, "why_not", lambda p, device, dtype: p and cuda._why_not_this(p))
         yield
     library._destroy()
 
@@ -170,11 +169,12 @@ def test_float32_is_computed_as_torch_is_set():
 def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reason, monkeypatch):
     N, M, D = sizes
     inputs = torch.ones(N, D), torch.ones(M, D)
-    with pytest.raises(ValueError, match=f"'cuda' does not take this problem: .*{re.escape(reason)}"):
+    with pytest.raises(ValueError, match=f"'cuda' is not available: .*{re.escape(reason)}"):
         fastqt.contrastive_loss(*inputs, **options, backend="cuda")
-    monkeypatch.setattr(backends, "select", lambda *_: "triton")
+    # Without a request a problem goes to the kernel where it takes it, and to Triton otherwise.
+    monkeypatch.setattr(ENGINES["cpu"].module, "why_not", lambda *_: "not asked here")
     chosen = []
-    monkeypatch.setattr(fastqt.functional, "_loss", lambda p, reduction, backend: chosen.append(backend))
+    monkeypatch.setattr(fastqt.autograd, "loss_of", lambda p, reduction, engine, name: chosen.append(engine))
     fastqt.contrastive_loss(*inputs, **options)
     fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2))
     fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2), backend="triton")
@@ -198,5 +198,5 @@ def test_gpus_that_cannot_run_it(major, minor, shared, reason, monkeypatch):
 
     Properties.major, Properties.minor = major, minor
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    found = cuda_schedule.why_not_on(torch.device("cuda"), torch.bfloat16)
+    found = cuda._why_not_on(torch.device("cuda"), torch.bfloat16)
     assert found is None if reason is None else re.search(reason, found)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastqt.engines.triton.softmax import FusedWalk
+from fastqt.engines.triton.operands import Operands
+from fastqt.engines.triton.softmax import Softmax
 from fastqt.problem import Needs, Problem
 from fastqt.targets import TargetRows
 
@@ -30,7 +31,7 @@ def problem(rng, diagonal, grouped, masked):
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
 def test_first_look(diagonal, grouped, masked):
     p = problem(np.random.default_rng(0), diagonal, grouped, masked)
-    cells = FusedWalk(p, 1.0, Needs()).cells
+    cells = Softmax(Operands(p, 1.0, Needs())).scores.cells
     starts, columns, weights = (x.numpy() for x in p.targets.compressed())
     mask = np.zeros((N, M), dtype=bool) if p.mask is None else p.mask.numpy()
     groups = (np.arange(N), -np.ones(M)) if not grouped else (p.query_groups, p.candidate_groups)

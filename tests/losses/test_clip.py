@@ -7,8 +7,8 @@ from loss_views import N, by_memory, check, views
 from tolerances import FLOAT64, REORDERED, relative
 
 import fastqt
-from fastqt.engines import cpu as schedule
-from fastqt.losses import clip
+from fastqt.engines import cpu, cpu_clip
+from fastqt.problem import ClipProblem
 
 
 def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -21,9 +21,9 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
 def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, columns):
     """Scores up to 80: one direction's pairs are all but certain, the other's are not."""
-    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
-    monkeypatch.setattr(schedule, "TILE_COLUMNS", columns)
+    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(cpu, "TILE_ROWS", rows)
+    monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)
     a, b = views(N, N)
     scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
     weights = torch.arange(1.0, N + 1, dtype=torch.float64) if reduction == "none" else 3.0
@@ -63,12 +63,12 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
 
     def walk(*args, **options):
         gradients = original(*args, **options)
-        made.append([g is not None for g in gradients])
+        made.append([g is not None for g in (gradients.queries, gradients.candidates, gradients.scale)])
         known.append(options["known"])
         return gradients
 
-    original = clip._walk_on_cpu
-    monkeypatch.setattr(clip, "_walk_on_cpu", walk)
+    original = cpu_clip._walk
+    monkeypatch.setattr(cpu_clip, "_walk", walk)
     a, b = views(N, N)
     fastqt.clip_loss(a, b.detach(), scale=2.0, backend="cpu")
     fastqt.clip_loss(a, b.detach(), scale=2.0, reduction="none", backend="cpu").sum().backward()
@@ -80,10 +80,12 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
 
 
 def test_what_is_at_hand_at_once():
-    few, many = torch.empty(2000, 1), torch.empty(5000, 1)
-    tile = schedule.TILE_ROWS, schedule.TILE_COLUMNS
-    assert clip._tile(few, "fast") == (2000, 2000)
-    assert clip._tile(few, "low") == clip._tile(many, "fast") == clip._tile(many, "low") == tile
+    def tile(N: int, memory: str) -> tuple[int, int]:
+        return cpu_clip._tile(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
+
+    assert tile(2000, "fast") == (2000, 2000)
+    for rows, memory in ((2000, "low"), (5000, "fast"), (5000, "low")):
+        assert tile(rows, memory) == (cpu.TILE_ROWS, cpu.TILE_COLUMNS)
 
 
 def test_threads_agree():

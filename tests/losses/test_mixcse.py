@@ -10,8 +10,7 @@ from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
 from fastqt.engines import cpu_three_block
-from fastqt.engines.triton import three_block as triton_released_walk
-from fastqt.engines.triton import walk as triton_walk
+from fastqt.engines.triton import operands, three_block
 
 
 def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:
@@ -101,9 +100,10 @@ def test_mixcse_as_released_on_a_gpu(partner, reduction, blocks, stop_gradient):
 @pytest.mark.parametrize(("memory", "room", "walks"), [("fast", 0, 1), ("low", 2**20, 1), ("low", 2**12, 0)])
 def test_mixcse_as_released_in_low_memory_of_a_gpu(monkeypatch, memory, room, walks):
     """As three losses where too few rows would fit at a time."""
-    monkeypatch.setattr(triton_walk, "LOW_BYTES", room)
-    walked, genuine = [], triton_released_walk.walk
-    monkeypatch.setattr(triton_released_walk, "walk", lambda *args: walked.append(1) or genuine(*args))
+    monkeypatch.setattr(operands, "LOW_BYTES", room)
+    walked, genuine = [], three_block.forward_with_gradients
+    noted = lambda *args: walked.append(1) or genuine(*args)  # noqa: E731
+    monkeypatch.setattr(three_block, "forward_with_gradients", noted)
     z1, z2 = inputs = [z.detach().float().requires_grad_() for z in views(N, N)]
     options = {"form": "released", "memory": memory}
     loss, expected = (

@@ -1,49 +1,99 @@
-"""The walk over the score matrix on a GPU, or on the CPU where Triton interprets.
+"""The Triton engine: a loss on a GPU, or on a CPU where Triton interprets. No step waits for the device.
 
-Where targets can be told one by one, `FusedWalk` for a softmax and `SigmoidWalk` for a sigmoid never
-write a score; for all else `RowWalk` takes whole rows of them. No step waits for the device.
+`loop` walks over the score matrix and asks a link what becomes of its scores: `softmax` and `sigmoid` take
+targets that can be listed and never write a score, `clip` is CLIP's softmax of rows and columns. Problems in
+which every cell may be a target take whole rows of scores, in `rows`. `three_block` is MixCSE's.
 """
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
+import torch
 from torch import Tensor
 
 from fastqt.engines.reference import check_targets
-from fastqt.engines.triton.rows import RowWalk
-from fastqt.engines.triton.sigmoid import SigmoidWalk
-from fastqt.engines.triton.softmax import FusedWalk
-from fastqt.problem import Gradients, Needs, Problem, Rows, static_grad_scale
+from fastqt.engines.triton import operands as memory
+from fastqt.engines.triton.operands import Operands
+from fastqt.problem import (
+    AnyProblem,
+    ClipProblem,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    ThreeBlockProblem,
+)
+
+# Importing Triton takes a second, so the modules with kernels are imported when they are first used.
+INSTALLED = find_spec("triton") is not None
+COMPUTATIONS = {
+    Problem: "fastqt.engines.triton",
+    ClipProblem: "fastqt.engines.triton.clip",
+    ThreeBlockProblem: "fastqt.engines.triton.three_block",
+}
+
+
+def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this engine cannot compute a problem; None if it can."""
+    if not INSTALLED:
+        return "triton is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
+    return "it has no float64" if dtype is torch.float64 else None
+
+
+def computation(p: AnyProblem) -> str | None:
+    """The module that computes problems of this kind.
+
+    None for MixCSE's three blocks with memory="low" where only a few rows of them would fit beside the sums:
+    three losses of one block each are faster then.
+    """
+    if isinstance(p, ThreeBlockProblem) and p.memory == "low":
+        N, D = p.queries.shape
+        if 4 * N * D + 12 * N * memory.ROW_MULTIPLE > memory.LOW_BYTES:
+            return None
+    return COMPUTATIONS[type(p)]
+
+
+def gradients_in_forward(p: Problem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
 
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    return _walk(p, 1.0, Needs(False, False, False, False, False))[0]
+    found = _computed(p, 1.0, Needs())
+    return Rows(found.loss, (found.logsumexp, found.mass))
 
 
-def forward_with_gradients(p: Problem, reduction: str, needs: Needs) -> tuple[Tensor, Gradients]:
-    """The mean or sum of the rows' losses, and its gradients times `static_grad_scale`."""
-    mean = reduction == "mean"
-    weight = 1 / p.queries.shape[0] if mean else 1.0
-    rows, gradients = _walk(p, static_grad_scale(p.queries.dtype, reduction) * weight, needs)
-    loss = rows.loss.mean() if mean else rows.loss.sum()
-    return loss.float(), gradients
+def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    found = _computed(p, row_weight, needs)
+    return (row_weight * found.loss.sum()).float(), found.gradients()
 
 
-def backward(p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs) -> Gradients:
-    """The gradients of sum_i row_weights_i loss_i. Sums are cheaper taken again than read."""
-    return _walk(p, row_weights, needs)[1]
+def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i. Taking the sums once more is cheaper than reading them."""
+    return _computed(p, row_weights, needs).gradients()
 
 
-def _walk(p: Problem, weights: float | Tensor, needs: Needs) -> tuple[Rows, Gradients]:
-    if not p.queries.is_cuda:
+def _computed(p: Problem, weights: float | Tensor, needs: Needs) -> Operands:
+    from fastqt.engines.triton import loop, rows, sigmoid, softmax
+
+    if not p.queries.is_cuda:  # On a GPU the kernels assert it, so that nothing waits.
         check_targets(p)
-    fused = SigmoidWalk if p.link == "sigmoid" else FusedWalk
-    kind = RowWalk if needs_whole_rows(p) else fused
-    walk = kind(p, weights, needs)
-    walk.run()
-    return Rows(walk.logsumexp, walk.mass, walk.loss), walk.gradients()
+    operands = Operands(p, weights, needs)
+    if needs_whole_rows(p):
+        rows.run(operands)
+    elif p.link == "sigmoid":
+        loop.run_cells(sigmoid.Sigmoid(operands))
+    else:
+        loop.run_rows(softmax.Softmax(operands))
+    return operands
 
 
 def needs_whole_rows(p: Problem) -> bool:
-    """Whether it is one of those that the fused product does not serve."""
+    """Whether any cell may be a target, so that they cannot be listed."""
     return p.targets.dense is not None or p.targets.background is not None

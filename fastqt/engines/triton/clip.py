@@ -1,146 +1,150 @@
 """CLIP's loss on a GPU: a softmax over each row of the scores and one over each column, in four products.
 
-A first walk sums up the exponentials of rows and of columns together and stores none of them. From there
-on no cell depends on others: the second walk is a sigmoid's, with a cell's two probabilities added
-up in the epilogue of the scores' product. The pairs, on the diagonal, are the exact cells of both softmaxes.
+A first walk sums the exponentials of rows and of columns together and stores none of them. After it no cell
+depends on others, as with a sigmoid: in the second walk the epilogue of the scores' product adds up a cell's
+two probabilities. The pairs, on the diagonal, are the exact cells of both softmaxes.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.sigmoid import SigmoidWalk
-from fastqt.engines.triton.softmax import SUM_ROWS, FusedWalk
-from fastqt.engines.triton.walk import Block, even, fitting, ranges, scale_on
-from fastqt.kernels.cells import ExactCells
-from fastqt.kernels.row_shifts import choose_row_shifts
+from fastqt.engines.triton import loop
+from fastqt.engines.triton.loop import SUM_ROWS
+from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on
+from fastqt.engines.triton.scores import Scores
+from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
-from fastqt.problem import Needs, Problem, pairs
+from fastqt.problem import ClipProblem, Gradients, Needs, Problem, Rows
+from fastqt.targets import Diagonal
 
 
-def walk(
-    a: Tensor,  # (N, D)
-    b: Tensor,  # (N, D)
-    scale: float | Tensor,
-    memory: str,
-    found: Tensor,  # (4, N) float64
-    weights: float | Tensor | None,  # (N,) float64
-    needs: Needs,
-    *,
-    known: bool,
-) -> tuple[Tensor | None, ...]:
-    """The gradients of sum_i w_i loss_i, by way of what is found of each pair, unless it is known.
+def gradients_in_forward(p: ClipProblem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
 
-    That is the log-sum-exp of its row and of its column, dL/dS of its own cell, and its loss.
+
+def forward(p: ClipProblem) -> Rows:
+    """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
+    found = _sums(_pairs(p))
+    return Rows(found[3], (found[:3],))
+
+
+def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    pairs = _pairs(p)
+    found = _sums(pairs)
+    return (row_weight * found[3].sum()).float(), _gradients(pairs, found[:3], row_weight, needs)
+
+
+def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    (sums,) = saved
+    return _gradients(_pairs(p), sums, row_weights, needs)
+
+
+def _pairs(p: ClipProblem) -> Problem:
+    """The softmax over rows, whose targets are the pairs."""
+    targets = Diagonal().rows(len(p.queries), len(p.candidates), p.queries.device)
+    scale = scale_on(p.queries.device, p.scale)
+    return Problem(p.queries, p.candidates, None, None, scale, targets, "keep", None, None, None, p.memory)
+
+
+def _sums(pairs: Problem) -> Tensor:
+    """What is known of each pair, (4, N) float64, from one walk over the scores.
+
+    These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
     """
-    p = pairs(a, b, scale_on(a.device, scale), memory)
-    if not known:
-        _find_out(_Direction(p, found[0]), _Direction(replace(p, queries=b, candidates=a), found[1]), found)
-    if weights is None:
-        return None, None, None
-    clip = ClipWalk(p, weights, needs, found)
-    clip.run()
-    gradients = clip.gradients()
-    return gradients.queries, gradients.candidates, gradients.scale
-
-
-class _Pairs(FusedWalk):
-    """All cells but the diagonal's: those need no list of targets."""
-
-    def look_at_rows(self, sampled: Tensor | None = None) -> None:
-        """Exact cells and row shifts. Targets that nobody gave need no assertion."""
-        choose_row_shifts(self.p, self.scale, self.groups, self.cells, self.state, sampled)
-
-    def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
-        columns = columns or slice(0, self.M)
-        matrix = block.matrix[columns]
-        return Tile(rows.start, rows.stop - rows.start, matrix, columns.start, leave_out_diagonal=True)
-
-    @functools.cached_property
-    def _targets_by_column(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each column's only target is that of its row."""
-        return self.cells.starts, self.cells.columns, self.cells.columns
-
-
-class _Direction(_Pairs):
-    """A softmax over each row; over each column it is that of the scores transposed."""
-
-    def __init__(self, p: Problem, logsumexp: Tensor) -> None:
-        super().__init__(p, 1.0, Needs())
-        self.state = replace(self.state, logsumexp=logsumexp)
-
-    def sum_up(self, columns: _Direction) -> None:
-        """Losses and exact cells of both directions, from one walk over the scores."""
-        row_shift_log2 = self.state.row_shift_log2, columns.state.row_shift_log2
-        chunks = list(self._chunks)
-        sums = self.p.queries.new_empty(len(chunks), self.N, dtype=torch.float32)
-        for rows, of_chunk in zip(chunks, sums, strict=True):
-            tile = self.tile(self.blocks[0], rows)
-            tile_row_sums = self._partial(self.N, tile.rows)
-            of_columns = tile_row_sums.new_empty(row_tiles(tile.rows, self.config), self.N)
-            row_and_column_scores(
-                *(tile, self.p.queries, self.scale, row_shift_log2, self.config),
-                tile_row_sums=tile_row_sums,
-                tile_column_sums=of_columns,
-            )
-            row_stats(tile_row_sums, self.cells, self.state, rows.start, only_overflowed=False)
-            torch.sum(of_columns, 0, out=of_chunk)
-        row_stats(sums, columns.cells, columns.state, 0, only_overflowed=False)
-        for rows in chunks:
-            self.repair(rows)
-            columns.repair(rows)
-
-    @property
-    def _chunks(self) -> Iterator[slice]:
-        """Rows whose sums by blocks of columns, and the columns' by blocks of rows, are kept at a time."""
-        line = 4 * (column_tiles(self.N, self.config) + row_tiles(self.N, self.config))
-        return ranges(self.N, even(self.N, min(fitting(self.room, line), SUM_ROWS), self.config.rows))
-
-
-def _find_out(rows: _Direction, columns: _Direction, found: Tensor) -> None:
-    rows.sum_up(columns)
-    torch.add(rows.cells.coefficients, columns.cells.coefficients, out=found[2])
-    torch.add(rows.loss, columns.loss, out=found[3])
+    found = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
+    transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
+    rows, columns = (
+        Softmax(operands, Scores(operands, pairs=True, logsumexp=logsumexp))
+        for operands, logsumexp in zip(
+            (Operands(p, 1.0, Needs()) for p in (pairs, transposed)), found[:2], strict=True
+        )
+    )
+    o, config = rows.operands, rows.scores.config
+    shifts = rows.scores.state.row_shift_log2, columns.scores.state.row_shift_log2
+    chunks = list(_chunks(rows))
+    column_sums = pairs.queries.new_empty(len(chunks), o.N, dtype=torch.float32)
+    for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
+        tile = rows.scores.tile(o.blocks[0], chunk)
+        tile_row_sums, _ = rows.scores.tile_row_sums(chunk)
+        tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, config), o.N)
+        row_and_column_scores(
+            *(tile, pairs.queries, o.scale, shifts, config),
+            tile_row_sums=tile_row_sums,
+            tile_column_sums=tile_column_sums,
+        )
+        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start, only_overflowed=False)
+        torch.sum(tile_column_sums, 0, out=chunk_sums)
+    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0, only_overflowed=False)
+    for chunk in chunks:
+        rows.repair(chunk)
+        columns.repair(chunk)
+    torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=found[2])
+    torch.add(rows.operands.loss, columns.operands.loss, out=found[3])
     found[2:].div_(2)
+    return found
 
 
-class ClipWalk(_Pairs, SigmoidWalk):
-    """The gradients, once the softmaxes' sums are known."""
+def _chunks(rows: Softmax) -> Iterator[slice]:
+    """Rows whose sums by tiles of columns, and the columns' by tiles of rows, are kept at once."""
+    o, config = rows.operands, rows.scores.config
+    line = 4 * (column_tiles(o.N, config) + row_tiles(o.N, config))
+    return ranges(o.N, even(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows))
 
-    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs, found: Tensor) -> None:
-        self.found = found
-        super().__init__(p, weights, needs)
 
-    def _exact_cells(self) -> ExactCells:
-        _, columns, _ = self.p.targets.compressed()  # which nobody has to look at once more
-        return replace(super()._exact_cells(), columns=columns)
+def _gradients(pairs: Problem, sums: Tensor, weights: float | Tensor, needs: Needs) -> Gradients:
+    operands = Operands(pairs, weights, needs)
+    loop.run_cells(_RowsAndColumns(operands, sums))
+    return operands.gradients()
 
-    def prepare(self) -> None:
-        """What makes exponentials of either direction's scores its half of dL/dS."""
-        exact = self.found[:2] / math.log(2)
-        self.row_shift_log2, self.column_shift_log2 = row_shift_log2 = exact.float()
-        weights = self.prob_scale / 2 * self.weights / self.weight_norm
-        self.row_weights, self.column_weights = (weights * (row_shift_log2 - exact).exp2_()).float()
-        torch.mul(self.weights, self.found[2], out=self.cells.coefficients)
-        self.state.factors.copy_(self.weight_norm / self.prob_scale)
 
-    def fill(self, tile: Tile, out: Tensor | None, **_: Any) -> None:
+class _RowsAndColumns:
+    """The link of CLIP's gradients, once the sums of both softmaxes are known."""
+
+    def __init__(self, operands: Operands, sums: Tensor) -> None:
+        self.operands = operands
+        self.scores = Scores(operands, pairs=True)
+        # The targets of pairs are known, so that no kernel has to look at them.
+        _, columns, _ = operands.p.targets.compressed()
+        self.scores.cells = replace(self.scores.cells, columns=columns)
+        exact_log2 = sums[:2] / math.log(2)
+        self.row_shift_log2, self.column_shift_log2 = shifts = exact_log2.float()
+        # Of a cell's dL/dS each direction gives half; what rounding took from the shifts is given back.
+        weights = operands.prob_scale / 2 * operands.weights / operands.weight_norm
+        self.row_weights, self.column_weights = (weights * (shifts - exact_log2).exp2_()).float()
+        torch.mul(operands.weights, sums[2], out=self.scores.cells.coefficients)
+        self.scores.state.factors.copy_(operands.weight_norm / operands.prob_scale)
+
+    def whole_rows(self, rows: slice, E: Tensor | None) -> None:
+        """Fills E, if given, with all columns of some rows, of which all is known."""
+        if E is not None:
+            self.fill(self.scores.tile(self.operands.blocks[0], rows), E[:, : self.operands.N], None, None)
+
+    def fill(
+        self, tile: Tile, out: Tensor | None, tile_row_sums: Tensor | None, tile_column_sums: Tensor | None
+    ) -> None:
+        """Fills a tile with both directions' dL/dS; there is nothing left to sum."""
+        o = self.operands
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
         row_and_column_scores(
-            *(tile, self.p.queries, self.scale),
-            (self.row_shift_log2, self.column_shift_log2[columns]),
-            self.config,
+            *(tile, o.p.queries, o.scale, (self.row_shift_log2, self.column_shift_log2[columns])),
+            self.scores.config,
             factors=(self.row_weights, self.column_weights[columns]),
             total=out,
         )
 
     def conclude(self, rows: slice, tile_row_sums: Tensor) -> None:
-        """There is nothing left to find out."""
+        """There is nothing left to find."""
+
+    def fill_weighted(self, tile: Tile, out: Tensor, tile_column_sums: Tensor | None) -> None:
+        """Fills a tile of E, which holds the weights."""
+        self.fill(tile, out, None, None)

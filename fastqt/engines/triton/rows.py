@@ -1,4 +1,7 @@
-"""The walk for what the fused product does not serve: scores by a plain one, then whole rows of them."""
+"""Whole rows of scores, for problems in which any cell may be a target: target matrices and smoothed targets.
+
+A plain product writes the scores of a chunk of rows in float32, and one kernel turns them into dL/dS.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +10,74 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.walk import TARGETS_WANTED, Walk, aligned, multiply, ranges
+from fastqt.engines.triton.operands import TARGETS_WANTED, Operands, aligned, multiply, ranges
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
 from fastqt.problem import Problem
 
 
-class RowWalk(Walk):
-    """Scores by a plain product in float32, then a kernel that sees whole rows of them."""
+def run(o: Operands) -> None:
+    """Finds the losses and gradients of the operands."""
+    p = o.p
+    if p.queries.is_cuda:
+        torch._assert_async(_sound(p), TARGETS_WANTED)
+    if p.partners is not None:  # The mixed rows are small beside such targets.
+        p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
+    queries, itemsize = p.queries, p.queries.element_size()
+    width = o.width + (p.row_negatives is not None)
+    cell_bytes = 4 if itemsize == 4 else 4 + itemsize
+    height = o.fitting_rows(cell_bytes * aligned(width) + 4 * o.D)
+    S = queries.new_empty(height, aligned(width), dtype=torch.float32)
+    dS = S if itemsize == 4 else queries.new_empty(S.shape)
+    weights = o.prob_scale / o.weight_norm * o.weights
+    o.make_products()
+    if p.link == "sigmoid":
+        o.logsumexp.zero_(), o.mass.zero_()
+    if o.bias_gradient is not None:
+        o.bias_gradient.zero_()
+    for rows in ranges(o.N, height):
+        f, scores = queries[rows], S[: rows.stop - rows.start, :width]
+        for block in o.blocks:
+            multiply(scores[:, block.columns], f, block.matrix.T, add=False)
+        if p.row_negatives is not None:
+            scores[:, -1] = (f.float() * p.row_negatives[rows].float()).sum(1)
+        out = dS[: len(scores), :width] if o.differentiates else None
+        loss_rows(scores, o.scale, p, rows.start, weights, (o.logsumexp, o.mass, o.loss), out)
+        if out is not None:
+            _differentiate(o, p.row_negatives, rows, out)
+    factor = _factor(o)
+    for block in o.blocks:
+        if block.gradient is not None and block.product is not None:
+            torch.mul(block.product, factor, out=block.gradient)
 
-    def run(self) -> None:
-        p = self.p
-        if p.queries.is_cuda:
-            torch._assert_async(_sound(p), TARGETS_WANTED)
-        if p.partners is not None:  # small problems, or ones whose targets are as large as the scores
-            p = self.p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
-        row_negatives = p.row_negatives
-        queries, itemsize = p.queries, p.queries.element_size()
-        width = self.width + (row_negatives is not None)
-        cell_bytes = 4 if itemsize == 4 else 4 + itemsize
-        height = self.fitting_rows(cell_bytes * aligned(width) + 4 * self.D)
-        S = queries.new_empty(height, aligned(width), dtype=torch.float32)
-        dS = S if itemsize == 4 else queries.new_empty(S.shape)
-        weights = self.prob_scale / self.weight_norm * self.weights
-        self.make_products()
-        if p.link == "sigmoid":
-            self.logsumexp.zero_(), self.mass.zero_()
-        if self.bias_gradient is not None:
-            self.bias_gradient.zero_()
-        for rows in ranges(self.N, height):
-            f, scores = queries[rows], S[: rows.stop - rows.start, :width]
-            for block in self.blocks:
-                multiply(scores[:, block.columns], f, block.matrix.T, add=False)
-            if row_negatives is not None:
-                scores[:, -1] = (f.float() * row_negatives[rows].float()).sum(1)
-            out = dS[: len(scores), :width] if self.differentiates else None
-            found = self.logsumexp, self.mass, self.loss
-            loss_rows(scores, self.scale, p, rows.start, weights, found, out)
-            if out is not None:
-                self._multiply_out(rows, f, out)
-        factor = self._factor()
-        for block in self.blocks:
-            if block.gradient is not None and block.product is not None:
-                torch.mul(block.product, factor, out=block.gradient)
 
-    def _multiply_out(self, rows: slice, f: Tensor, dS: Tensor) -> None:
-        """Adds some rows of dS to the gradients."""
-        factor = self._factor()
-        for block in self.blocks:
-            if block.product is not None:
-                multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
-        if self.bias_gradient is not None:
-            by_column = dS[:, : self.M].sum(0, dtype=torch.float32)
-            self.bias_gradient.add_(by_column * (self.weight_norm / self.prob_scale).float())
-        row_negatives = self.p.row_negatives
-        if self.row_negative_gradient is not None:
-            self.row_negative_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
-        if self.query_gradient is None and self.scale_gradient is None:
-            return
-        product = f.new_empty(f.shape, dtype=torch.float32)
-        for block in self.blocks:
-            multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
-        if row_negatives is not None:
-            product.addcmul_(dS[:, -1:].float(), row_negatives[rows].float())
-        if self.scale_gradient is not None:
-            by_row = (product * f.float()).sum(1)
-            self.scale_gradient[rows] = by_row * (self.weight_norm / self.prob_scale).float()
-        if self.query_gradient is not None:
-            self.query_gradient[rows] = product.mul_(factor).to(f.dtype)
+def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: Tensor) -> None:
+    """Adds the gradients that some rows of dS give."""
+    f, factor, unscaled = o.p.queries[rows], _factor(o), (o.weight_norm / o.prob_scale).float()
+    for block in o.blocks:
+        if block.product is not None:
+            multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
+    if o.bias_gradient is not None:
+        by_column = dS[:, : o.M].sum(0, dtype=torch.float32)
+        o.bias_gradient.add_(by_column * unscaled)
+    if o.row_negative_gradient is not None:
+        o.row_negative_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
+    if o.query_gradient is None and o.scale_gradient is None:
+        return
+    product = f.new_empty(f.shape, dtype=torch.float32)
+    for block in o.blocks:
+        multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
+    if row_negatives is not None:
+        product.addcmul_(dS[:, -1:].float(), row_negatives[rows].float())
+    if o.scale_gradient is not None:
+        o.scale_gradient[rows] = (product * f.float()).sum(1) * unscaled
+    if o.query_gradient is not None:
+        o.query_gradient[rows] = product.mul_(factor).to(f.dtype)
 
-    def _factor(self) -> Tensor:
-        """What a product of dS lacks."""
-        return (self.scale * self.weight_norm / self.prob_scale).float()
+
+def _factor(o: Operands) -> Tensor:
+    """What a product of dS has to be multiplied by to be a gradient."""
+    return (o.scale * o.weight_norm / o.prob_scale).float()
 
 
 def _sound(p: Problem) -> Tensor:

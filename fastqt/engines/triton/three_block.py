@@ -1,100 +1,119 @@
-"""The walk over MixCSE's 3 N columns on a GPU, or where Triton interprets.
+"""MixCSE's three blocks of scores on a GPU, or where Triton interprets.
 
-The cosines of a chunk of rows come from the vendor's product in float32. One kernel finds the rows' losses
-from them, another each cosine's gradient, and two products end it. No step waits for the device.
+The vendor's product gives the cosines of a chunk of rows in float32. One kernel finds the rows' losses from
+them, another each cosine's gradient, and two products end it. No step waits for the device.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.walk import Walk, aligned, even, multiply, ranges
+from fastqt.engines.triton.operands import Operands, aligned, even, multiply, ranges
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
 from fastqt.kernels.three_block_gradients import three_block_gradients
-from fastqt.problem import Needs, Problem
+from fastqt.problem import Needs, Problem, Rows, ThreeBlockGradients, ThreeBlockNeeds, ThreeBlockProblem
 from fastqt.targets import Diagonal
 
-if TYPE_CHECKING:
-    from fastqt.losses.three_block import Gradients, Options
+
+def gradients_in_forward(p: ThreeBlockProblem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
 
 
-def walk(
-    inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
-) -> tuple[Tensor, Gradients]:
-    """Each row's loss, and with weights w the gradients of sum_i w_i loss_i that are needed."""
-    made = _Walk(inputs, options, weights, needs)
-    made.run()
-    return made.loss, made.in_order()
+def forward(p: ThreeBlockProblem) -> Rows:
+    """The loss of each row."""
+    walk = _Walk(p, 1.0, ThreeBlockNeeds())
+    walk.run()
+    return Rows(walk.operands.loss, ())
 
 
-class _Walk(Walk):
-    def __init__(
-        self, inputs: tuple[Tensor, ...], options: Options, weights: Tensor | None, needs: tuple[bool, ...]
-    ) -> None:
-        u, v, *shares, scale = inputs
+def forward_with_gradients(
+    p: ThreeBlockProblem, row_weight: float, needs: ThreeBlockNeeds
+) -> tuple[Tensor, ThreeBlockGradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    walk = _Walk(p, row_weight, needs)
+    walk.run()
+    return (row_weight * walk.operands.loss.sum()).float(), walk.gradients()
+
+
+def backward(
+    p: ThreeBlockProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: ThreeBlockNeeds
+) -> ThreeBlockGradients:
+    """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+    walk = _Walk(p, row_weights, needs)
+    walk.run()
+    return walk.gradients()
+
+
+class _Walk:
+    """One pass over chunks of rows, which finds the losses and adds up the gradients that are needed."""
+
+    def __init__(self, p: ThreeBlockProblem, weights: float | Tensor, needs: ThreeBlockNeeds) -> None:
+        u, v = p.queries.contiguous(), p.candidates.contiguous()
         targets = Diagonal().rows(len(u), len(u), u.device)
-        p = Problem(
-            *(u.contiguous(), v.contiguous(), None, None, scale, targets, "keep", None, None, None),
-            memory=options.memory,
-        )
-        self.wanted = needs if weights is not None else (False,) * len(needs)
-        chosen = Needs(queries=self.wanted[0], candidates=self.wanted[1], scale=self.wanted[6])
-        super().__init__(p, 1.0 if weights is None else weights, chosen)
-        shares = [x.detach().float().contiguous() for x in shares]
-        self.mixtures = Mixtures(*shares, self.scale, options.weight, options.both, options.excluded)
+        rows = Problem(u, v, None, None, p.scale, targets, "keep", None, None, None, p.memory)
+        wanted = Needs(queries=needs.queries, candidates=needs.candidates, scale=needs.scale)
+        self.p, self.needs, self.operands = p, needs, Operands(rows, weights, wanted)
+        o = self.operands
+        inputs = p.own_columns, p.next_columns, p.own_rows, p.next_rows
+        shares = [x.detach().float().contiguous() for x in inputs]
+        self.mixtures = Mixtures(*shares, o.scale, p.own_mixture_weight, p.third_block, p.masks_excluded)
         # Without a stop gradient both sides are parts of all scores, and have the same dL/dC.
-        self.joined = not options.stop_gradient
-        if self.prob_scale != 1:
+        self.joined = not p.stop_gradient
+        weight_norm = o.weight_norm
+        if o.prob_scale != 1:
             # A cell has parts of its own row and of the row above, each at most the largest share times the
             # weight; and shares are large where the parts of a mixture all but cancel.
             largest = torch.stack(shares).abs().nan_to_num_(1.0).amax().clamp(min=1)
-            self.weight_norm = self.weight_norm * (2 * largest)
-        # What sums of dL/dS lack, and what those of dL/dC do.
-        self.unit = (self.weight_norm / self.prob_scale).float()
-        self.factor = self.scale * self.unit
+            weight_norm = weight_norm * (2 * largest)
+        # Sums of dL/dS are to be multiplied by `unit`, and those of dL/dC by `factor`.
+        self.unit = (weight_norm / o.prob_scale).float()
+        self.factor = o.scale * self.unit
         self.by_column, self.by_row = (
-            u.new_zeros(2, self.N, dtype=torch.float32) if any(self.wanted[k : k + 2]) else None
-            for k in (2, 4)
+            u.new_zeros(2, o.N, dtype=torch.float32) if own or neighbour else None
+            for own, neighbour in (
+                (needs.own_columns, needs.next_columns),
+                (needs.own_rows, needs.next_rows),
+            )
         )
-        self.sums = None
-        if any(self.wanted):
-            self.sums = RowSums(*(u.new_empty(self.N, dtype=torch.float32) for _ in range(3)))
+        self.sums = self.weights = None
+        if any(needs):
+            self.weights = o.prob_scale / weight_norm * o.weights
+            self.sums = RowSums(*(u.new_empty(o.N, dtype=torch.float32) for _ in range(3)))
 
     def run(self) -> None:
-        v, N, width = self.p.candidates, self.N, aligned(self.N)
-        queries, candidates = self.wanted[:2]
+        o = self.operands
+        v, N, width = o.p.candidates, o.N, aligned(o.N)
+        queries, candidates = self.needs.queries, self.needs.candidates
         folded = (queries or candidates, False) if self.joined else (queries, candidates)
         cell_bytes = 4 + sum(folded) * v.element_size()
-        height = self.fitting_rows(cell_bytes * width + (4 + v.element_size()) * self.D)
+        height = o.fitting_rows(cell_bytes * width + (4 + v.element_size()) * o.D)
         # A chunk needs the lines above and below it, which are its own where it has all rows.
         step = N if height == N else even(N, height - 2, 1)
         cosines = v.new_empty(N if step == N else step + 2, width, dtype=torch.float32)
         matrices = [v.new_empty(step, width) if x else None for x in folded]
-        weights = None if self.sums is None else self.prob_scale / self.weight_norm * self.weights
-        self.make_products()
+        o.make_products()
         for rows in ranges(N, step):
             first, around = self._around(rows)
             lines = Lines(cosines[: len(around), :N], first)
             multiply(lines.cosines, around, v.T, add=False)
-            three_block_rows(lines, self.mixtures, weights, self.loss, self.sums)
+            three_block_rows(lines, self.mixtures, self.weights, o.loss, self.sums)
             if self.sums is not None:
                 dS = [x if x is None else x[: rows.stop - rows.start, :N] for x in matrices]
                 self._differentiate(lines, self.sums, rows, *dS)
-        for block in self.blocks:
+        for block in o.blocks:
             if block.gradient is not None and block.product is not None:
                 torch.mul(block.product, self.factor, out=block.gradient)
 
     def _around(self, rows: slice) -> tuple[int, Tensor]:
-        """Those of the queries, with the ones above and below them, and the first one's number."""
-        u, start, stop = self.p.queries, rows.start - 1, rows.stop + 1
-        if rows.stop - rows.start == self.N:
+        """Those of the queries with the ones above and below them, and the first one's number."""
+        u, start, stop = self.operands.p.queries, rows.start - 1, rows.stop + 1
+        if rows.stop - rows.start == len(u):
             return 0, u
-        if start >= 0 and stop <= self.N:
+        if start >= 0 and stop <= len(u):
             return start, u[start:stop]
-        return start % self.N, torch.cat([u[start:], u[: stop % self.N]])
+        return start % len(u), torch.cat([u[start:], u[: stop % len(u)]])
 
     def _differentiate(
         self,
@@ -105,33 +124,45 @@ class _Walk(Walk):
         to_candidates: Tensor | None,
     ) -> None:
         """Adds what some rows give to the gradients."""
+        o, needs = self.operands, self.needs
         by_scale, by_row, by_column = three_block_gradients(
             *(lines, self.mixtures, sums, rows, to_queries, to_candidates),
             joined=self.joined,
-            scale=self.scale_gradient is not None,
-            shares=any(self.wanted[2:6]),
+            scale=o.scale_gradient is not None,
+            shares=any((needs.own_columns, needs.next_columns, needs.own_rows, needs.next_rows)),
         )
-        if self.scale_gradient is not None and by_scale is not None:
-            self.scale_gradient[rows] = by_scale * self.unit
+        if o.scale_gradient is not None and by_scale is not None:
+            o.scale_gradient[rows] = by_scale * self.unit
         if self.by_row is not None and by_row is not None:
             self.by_row[:, rows] = by_row
         if self.by_column is not None and by_column is not None:
             self.by_column += by_column
-        if self.query_gradient is not None and to_queries is not None:
-            product = to_queries.new_empty(len(to_queries), self.D, dtype=torch.float32)
-            multiply(product, to_queries, self.p.candidates, add=False)
-            torch.mul(product, self.factor, out=self.query_gradient[rows])
-        matrix, total = to_queries if self.joined else to_candidates, self.blocks[0].product
+        if o.query_gradient is not None and to_queries is not None:
+            product = to_queries.new_empty(len(to_queries), o.D, dtype=torch.float32)
+            multiply(product, to_queries, o.p.candidates, add=False)
+            torch.mul(product, self.factor, out=o.query_gradient[rows])
+        matrix, total = to_queries if self.joined else to_candidates, o.blocks[0].product
         if matrix is not None and total is not None:
-            multiply(total, matrix.T, self.p.queries[rows], add=rows.start > 0)
+            multiply(total, matrix.T, o.p.queries[rows], add=rows.start > 0)
 
-    def in_order(self) -> Gradients:
-        """The gradients that are wanted, in the order of the inputs."""
-        made = self.gradients()
-        shares = [None if x is None else x * self.factor for x in (self.by_column, self.by_row)]
-        own_and_next = [x for pair in shares for x in ((None, None) if pair is None else pair)]
-        scale = made.scale
-        if scale is not None and isinstance(self.p.scale, Tensor):
-            scale = scale.to(self.p.scale)
-        found = made.queries, made.candidates, *own_and_next, scale
-        return tuple(x if wanted else None for x, wanted in zip(found, self.wanted, strict=True))
+    def gradients(self) -> ThreeBlockGradients:
+        """Those that are needed."""
+        found = self.operands.gradients()
+        own_columns, next_columns = self._shares(self.by_column)
+        own_rows, next_rows = self._shares(self.by_row)
+        return ThreeBlockGradients(
+            queries=found.queries,
+            candidates=found.candidates,
+            own_columns=own_columns if self.needs.own_columns else None,
+            next_columns=next_columns if self.needs.next_columns else None,
+            own_rows=own_rows if self.needs.own_rows else None,
+            next_rows=next_rows if self.needs.next_rows else None,
+            scale=found.scale,
+        )
+
+    def _shares(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both gradients of a side's shares."""
+        if sums is None:
+            return None, None
+        own, neighbour = sums * self.factor
+        return own, neighbour

@@ -12,12 +12,7 @@ from fastqt.kernels.launch import Config
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt import engines as backends
-from fastqt.engines.triton import clip as triton_clip_walk
-from fastqt.engines.triton import sigmoid as triton_sigmoid_walk
-from fastqt.engines.triton import softmax as triton_fused_walk
-from fastqt.engines.triton import walk as triton_walk
-from fastqt.losses import clip as clip_module
+from fastqt.engines.triton import clip, loop, operands, scores, softmax
 
 # A gradient is rounded twice: dL/dS, and the result. The interpreter cuts bfloat16 off where a GPU rounds.
 EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
@@ -70,8 +65,8 @@ def test_is_the_oracles(dtype, memory):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_pairs_weighted_from_above(dtype, memory, monkeypatch):
     """reduction="none": any upstream, and the sums as the forward pass left them."""
-    found, genuine = [], triton_clip_walk._find_out
-    monkeypatch.setattr(triton_clip_walk, "_find_out", lambda *a: found.append(genuine(*a)))
+    found, genuine = [], clip._sums
+    monkeypatch.setattr(clip, "_sums", lambda pairs: found.append(genuine(pairs)) or found[-1])
     inputs = random_inputs(9, 5, dtype)
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0])
     loss = clip_loss(*inputs[:2], scale=inputs[2], reduction="none", memory=memory)
@@ -83,19 +78,19 @@ def test_pairs_weighted_from_above(dtype, memory, monkeypatch):
 
 @pytest.mark.parametrize(("memory", "N"), [("fast", 40), ("low", 24)])
 def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
-    launched, genuine = [], triton_clip_walk.row_and_column_scores
+    launched, genuine = [], clip.row_and_column_scores
 
     def row_and_column_scores(tile, *args, **options):
         launched.append((tile.rows, len(tile.candidates), "total" in options))
         genuine(tile, *args, **options)
 
-    monkeypatch.setattr(triton_clip_walk, "row_and_column_scores", row_and_column_scores)
-    monkeypatch.setattr(triton_fused_walk, "score_config", lambda *_: Config(16, 16, 16, group=2))
-    for module in (triton_walk, triton_fused_walk, triton_sigmoid_walk):
+    monkeypatch.setattr(clip, "row_and_column_scores", row_and_column_scores)
+    monkeypatch.setattr(scores, "score_config", lambda *_: Config(16, 16, 16, group=2))
+    for module in (operands, loop):
         monkeypatch.setattr(module, "ROW_MULTIPLE", 16)
-    monkeypatch.setattr(triton_walk, "FAST_BYTES", 0)
-    monkeypatch.setattr(triton_walk, "LOW_BYTES", 0)
-    monkeypatch.setattr(triton_clip_walk, "SUM_ROWS", 16)
+    monkeypatch.setattr(operands, "FAST_BYTES", 0)
+    monkeypatch.setattr(operands, "LOW_BYTES", 0)
+    monkeypatch.setattr(clip, "SUM_ROWS", 16)
     inputs = random_inputs(N, 5, torch.bfloat16 if memory == "low" else torch.float32)
     loss = clip_loss(*inputs[:2], scale=inputs[2], memory=memory)
     found = torch.autograd.grad(loss, inputs)
@@ -115,13 +110,13 @@ def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
 @by_dtype
 def test_rows_and_columns_whose_reference_was_far_off_are_done_again(dtype, monkeypatch):
     """Loud rows score about 130 with two candidates, which beside a small score of the pair overflows."""
-    redone, genuine = [], triton_fused_walk.raise_row_shifts
+    redone, genuine = [], softmax.raise_row_shifts
 
     def raise_row_shifts(state, maxima, first_row):
         redone.append(state.shift_overflowed.nonzero().flatten().tolist())
         genuine(state, maxima, first_row)
 
-    monkeypatch.setattr(triton_fused_walk, "raise_row_shifts", raise_row_shifts)
+    monkeypatch.setattr(softmax, "raise_row_shifts", raise_row_shifts)
     N = 20
     a, b, _ = (x.detach() for x in random_inputs(N, 5, torch.float32))
     a[:, 0], b[:, 0] = 0, 0
@@ -192,17 +187,6 @@ def test_twice_and_not_twice():
         assert relative(x, 2 * y) < REORDERED[torch.float32]
     with pytest.raises(RuntimeError, match="clip_loss is differentiable once"):
         torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2]), inputs[0], create_graph=True)
-
-
-def test_problems_for_a_single_launch_are_two_of_those(monkeypatch):
-    asked = []
-    monkeypatch.setattr(backends, "for_problem", lambda chosen, requested, p: "cuda")
-    monkeypatch.setattr(
-        clip_module, "info_nce_loss", lambda a, b, **_: asked.append((a, b)) or torch.ones(())
-    )
-    a, b, _ = random_inputs(9, 5, torch.float32)
-    assert clip_loss(a, b, scale=2.0) == 1
-    assert [(x is a, y is b) for x, y in asked] == [(True, True), (False, False)]
 
 
 def test_one_pair():

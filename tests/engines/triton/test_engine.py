@@ -11,9 +11,7 @@ from cases import CASES, Case
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
 
 import fastqt
-from fastqt.engines.triton import sigmoid as triton_sigmoid_walk
-from fastqt.engines.triton import softmax as triton_fused_walk
-from fastqt.engines.triton import walk as triton_walk
+from fastqt.engines.triton import loop, operands, softmax
 
 # A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
 # interpreter cuts bfloat16 off where a GPU rounds to nearest.
@@ -64,9 +62,9 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
     inputs = case.inputs(torch.float32)
     whole = value_and_gradients(case, inputs)
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
-        monkeypatch.setattr(triton_walk, name, value)
-    monkeypatch.setattr(triton_sigmoid_walk, "ROW_MULTIPLE", 5)
-    monkeypatch.setattr(triton_fused_walk, "SUM_ROWS", 4)
+        monkeypatch.setattr(operands, name, value)
+    monkeypatch.setattr(loop, "ROW_MULTIPLE", 5)
+    monkeypatch.setattr(loop, "SUM_ROWS", 4)
     for memory in ("fast", "low"):
         for a, b in zip(value_and_gradients(case, inputs, memory=memory), whole, strict=True):
             assert relative(a, b) < REORDERED[torch.float32]
@@ -79,15 +77,15 @@ def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
     """Without room of their own they are where the candidates' gradient is written after them."""
     N, D = 20, 30
     for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
-        monkeypatch.setattr(triton_walk, name, value)
-    kept, genuine = [], triton_fused_walk.FusedWalk._rows_at_once
+        monkeypatch.setattr(operands, name, value)
+    kept, genuine = [], loop._Loop._rows_at_once
 
-    def rows_at_once(walk):
-        E = genuine(walk)
-        kept.append((E.data_ptr() == walk.blocks[0].gradient.data_ptr(), len(E)))
+    def rows_at_once(self):
+        E = genuine(self)
+        kept.append((E.data_ptr() == self.operands.blocks[0].gradient.data_ptr(), len(E)))
         return E
 
-    monkeypatch.setattr(triton_fused_walk.FusedWalk, "_rows_at_once", rows_at_once)
+    monkeypatch.setattr(loop._Loop, "_rows_at_once", rows_at_once)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(N, D, generator=generator).to(dtype).requires_grad_() for _ in range(2)]
     T = oracle.window(N, N, [-1, 1])
@@ -169,8 +167,8 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
         raised.extend(state.shift_overflowed[first_row : first_row + maxima.shape[1]].tolist())
         genuine(state, maxima, first_row)
 
-    genuine = triton_fused_walk.raise_row_shifts
-    monkeypatch.setattr(triton_fused_walk, "raise_row_shifts", raise_row_shifts)
+    genuine = softmax.raise_row_shifts
+    monkeypatch.setattr(softmax, "raise_row_shifts", raise_row_shifts)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
@@ -182,7 +180,7 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
 
 def test_references_from_a_sample_of_candidates(monkeypatch):
     """They spare most rows the second try, and change nothing else."""
-    monkeypatch.setattr(triton_fused_walk, "SAMPLE", 4)
+    monkeypatch.setattr(softmax, "SAMPLE", 4)
     queries, candidates = (x.requires_grad_() for x in far_apart(20, 5))
     T = oracle.window(20, 20, [-1, 1])
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)

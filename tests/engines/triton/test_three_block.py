@@ -1,7 +1,8 @@
 """MixCSE's three blocks from one matrix of cosines, interpreted: values, and gradients of all inputs."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,13 +10,30 @@ import torch.nn.functional as F
 from fastqt.kernels import three_block, three_block_gradients
 from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
-from fastqt.engines.triton import walk as triton_walk
-from fastqt.losses.three_block import Options, released_loss
+from fastqt import autograd
+from fastqt.engines import cpu_three_block
+from fastqt.engines.triton import operands
+from fastqt.engines.triton import three_block as triton_three_block
+from fastqt.problem import ThreeBlockProblem
 
 # A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
 EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
 NAMES = ("u", "v", "own columns", "next columns", "own rows", "next rows", "scale")
-PLAIN = Options(True, False, 0.0, True, "fast", "triton")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Those of a `ThreeBlockProblem`."""
+
+    both: bool = True
+    excluded: bool = False
+    weight: float = 0.0
+    stop_gradient: bool = True
+    memory: str = "fast"
+    computation: ModuleType = triton_three_block
+
+
+PLAIN = Options()
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 OPTIONS = [
     replace(PLAIN, both=both, weight=0.6 if both else 0.0, excluded=excluded, stop_gradient=stop_gradient)
@@ -63,10 +81,12 @@ def exact(inputs: list[torch.Tensor], options: Options) -> tuple[torch.Tensor, l
 
 def ours(inputs: list[torch.Tensor], options: Options, reduction: str = "mean") -> torch.Tensor:
     u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs
-    shares = (own_columns, next_columns), (own_rows, next_rows)
+    shares = [own_columns, next_columns, own_rows, next_rows]
     if options.stop_gradient:
-        shares = tuple(tuple(x.detach() for x in pair) for pair in shares)
-    return released_loss(u, v, *shares, scale, reduction, options)
+        shares = [x.detach() for x in shares]
+    flags = options.both, options.excluded, options.weight, options.stop_gradient, options.memory
+    p = ThreeBlockProblem(u, v, *shares, scale, *flags)
+    return autograd.loss_of(p, reduction, options.computation, "fastqt.mixcse_loss")
 
 
 def check(inputs, options, tolerance, reduction="mean", upstream=None, loss_tolerance=FLOAT32) -> None:
@@ -94,7 +114,12 @@ def test_is_the_oracles(N, options):
 
 @by_options
 def test_is_the_oracles_on_a_cpu(options):
-    check(inputs_of(13, 7, torch.float64), replace(options, backend="cpu"), FLOAT64, loss_tolerance=FLOAT64)
+    check(
+        inputs_of(13, 7, torch.float64),
+        replace(options, computation=cpu_three_block),
+        FLOAT64,
+        loss_tolerance=FLOAT64,
+    )
 
 
 @by_options
@@ -121,7 +146,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
     whole = ours(inputs, options, "sum")
     gradients = torch.autograd.grad(whole, inputs, allow_unused=True)
     for name, value in {"ROW_MULTIPLE": 6, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
-        monkeypatch.setattr(triton_walk, name, value)
+        monkeypatch.setattr(operands, name, value)
     heights = []
     rows = three_block.three_block_rows
 
@@ -129,7 +154,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
         heights.append(len(lines.cosines))
         rows(lines, *rest)
 
-    monkeypatch.setattr("fastqt.engines.triton.three_block.three_block_rows", noted)
+    monkeypatch.setattr(triton_three_block, "three_block_rows", noted)
     loss = ours(inputs, options, "sum")
     assert heights == [6, 6, 6, 4]
     assert relative(loss, whole) < REORDERED[torch.float32]

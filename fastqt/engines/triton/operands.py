@@ -1,4 +1,4 @@
-"""What every walk over the score matrix on a GPU has: its operands, its sums, the memory it may take."""
+"""What every computation on a GPU has: its operands, the gradients that it writes, the memory it may take."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ ROW_MULTIPLE = 128
 
 TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
 
-# float16 has too little range for exponentials against a rough reference: it takes the
-# log-sum-exp first, and keeps 2^15 times the probabilities.
+# E holds this many times the probabilities in float16, whose range is too small for exponentials with a
+# rough shift. The logsumexp is found first there.
 FP16_PROB_SCALE = 2.0**15
 
 
 @dataclass
 class Block:
-    """Candidates or negatives: columns of E that belong to all rows."""
+    """Candidates or negatives: columns of E that are common to all rows."""
 
     matrix: Tensor  # (columns, D)
     first: int  # column of E
     gradient: Tensor | None
-    product: Tensor | None = None  # (columns, D) float32
+    product: Tensor | None = None  # (columns, D) float32: the gradient's sum over chunks of rows
 
     @property
     def columns(self) -> slice:
         return slice(self.first, self.first + self.matrix.shape[0])
 
 
-class Walk:
-    """One walk over the score matrix, and what comes of it."""
+class Operands:
+    """A problem with its row weights, its gradients to come, and what is found of its rows.
+
+    Attributes:
+        weights: (N,) float64: how much each row's loss counts.
+        prob_scale: what is stored of probabilities is multiplied by this.
+        width: the columns of E, of candidates and negatives.
+        logsumexp, mass, loss: (N,) float64, to be found.
+    """
 
     def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
         self.p, self.needs = p, needs
@@ -57,7 +64,7 @@ class Walk:
 
         self.query_gradient = gradient_of(p.queries, needs.queries)
         self.row_negative_gradient = gradient_of(p.row_negatives, needs.row_negatives)
-        self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None
+        self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None  # a part a row
         self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
         if p.negatives is not None:
@@ -67,7 +74,7 @@ class Walk:
 
     @functools.cached_property
     def weight_norm(self) -> Tensor:
-        """() float64: rows take their weight relative to the largest, so that no dtype's range is left."""
+        """() float64: row weights are divided by the largest one, so that they fit the range of any dtype."""
         if self.equal_weight is None:
             norm = self.weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
         else:
@@ -80,11 +87,8 @@ class Walk:
     def differentiates(self) -> bool:
         return any(self.needs)
 
-    def run(self) -> None:
-        raise NotImplementedError
-
     def make_products(self) -> None:
-        """Room for the sums over chunks of rows, in float32: the gradients' own where they are of it."""
+        """Allocates the float32 sums over chunks of rows; a float32 gradient is its own sum."""
         for block in self.blocks:
             if block.gradient is not None:
                 in_place = block.gradient.dtype is torch.float32
@@ -108,7 +112,7 @@ class Walk:
 
     @property
     def room_beside_products(self) -> int:
-        """Bytes for all else: at least half of the room, and no more than half of the free memory."""
+        """Bytes for all else: at least half of the room, and at most half of the free memory."""
         most, device = self.room, self.p.queries.device
         if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             free, _ = torch.cuda.mem_get_info(device)
@@ -121,13 +125,13 @@ class Walk:
         return min(fitting(self.room_beside_products, row_bytes), self.N)
 
     def gradients(self) -> Gradients:
-        by_scale = self.scale_gradient
+        by_row = self.scale_gradient
         return Gradients(
             queries=self.query_gradient,
             candidates=self.blocks[0].gradient,
             negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
             row_negatives=self.row_negative_gradient,
-            scale=None if by_scale is None else by_scale.sum(dtype=torch.float64),
+            scale=None if by_row is None else by_row.sum(dtype=torch.float64),
             bias=self.bias_gradient,
         )
 
@@ -146,14 +150,14 @@ def _largest_mass(p: Problem) -> Tensor:
 
 
 def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
-    """A scale as kernels read it, without waiting for a device that holds it."""
+    """A scale as kernels read it; nothing waits for a device that holds it."""
     if isinstance(scale, Tensor) and scale.device == device:
         return scale.detach().float()
     return torch.full((), float(scale.item() if isinstance(scale, Tensor) else scale), device=device)
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    """out (+)= a b in float32."""
+    """out (+)= a b, accumulated in float32."""
     if a.is_cuda and a.dtype is not torch.float32:
         torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
     else:
@@ -161,20 +165,20 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
 
 
 def fitting(room: int, line_bytes: int) -> int:
-    """How many rows or columns fit, a multiple of a tile's: of the largest one's where that many fit."""
+    """How many rows or columns fit, a multiple of a tile's; of the largest tile's where that many fit."""
     lines = room // line_bytes
     multiple = ROW_MULTIPLE if lines < 2 * ROW_MULTIPLE else 2 * ROW_MULTIPLE
     return max(lines // multiple, 1) * multiple
 
 
 def even(length: int, most: int, multiple: int) -> int:
-    """A step that covers `length` in about as few steps as `most` would: the least multiple, so evenly."""
+    """The least multiple that covers `length` in as few steps as `most` would, so that the steps are even."""
     steps = math.ceil(length / most)
     return math.ceil(length / steps / multiple) * multiple
 
 
 def aligned(columns: int) -> int:
-    """A row length that starts every row at a multiple of 16 bytes, as matrix products like it."""
+    """A row length with which every row starts at a multiple of 16 bytes, as matrix products prefer."""
     return -(-columns // 64) * 64
 
 

@@ -1,0 +1,68 @@
+"""CLIP's loss on a CPU: one walk for the logsumexp of rows and columns, one for the gradients of both.
+
+The walks are C++, in csrc/cpu/clip.cpp: 8 N² D operations in all, or 6 where all scores fit at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.engines import cpu
+from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale
+
+
+def gradients_in_forward(p: ClipProblem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
+
+
+def forward(p: ClipProblem) -> Rows:
+    """The loss of each pair; saved are its score and the logsumexps of the others, (3, N) float64."""
+    found = p.queries.new_empty(4, len(p.queries), dtype=torch.float64)
+    _walk(p, found[:3], found[3], None, Needs(), known=False)
+    return Rows(found[3], (found[:3],))
+
+
+def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    N = len(p.queries)
+    found = p.queries.new_empty(4, N, dtype=torch.float64)
+    weights = found.new_full((N,), row_weight)
+    gradients = _walk(p, found[:3], found[3], weights, needs, known=False)
+    return (row_weight * found[3].sum()).to(p.queries.dtype), gradients
+
+
+def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    (sums,) = saved
+    return _walk(p, sums, torch.empty_like(sums[0]), row_weights, needs, known=True)
+
+
+def _walk(
+    p: ClipProblem,
+    sums: Tensor,  # (3, N) float64: csrc/cpu/clip_tile.h's PairSums, found unless known
+    loss: Tensor,  # (N,) float64, found
+    weights: Tensor | None,  # (N,) float64
+    needs: Needs,
+    *,
+    known: bool,
+) -> Gradients:
+    gradients = Gradients(
+        queries=torch.empty(p.queries.shape, dtype=p.queries.dtype) if needs.queries else None,
+        candidates=torch.empty(p.candidates.shape, dtype=p.candidates.dtype) if needs.candidates else None,
+        scale=sums.new_empty(()) if needs.scale else None,
+    )
+    torch.ops.fastqt.clip_walk_.default(
+        *(p.queries, p.candidates, finite_scale(p.scale), *_tile(p), known, sums, loss, weights),
+        *(gradients.queries, gradients.candidates, gradients.scale),
+    )
+    return gradients
+
+
+def _tile(p: ClipProblem) -> tuple[int, int]:
+    """Rows and columns of the scores that are computed at once."""
+    N = len(p.queries)
+    if p.memory == "fast" and N * N * p.queries.element_size() <= cpu.CHUNK_BYTES:
+        return N, N
+    return cpu.TILE_ROWS, cpu.TILE_COLUMNS
