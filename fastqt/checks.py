@@ -144,15 +144,15 @@ def check_bias(bias: float | Tensor, M: int, device: torch.device) -> None:
     check_number("bias", bias, f"a tensor of shape () or ({M},)")
 
 
-def check_number(name: str, value: object, alternative: str) -> None:
+def check_number(name: str, value: object, alternative: str | None = None) -> None:
     """Checks that `value` is a finite number. `alternative` says what else the argument may be."""
+    wanted = "a number" if alternative is None else f"a number or {alternative}"
     if isinstance(value, Tensor):
         raise ValueError(
-            f"{name}: want a number or {alternative}, floating point, got shape {tuple(value.shape)}, "
-            f"dtype {value.dtype}"
+            f"{name}: want {wanted}, floating point, got shape {tuple(value.shape)}, dtype {value.dtype}"
         )
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
-        raise TypeError(f"{name}: want a number or {alternative}, got {type(value).__name__}")
+        raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{name}: want a finite number, got {value}")
 

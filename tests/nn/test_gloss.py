@@ -11,7 +11,7 @@ from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
-from fastqt.nn.gloss import ROWS_AT_ONCE
+from fastqt.nn.gloss import ROW_MULTIPLE
 from fastqt.train.optim import RowAdam, clip_gradients
 
 V, D, L, N = 13, 5, 6, 7
@@ -194,7 +194,7 @@ def test_inference_begins_at_random_by_seed_and_sentence(decoder):
 def test_inference_of_a_sentence_does_not_depend_on_its_batch(decoder):
     """Whether alone, among others, or elsewhere among them."""
     torch.manual_seed(3)
-    count = 3 * ROWS_AT_ONCE + 5
+    count = 3 * ROW_MULTIPLE + 5
     gloss = Gloss(200, 24, decoder=decoder, max_length=L)
     tokens = torch.randint(0, 200, (count, L))
     lengths = torch.randint(0, L + 1, (count,))
