@@ -346,7 +346,7 @@ def test_saturated_gates_stay_finite_and_nan_stays_in_its_sentence():
 @pytest.mark.parametrize("bias", [True, False])
 def test_other_devices_are_handed_to_torch(monkeypatch, form, bias):
     ours, theirs = twins(bidirectional=True, bias=bias)
-    monkeypatch.setattr(module, "_torch_serves", lambda reset_after, device: reset_after)
+    monkeypatch.setattr(module, "_uses_torch", lambda reset_after, device: reset_after)
     monkeypatch.setattr(module, "gru_sequence", None)
     packed = pack_sequence(sentences(), enforce_sorted=False)
     x, wrap = torch.randn(6, 3, W, dtype=torch.float64), lambda x: x

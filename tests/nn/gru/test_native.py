@@ -114,7 +114,7 @@ def test_activations_at_the_ends():
 def test_product_for_any_number_of_rows(dtype, transposed, K, N):
     torch.manual_seed(0)
     matrix = rows(N, K, dtype=dtype).t() if transposed else rows(K, N, dtype=dtype)
-    product = native_gru.Product(matrix, 40)
+    product = native_gru.PackedProduct(matrix, 40)
     for count in (40, 39, 17, 2, 1, 0, 64):
         # As in the recurrence: a block of columns on the left, the first rows of a buffer on the right.
         left, out = rows(count, K + 5, dtype=dtype)[:, 5:], rows(count + 3, N, dtype=dtype)
@@ -129,7 +129,7 @@ def test_product_for_any_number_of_rows(dtype, transposed, K, N):
 def test_product_without_the_extension(monkeypatch):
     monkeypatch.setattr(native_gru, "NATIVE", False)
     matrix, left, out = rows(4, 6), rows(3, 4), torch.empty(3, 6, dtype=torch.float64)
-    product = native_gru.Product(matrix, 3)
+    product = native_gru.PackedProduct(matrix, 3)
     product(left, out)
     torch.testing.assert_close(out, left @ matrix)
     product(left, out, accumulate=True)
