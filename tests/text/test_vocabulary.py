@@ -68,7 +68,7 @@ def test_a_full_cache_changes_nothing(corpus, sentences):
             assert [encode(built, [sentence])[0] for sentence in sentences] == wanted
         built.encode(["."])
         built.encode(["."])
-        assert len(built._chunks) <= 4
+        assert len(built._cache) <= 4
 
 
 def test_counting_in_parts_changes_nothing(monkeypatch):
