@@ -126,8 +126,8 @@ def test_trained_run_loads_without_its_checkpoint(checkpoint, tmp_path):
     vectors = encoder.encode(TEXT)
     assert vectors.shape == (4, 8)
     assert not np.allclose(vectors, HuggingFaceEncoder(checkpoint).encode(TEXT, normalize=True), atol=0.1)
-    # An uninterrupted run gives the same vectors. Even with dropout=0.0, which concerns sentence vectors only,
-    # the two views differ, because the dropout in the checkpoint's layers is active.
+    # An uninterrupted run gives the same vectors. With dropout=0.0, which concerns sentence vectors only, the
+    # two views still differ, because the dropout in the checkpoint's layers is active.
     assert train(replace(config, checkpoint=str(checkpoint)), tmp_path / "whole").step == 12
     assert np.array_equal(SentenceEncoder.load(tmp_path / "whole").encode(TEXT), vectors)
     still = replace(config, checkpoint=str(checkpoint), dropout=0.0, steps=1)
