@@ -1,5 +1,5 @@
-"""The error for what a user gave and can mend."""
+"""The error for input that the user can correct."""
 
 
 class InputError(ValueError):
-    """A file, an option or a directory cannot be used; the message says which, why, and what to change."""
+    """A file, a directory or an option cannot be used. The message says which, why, and what to change."""

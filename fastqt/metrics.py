@@ -1,4 +1,4 @@
-"""How well sentences find their neighbours and their other views."""
+"""Metrics of embeddings during training: neighbour accuracy, cosines of views, alignment, uniformity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 256
+ROWS = 256  # score rows that are in memory at a time
 
 
 @torch.no_grad()
@@ -18,12 +18,19 @@ def context_accuracy(
 ) -> tuple[float, float]:
     """Forward and backward accuracy of a batch of consecutive sentences.
 
-    Forward: the share of rows i < N−1 whose highest score is that of candidate i+1; backward: of rows
-    i > 0 and candidate i−1. The score of a sentence with itself is replaced by 0, as in the loss. Chance
-    is about 1/N. Scores are taken 256 rows at a time: O(256·N) memory. (Logeswaran & Lee 2018, code.)
+    Forward accuracy is the fraction of rows i < N−1 whose highest score is that of candidate i+1. Backward
+    accuracy is the fraction of rows i > 0 whose highest score is that of candidate i−1. The score of a
+    sentence with itself is replaced by 0, as in the loss. Random embeddings reach about 1/N. The scores are
+    computed 256 rows at a time, in O(256·N) memory.
+
+    Args:
+        queries: (N, D) floating point.
+        candidates: (N, D) floating point.
 
     Returns:
-        Two shares in [0, 1]; 0 for a single row.
+        The two fractions, in [0, 1]; both are 0 for a single row.
+
+    Source: the code of Logeswaran and Lee (2018).
     """
     N = len(queries)
     forward = backward = 0
@@ -44,12 +51,23 @@ def view_figures(
     *,
     mix: float,
 ) -> dict[str, float]:
-    """What the slides of MixCSE plot over a training: means of the cosines, alignment and uniformity.
+    """The figures that the slides of MixCSE plot over training: mean cosines, alignment and uniformity.
+
+    Args:
+        z1: (N, D) floating point, the first view of each sentence.
+        z2: (N, D) floating point, the second view.
+        mix: the weight of the sentence's own second view in its mixed negative.
 
     Returns:
-        positive_cosine: of a sentence's two views; negative_cosine: of all other pairs; mixed_cosine: of
-        the first view and the next sentence's second view mixed with `mix` of its own; alignment: the mean
-        squared distance of two views; uniformity: see `uniformity`, of the first views.
+        A dict of five figures, all computed in float64 from rows at norm 1:
+        positive_cosine: mean cosine of the two views of a sentence;
+        negative_cosine: mean cosine of a first view and the second view of another sentence;
+        mixed_cosine: mean cosine of a first view and the sentence's mixed negative, which is `mix` times its
+        own second view plus 1 - `mix` times the next sentence's, at norm 1;
+        alignment: mean squared distance of the two views of a sentence;
+        uniformity: `uniformity` of the first views.
+
+    Source: Zhang et al. (AAAI 2022); alignment and uniformity: Wang and Isola (2020).
     """
     z1, z2 = F.normalize(z1.double(), dim=1), F.normalize(z2.double(), dim=1)
     N = len(z1)
@@ -69,9 +87,20 @@ def uniformity(
     x: Tensor,  # (N, D)
     t: float = 2.0,
 ) -> float:
-    """log E exp(−t‖xᵢ − xⱼ‖²) over all pairs of different rows (Wang & Isola 2020), 256 rows at a time.
+    """log E exp(−t‖xᵢ − xⱼ‖²), the mean taken over all pairs of different rows.
 
-    0 for a single row; of rows at norm 1 the lower, the more evenly they lie on the sphere.
+    For rows at norm 1, a lower value means that they are spread more evenly over the sphere. The distances
+    are computed 256 rows at a time.
+
+    Args:
+        x: (N, D) floating point.
+        t: the factor of the squared distance.
+
+    Returns:
+        The value; 0 for a single row.
+
+    Source: Wang and Isola, "Understanding contrastive representation learning through alignment and
+    uniformity on the hypersphere" (2020).
     """
     N = len(x)
     norms = x.square().sum(1)

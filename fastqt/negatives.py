@@ -1,4 +1,4 @@
-"""Negatives that are made from the candidates at hand."""
+"""Hard negatives that are mixed from the candidates of the batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from fastqt.checks import as_ids, require
 
 
 class Mixed:
-    """One hard negative a row: a mixture of its own candidate and another's, at norm 1.
+    """One hard negative per row: a mixture of the row's own candidate and another one, scaled to norm 1.
 
-    Row i's negative is normalise(mix * g_i + (1 - mix) * g_j) with j = partners[i], of the candidates as they
-    are scored. No gradient flows through it to the candidates. The "triton" backend never writes it.
+    The negative of row i is normalize(mix * g_i + (1 - mix) * g_j) with j = partners[i], where g are the
+    candidates after the loss has normalised them, if it does. No gradient flows through the negative to the
+    candidates. The "triton" backend scores large problems without storing the negatives.
 
     Args:
-        mix: the share of the row's own candidate, 0 <= mix <= 1.
-        partners: (N,) integers in [0, M); by default the next row's candidate, the first one's for the last.
+        mix: the weight of the row's own candidate, 0 <= mix <= 1.
+        partners: (N,) integers in [0, M). By default row i takes candidate i + 1, and the last row takes
+            candidate 0.
+
+    Raises:
+        ValueError: mix outside [0, 1], or partners that are not 1-D.
+        TypeError: partners that are not integers.
 
     Source: Zhang et al., "Unsupervised Sentence Representation via Contrastive Learning with Mixing
     Negatives" (AAAI 2022).
@@ -35,7 +41,16 @@ class Mixed:
         self.partners = None if partners is None else as_ids("partners", partners)
 
     def partners_of(self, N: int, M: int, device: torch.device) -> Tensor:
-        """The second candidate of each row, (N,) int64."""
+        """The index of each row's second candidate, (N,) int64.
+
+        Args:
+            N: number of queries.
+            M: number of candidates.
+            device: where to put the indices.
+
+        Raises:
+            ValueError: more queries than candidates, or partners of a wrong length or outside [0, M).
+        """
         if N > M:
             raise ValueError(f"row_negatives: Mixed wants a candidate for each of N={N} queries, got M={M}")
         if self.partners is None:
@@ -49,6 +64,6 @@ class Mixed:
 
 
 def mixed_rows(candidates: Tensor, mix: float, partners: Tensor) -> Tensor:
-    """The negatives (N, D) written out."""
+    """The negatives (N, D) of `Mixed`, computed from candidates (M, D) and partners (N,)."""
     candidates = candidates.detach()
     return F.normalize(mix * candidates[: len(partners)] + (1 - mix) * candidates[partners], dim=1)

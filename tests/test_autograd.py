@@ -121,7 +121,7 @@ def test_without_gradients(context):
 )
 def test_training_after_inference_mode(loss, monkeypatch):
     """What a call under inference_mode caches may be saved for a later backward."""
-    monkeypatch.setattr("fastqt.targets._band_cache", {})
+    monkeypatch.setattr("fastqt.targets.window._band_cache", {})
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     with torch.inference_mode():
         loss(queries, candidates)

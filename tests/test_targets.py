@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt import targets
-from fastqt.targets import as_targets
+from fastqt.targets import as_targets, window
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -82,11 +81,11 @@ def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
     """However many others follow. What is made during a capture lies in the graph's memory: nobody else's."""
 
     def columns(size, captured=False):
-        monkeypatch.setattr(targets, "_is_captured", lambda device: captured)
+        monkeypatch.setattr(window, "_is_being_captured", lambda device: captured)
         return weakref.ref(fastqt.Window(1).rows(size, size, torch.device("cpu")).columns)
 
-    monkeypatch.setattr(targets, "_band_cache", {})
-    monkeypatch.setattr(targets, "_graphs_bands", {})
+    monkeypatch.setattr(window, "_band_cache", {})
+    monkeypatch.setattr(window, "_captured_bands", {})
     assert columns(9, captured=True)() is None
     read, others = columns(9), columns(10)
     assert columns(9, captured=True)() is read()

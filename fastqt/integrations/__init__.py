@@ -1,1 +1,1 @@
-"""fastqt with others' libraries, each of which is an extra and imported only where it is used."""
+"""fastqt together with other libraries. Each is an optional extra and is imported only where it is used."""

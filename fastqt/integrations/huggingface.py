@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints as sentence encoders: to train with fastqt's losses, and to evaluate."""
+"""Hugging Face checkpoints as sentence encoders, to train with fastqt's losses and to evaluate."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ POOLINGS = ("cls", "cls_before_pooler", "mean")
 
 
 class HuggingFaceEncoder(Encoder):
-    """A checkpoint of the `transformers` library (the extra `hf`) as an encoder of sentences.
+    """A checkpoint of the `transformers` library (the extra `hf`) as a sentence encoder.
 
-    As an `Encoder` it takes the checkpoint's own token ids, which `tokenize` makes of text. Two calls in
-    training mode give the two views under dropout that `fastqt.simcse_loss` wants.
+    It takes the checkpoint's own token ids, which `tokenize` makes from text. Two calls in training mode give
+    the two views that `fastqt.simcse_loss` needs, because the model's dropout differs between them.
 
     Args:
-        model: a directory with a model and its tokenizer, as `save` writes; nothing is ever downloaded. Or a
-            loaded model, whose dtype and device stay as they are.
-        tokenizer: of a loaded model; by default that of the directory.
-        pooling: "cls": the first token through the model's pooler, which is trained from scratch where the
-            checkpoint has none; "cls_before_pooler": the first token's last hidden state; "mean": the mean of
-            all tokens' last hidden states, the special ones' among them.
-        max_length: tokens of a sentence that `tokenize` keeps, the special ones among them.
+        model: a directory with a model and its tokenizer, as `save` writes it; nothing is ever downloaded. Or
+            a loaded model, which keeps its dtype and device.
+        tokenizer: the tokenizer of a loaded model; by default that of the directory.
+        pooling: "cls" takes the first token's vector from the model's pooler, which starts from random
+            weights if the checkpoint has none; "cls_before_pooler" takes the last hidden state of the first
+            token; "mean" takes the mean of the last hidden states of all tokens, including special ones.
+        max_length: the number of tokens of a sentence that `tokenize` keeps, including special ones.
 
     Raises:
-        ImportError: without the `transformers` library.
-        InputError: a directory that does not exist or holds no checkpoint.
-        ValueError: an unknown pooling, "cls" for a model without a pooler, or a model without a tokenizer.
+        ImportError: the `transformers` library is not installed.
+        InputError: the directory does not exist or holds no checkpoint.
+        ValueError: an unknown pooling, "cls" for a model without a pooler, max_length below 1, or a loaded
+            model without a tokenizer.
 
-    Source: the three poolings of Gao et al., "SimCSE" (arXiv:2104.08821), whose names these are.
+    Source: Gao et al., "SimCSE" (arXiv:2104.08821), for the three poolings and their names.
     """
 
     def __init__(
@@ -75,12 +76,17 @@ class HuggingFaceEncoder(Encoder):
         self.embedding_dim = int(self.model.config.hidden_size)
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids (B, L), special tokens added and padded on the right, and lengths (B,), both int64.
+        """Converts text to token ids, with special tokens.
 
-        On the CPU, whatever the model's device.
+        Args:
+            sentences: B sentences, at least one.
+
+        Returns:
+            tokens: (B, L) int64, padded on the right with 0, on the CPU.
+            lengths: (B,) int64, on the CPU.
         """
-        shape = self.model.config
-        return pad(CheckpointVocabulary(self.tokenizer, shape, max_length=self.max_length).encode(sentences))
+        config = self.model.config
+        return pad(CheckpointVocabulary(self.tokenizer, config, max_length=self.max_length).encode(sentences))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         check_batch(tokens, lengths)
@@ -89,9 +95,10 @@ class HuggingFaceEncoder(Encoder):
             return torch.zeros(len(tokens), self.embedding_dim, device=tokens.device, dtype=self.model.dtype)
         tokens = tokens[:, :longest]
         valid = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)
-        # Some models take the places of words from what is padding by its id.
+        # Some models derive the positions of words from which ids are padding ids.
         padded = tokens.masked_fill(~valid, self.tokenizer.pad_token_id or 0)
-        # An empty sentence attends to its padding, which is not used, rather than to nothing: no NaN.
+        # A softmax over no key is NaN. An empty sentence therefore attends to its padding; its vector is
+        # replaced by zeros below.
         attended = valid | (lengths == 0).unsqueeze(1)
         output = self.model(input_ids=padded, attention_mask=attended.long())
         if self.pooling == "cls":
@@ -108,12 +115,15 @@ class HuggingFaceEncoder(Encoder):
     def encode(
         self, sentences: Sequence[str], *, normalize: bool = False, batch_size: int = 64
     ) -> NDArray[np.float32]:
-        """Vectors (len(sentences), embedding_dim) float32, without dropout, in the order given.
+        """Encodes text, without dropout.
 
         Args:
-            sentences: text.
+            sentences: n sentences.
             normalize: scale each vector to norm 1.
-            batch_size: sentences at once, taken in the order of their lengths.
+            batch_size: the number of sentences per batch. Batches are made of sentences of similar length.
+
+        Returns:
+            (n, embedding_dim) float32, in the order of `sentences`.
         """
         result = np.empty((len(sentences), self.embedding_dim), dtype=np.float32)
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
@@ -130,62 +140,67 @@ class HuggingFaceEncoder(Encoder):
         return result
 
     def save(self, directory: str | Path) -> None:
-        """Writes model and tokenizer, for this class and for `transformers` itself to load."""
+        """Writes model and tokenizer to a directory that this class and `transformers` itself can load."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
 
 class CheckpointVocabulary:
-    """The tokenizer of a checkpoint as the vocabulary of a training, and the shape of its model.
+    """The tokenizer of a checkpoint as a training's vocabulary, with the configuration of the model.
 
     Args:
-        tokenizer: of the `transformers` library.
-        shape: the model's configuration.
-        max_length: tokens of a sentence that are kept, the special ones among them.
+        tokenizer: a tokenizer of the `transformers` library.
+        config: the model's configuration.
+        max_length: the number of tokens of a sentence that are kept, including special ones.
     """
 
-    def __init__(self, tokenizer: Any, shape: Any, *, max_length: int) -> None:
-        self.tokenizer, self.shape, self.max_length = tokenizer, shape, max_length
+    def __init__(self, tokenizer: Any, config: Any, *, max_length: int) -> None:
+        self.tokenizer, self.config, self.max_length = tokenizer, config, max_length
 
     @classmethod
     def load(cls, directory: str | Path, *, max_length: int) -> CheckpointVocabulary:
-        """Reads a checkpoint's directory, or what `save` wrote; weights are not looked at.
+        """Reads a checkpoint's directory, or one that `save` wrote. It need not hold weights.
 
         Raises:
-            ImportError, InputError: as of `HuggingFaceEncoder`.
+            ImportError, InputError: as in `HuggingFaceEncoder`.
         """
-        shape, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
-        return cls(tokenizer, shape, max_length=max_length)
+        config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+        return cls(tokenizer, config, max_length=max_length)
 
     def __len__(self) -> int:
         return len(self.tokenizer)
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
-        """Ids of the sentences' tokens, special ones added: at most `max_length` each."""
+        """Encodes sentences with special tokens, at most `max_length` tokens each."""
         ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
         lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         return Encoded(np.concatenate(ids).astype(np.int64), lengths)
 
     def save(self, directory: str | Path) -> None:
-        """Writes tokenizer and shape."""
+        """Writes the tokenizer and the model's configuration to a directory."""
         self.tokenizer.save_pretrained(directory)
-        self.shape.save_pretrained(directory)
+        self.config.save_pretrained(directory)
 
 
 def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
-    """A model of a checkpoint's shape with fresh weights, and its tokenizer."""
-    shape, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
-    model: nn.Module = _transformers().AutoModel.from_config(shape)
+    """A model with the configuration of a checkpoint but random weights, and its tokenizer.
+
+    Raises:
+        ImportError, InputError: as in `HuggingFaceEncoder`.
+    """
+    config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+    model: nn.Module = _transformers().AutoModel.from_config(config)
     return model.float(), tokenizer
 
 
 def _load(directory: Path) -> tuple[nn.Module, Any]:
-    """The model, in float32, and the tokenizer of a checkpoint."""
+    """The model of a checkpoint, in float32, and its tokenizer."""
     model, tokenizer = _from_pretrained(directory, "AutoModel", "AutoTokenizer")
     return model.float(), tokenizer
 
 
 def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
+    """Loads an object of each of the named `transformers` classes from a local directory."""
     transformers = _transformers()
     if not directory.is_dir():
         raise InputError(f"model: expected the directory of a checkpoint, got {str(directory)!r}")

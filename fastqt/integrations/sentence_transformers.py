@@ -11,16 +11,18 @@ from fastqt.losses import simcse_loss
 
 
 class SentenceTransformerLoss(nn.Module):
-    """A loss of a model's embeddings of a data set's columns, for `SentenceTransformerTrainer(loss=...)`.
+    """A fastqt loss of the embeddings of a data set's columns, for `SentenceTransformerTrainer(loss=...)`.
 
-    With the defaults it is that library's MultipleNegativesRankingLoss of (anchor, positive) or (anchor,
-    positive, negative), without the matrix of scores.
+    With the default loss, its values and gradients equal those of the library's
+    MultipleNegativesRankingLoss on the columns (anchor, positive) or (anchor, positive, negative), but the
+    matrix of scores is not stored.
 
     Args:
-        model: a SentenceTransformer, or whatever maps features to a dict with "sentence_embedding" (B, D).
-        loss: takes one (B, D) a column, such as `fastqt.simcse_loss`, `fastqt.mixcse_loss`,
+        model: a SentenceTransformer, or another module that maps features to a dict with
+            "sentence_embedding", (B, D).
+        loss: a function of one (B, D) tensor per column, such as `fastqt.simcse_loss`, `fastqt.mixcse_loss`,
             `fastqt.clip_loss` or `fastqt.contrastive_loss`.
-        **options: the loss's own.
+        **options: keyword arguments of the loss.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor] = simcse_loss, **options: Any) -> None:
@@ -30,10 +32,15 @@ class SentenceTransformerLoss(nn.Module):
         self.options = options
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """A scalar, of a batch's columns; there are no labels in it."""
+        """The loss of a batch, a scalar for the default options.
+
+        Args:
+            sentence_features: the tokenised sentences of each column.
+            labels: ignored; the trainer passes it to every loss.
+        """
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         return self.loss(*embeddings, **self.options)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the library writes into a model's card."""
+        """The settings that the library writes to a model card."""
         return {"loss": getattr(self.loss, "__name__", repr(self.loss)), **self.options}

@@ -1,4 +1,4 @@
-"""Sentence encoders, recurrent layers and models."""
+"""Sentence encoders, recurrent layers, models, and loss modules."""
 
 from fastqt.nn.encoders import (
     LSTM,

@@ -1,6 +1,6 @@
-"""Sentence encoders: from token ids to one vector a sentence.
+"""Sentence encoders: from token ids to one vector per sentence.
 
-Positions beyond a sentence's length may hold anything: they are left out by length, never by id.
+Padding is recognised by the sentence's length and never by its id, so it may hold any values.
 """
 
 from typing import Literal
@@ -21,23 +21,23 @@ class Encoder(nn.Module):
     """The interface of all sentence encoders.
 
     Attributes:
-        embedding_dim: the width of a sentence's vector.
+        embedding_dim: E, the width of a sentence vector.
     """
 
     embedding_dim: int
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Encode a batch.
+        """Encodes a batch of sentences.
 
         Args:
-            tokens: (B, L) int64, token ids; what lies beyond a sentence's length is never read.
-            lengths: (B,) int64, each 0..L. An empty sentence has the vector of zeros.
+            tokens: (B, L) int64, token ids. Ids beyond a sentence's length are never read.
+            lengths: (B,) int64 in 0..L.
 
         Returns:
-            (B, embedding_dim).
+            (B, E); an empty sentence is encoded as zeros.
 
         Raises:
-            ValueError: a shape, a dtype or a length that does not fit.
+            ValueError: a wrong shape or dtype, or a length outside 0..L.
             IndexError: a token id outside the vocabulary.
         """
         raise NotImplementedError
@@ -52,9 +52,12 @@ class BagOfWords(Encoder):
 
     Args:
         vocab_size: V, the number of token ids.
-        dim: the width of a word's and a sentence's vector.
-        sparse: give the table a sparse gradient, for optimisers that take one.
+        dim: the width of word and sentence vectors.
+        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
         init: "paper" for U[-0.1, 0.1], "torch" for N(0, 1).
+
+    Raises:
+        ValueError: an unknown init.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class BagOfWords(Encoder):
 
 
 class RecurrentEncoder(Encoder):
-    """What the recurrent encoders share: the last true state of each direction, side by side."""
+    """Base of the recurrent encoders: the final states of all directions, concatenated.
+
+    A direction's final state is the one after its last word, not after padding.
+    """
 
     recurrent: nn.Module
 
@@ -85,7 +91,7 @@ class RecurrentEncoder(Encoder):
         self.embedding_dim = embedding_dim
 
     def final_states(self, words: PackedSequence) -> Tensor:
-        """(D, B, H): the last state of each direction."""
+        """The final state of each direction, (D, B, H), for word vectors packed longest first."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -95,30 +101,33 @@ class RecurrentEncoder(Encoder):
             return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)
         states = self.final_states(PackedSequence(self.embedding(packed), batch_sizes))
         sentences = states.transpose(0, 1).reshape(-1, self.embedding_dim)
-        # Empty sentences were sorted to the end and took no step.
+        # Empty sentences were sorted to the end and are in no batch of the packed sequence.
         sentences = F.pad(sentences, (0, 0, 0, len(tokens) - len(sentences)))
         return sentences.index_select(0, order.argsort())
 
 
 class GRUEncoder(RecurrentEncoder):
-    """A GRU's last state: the uni-GRU and bi-GRU of QuickThoughts (arXiv:1803.02893).
+    """The final state of a GRU: the uni-GRU and bi-GRU of QuickThoughts.
 
     Args:
         vocab_size: V, the number of token ids.
-        word_dim: W, the width of a word's vector.
-        hidden_size: H, the width of a sentence's vector; with `bidirectional` each direction has half of it.
-        bidirectional: the concatenation of both directions' last states; the backward one's is that at the
+        word_dim: W, the width of a word vector.
+        hidden_size: H, the width of a sentence vector. With `bidirectional`, each direction has H / 2 units.
+        bidirectional: concatenate the final states of both directions. The backward direction ends at the
             first token.
         reset_after: the form of the cell, see `fastqt.nn.GRU`.
-        bias: see `fastqt.nn.GRU`; one bias a gate gives the paper's number of parameters.
+        bias: see `fastqt.nn.GRU`. "single" gives the number of parameters that the paper reports.
         vectors: (V, W) initial word vectors.
-        freeze: keep the word vectors as they are.
-        sparse: give the table a sparse gradient, for optimisers that take one.
-        init: "paper": words U[-0.1, 0.1], gates' weights Glorot-uniform, biases 1 (r, z) and 0 (n); "torch":
-            the defaults of torch's layers.
+        freeze: do not train the word vectors.
+        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
+        init: "paper" draws word vectors from U[-0.1, 0.1] and the gates' weights Glorot-uniformly, and sets
+            the biases to 1 (r, z) and 0 (n); "torch" keeps the defaults of torch's layers.
 
     Raises:
-        ValueError: an odd hidden_size with `bidirectional`, or vectors of another shape.
+        ValueError: an odd hidden_size with `bidirectional`, vectors of another shape, or an unknown init.
+
+    Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
+    (arXiv:1803.02893).
     """
 
     recurrent: GRU
@@ -156,14 +165,15 @@ class GRUEncoder(RecurrentEncoder):
 
 
 class LSTMEncoder(RecurrentEncoder):
-    """An LSTM's last hidden state.
+    """The final hidden state of an LSTM.
 
     Args:
         vocab_size, word_dim, hidden_size, bidirectional, vectors, freeze, sparse: as in `GRUEncoder`.
-        init: "paper": as in `GRUEncoder`, with biases 1 (forget gate) and 0 (others); "torch": its defaults.
+        init: "paper" is as in `GRUEncoder`, with biases 1 (forget gate) and 0 (other gates); "torch" keeps
+            torch's defaults.
 
     Raises:
-        ValueError: an odd hidden_size with `bidirectional`, or vectors of another shape.
+        ValueError: an odd hidden_size with `bidirectional`, vectors of another shape, or an unknown init.
     """
 
     recurrent: nn.LSTM
@@ -196,9 +206,13 @@ class LSTMEncoder(RecurrentEncoder):
 
 
 class Combine(Encoder):
-    """Encoders side by side: the concatenation of their vectors, in order.
+    """The concatenation of the vectors of several encoders, in the order given.
 
-    The paper's combined model trains its parts apart and puts them together at test time.
+    The combined model of the QuickThoughts paper trains its encoders separately and concatenates their
+    vectors at test time.
+
+    Args:
+        *encoders: at least one.
 
     Raises:
         ValueError: no encoder.
@@ -216,16 +230,19 @@ class Combine(Encoder):
 
 
 class MultiChannel(Combine):
-    """Two bi-GRUs side by side: over frozen pre-trained word vectors, and over trained ones (MC-QT).
+    """The two concatenated bi-GRUs of MC-QT: one on frozen pre-trained word vectors, one on trained ones.
 
     Args:
-        vectors: (V, W) the pre-trained word vectors.
-        word_dim: the width of the trained word vectors; that of `vectors` if not given.
-        hidden_size: the width of each bi-GRU's vector, half for each direction; a sentence's has twice that.
+        vectors: (V, W) pre-trained word vectors.
+        word_dim: the width of the trained word vectors; W by default.
+        hidden_size: the width of the vector of each bi-GRU, half for each direction. A sentence vector has
+            twice this width.
         reset_after, bias, sparse, init: as in `GRUEncoder`.
 
     Raises:
-        ValueError: vectors that are no matrix, or an odd hidden_size.
+        ValueError: vectors that are not 2-D, an odd hidden_size, or an unknown init.
+
+    Source: Logeswaran and Lee (arXiv:1803.02893), the multi-channel model.
     """
 
     def __init__(
@@ -261,6 +278,7 @@ class MultiChannel(Combine):
 
 
 def check_batch(tokens: Tensor, lengths: Tensor) -> None:
+    """Raises ValueError unless tokens are (B, L) int64 and lengths (B,) int64 in 0..L."""
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
         raise ValueError(f"tokens: expected (B, L) int64, got {tuple(tokens.shape)} {tokens.dtype}")
     if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
@@ -275,18 +293,27 @@ def check_batch(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def pack_tokens(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a PackedSequence of token ids holds: ids (N,), batch sizes (T,) on the CPU, sorted order (B,).
+    """Packs token ids as in torch's PackedSequence, without the padding.
 
-    Empty sentences come last in the order and appear in no batch.
+    Args:
+        tokens: (B, L) int64.
+        lengths: (B,) int64 in 0..L.
+
+    Returns:
+        ids: (N,) int64, all first tokens, then all second tokens, and so on.
+        batch_sizes: (T,) int64 on the CPU, how many sentences have a token t.
+        order: (B,) int64, the sentences from the longest to the shortest. Empty sentences come last, and no
+            batch contains them.
     """
     lengths, order = lengths.sort(descending=True, stable=True)
     steps = torch.arange(int(lengths[0]) if len(lengths) else 0, device=tokens.device)
-    active = steps.unsqueeze(1) < lengths
+    has_token = steps.unsqueeze(1) < lengths
     time_major = tokens.index_select(0, order)[:, : len(steps)].t()
-    return time_major[active], active.sum(1).cpu(), order
+    return time_major[has_token], has_token.sum(1).cpu(), order
 
 
 def direction_width(hidden_size: int, bidirectional: bool) -> int:
+    """The number of units of each direction, so that all directions together have `hidden_size`."""
     if bidirectional and hidden_size % 2:
         raise ValueError(f"hidden_size: expected an even number, half for each direction, got {hidden_size}")
     return hidden_size // 2 if bidirectional else hidden_size

@@ -1,4 +1,4 @@
-"""GLOSS: a free latent vector for each sentence, and a decoder that names the sentence's words from it."""
+"""GLOSS: one latent vector per sentence, optimised as a parameter, and a decoder of the sentence's words."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from fastqt.losses.gloss import factored_pos_loss
 from fastqt.losses.gloss_factored import PositionScores, score_positions
 
 DECODERS = ("bow", "pos")
-GROWTH = 1.2  # of a step size, after a step that did not go too far
-ROWS_AT_ONCE = 16  # inference works on multiples of so many sentences, so that all meet the same kernels
+STEP_GROWTH = 1.2  # a step size grows by this factor after each step that is accepted
+# Inference pads a batch to a multiple of so many sentences. The matrix products then run the same kernels for
+# every batch, so that a sentence's result does not depend on its batch.
+ROW_MULTIPLE = 16
 
 
 class Gloss(nn.Module):
-    """A decoder of sentences and the latent vectors of the sentences that it is trained on.
+    """A decoder of sentences, and the latent vectors of the sentences that it is trained on.
 
-    The decoder "bow" names the words that a sentence holds, each by a sigmoid of W z + b; "pos" names the
-    word at each place l by a softmax of W (z + p_l) + b. All latent vectors z lie in a ball: call `project`
-    after each step of an optimiser.
+    The decoder "bow" predicts the set of a sentence's words: a sigmoid of W z + b for each word. The decoder
+    "pos" predicts the word at each position l: a softmax of W (z + p_l) + b. All latent vectors z lie in a
+    ball; call `project` after each optimiser step.
 
     Args:
         vocab_size: V.
         dim: d, the width of latent vectors.
-        sentences: n, how many are trained on; 0 for a decoder alone.
+        sentences: n, the number of training sentences; 0 for a decoder without latent vectors.
         decoder: "bow" or "pos".
-        max_length: L, places of the decoder "pos".
-        radius: r, of the ball.
-        unknown_id: the id that is no word to "bow", if any.
+        max_length: L, the number of positions of the decoder "pos".
+        radius: r > 0, the radius of the ball.
+        unknown_id: the id that "bow" does not predict, or None.
 
     Attributes:
-        latents: (n, d), begun at N(0, I), projected; its gradient is sparse, of a batch's rows.
-        weight: (V, d), bias: (V,), positions: (L, d) or None: the decoder, begun at
-            U[-1/sqrt(d), 1/sqrt(d)] as `torch.nn.Linear` is.
+        latents: (n, d), drawn from N(0, I) and projected. Its gradient is sparse and holds the rows of the
+            batch.
+        weight: (V, d), drawn from U[-1/sqrt(d), 1/sqrt(d)] as in `torch.nn.Linear`.
+        bias: (V,), drawn likewise.
+        positions: (L, d), drawn likewise; None for the decoder "bow".
 
     Raises:
-        ValueError: an unknown decoder, or a size or radius out of its range.
+        ValueError: an unknown decoder, or a size or radius out of range.
 
     Source: Singh, Fan and Auli, "GLOSS: Generative latent optimization of sentence representations" (2019).
     """
@@ -77,7 +81,7 @@ class Gloss(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws initial values anew."""
+        """Draws new initial values for all parameters."""
         for parameter in (self.weight, self.bias, self.positions):
             if parameter is not None:
                 nn.init.uniform_(parameter, -(self.embedding_dim**-0.5), self.embedding_dim**-0.5)
@@ -102,29 +106,38 @@ class Gloss(nn.Module):
         )
 
     def forward(self, rows: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
-        """The loss of training sentences, by their latent vectors.
+        """The loss of training sentences, with their own latent vectors.
 
         Args:
-            rows: (B,) int64 in [0, n), which sentences these are.
-            tokens, lengths, reduction: as of `loss`.
+            rows: (B,) int64 in [0, n), the indices of the sentences.
+            tokens, lengths, reduction: as in `loss`.
 
         Returns:
-            The loss, which has a sparse gradient for `latents`.
+            A scalar, or (B,) for reduction="none". Its gradient for `latents` is sparse.
+
+        Raises:
+            ValueError: as in `loss`.
         """
         return self.loss(self.latents_of(rows), tokens, lengths, reduction=reduction)
 
     def latents_of(self, rows: Tensor) -> Tensor:
-        """The latent vectors of training sentences, (B, d); their gradient is sparse."""
+        """The latent vectors (B, d) of the training sentences `rows`, (B,) int64, with a sparse gradient."""
         return F.embedding(rows, self.latents, sparse=True)
 
     def loss(self, latents: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
-        """How badly latent vectors name their sentences' words: `gloss_bow_loss` or `gloss_pos_loss`.
+        """The decoder's loss for given latent vectors: `fastqt.gloss_bow_loss` or `fastqt.gloss_pos_loss`.
 
         Args:
             latents: (B, d).
-            tokens: (B, L) int64, ids of words; for "pos", L at most its max_length.
+            tokens: (B, L) int64, token ids; for "pos", L is at most max_length.
             lengths: (B,) int64 in [0, L].
-            reduction: "mean" over sentences, "sum", or "none" for (B,).
+            reduction: "mean" over sentences, "sum", or "none".
+
+        Returns:
+            A scalar, or (B,) for reduction="none".
+
+        Raises:
+            ValueError: a wrong shape, or a length or token id out of range.
         """
         self._check(tokens, lengths)
         if self.positions is None:
@@ -134,14 +147,26 @@ class Gloss(nn.Module):
         )
 
     def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Which tokens, (B, L), the decoder is to name: all words of a sentence, of "bow" the known ones."""
+        """Which tokens the decoder should predict: all in the sentence, for "bow" without the unknown id.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in [0, L].
+
+        Returns:
+            (B, L) bool.
+        """
         within = _within(lengths, tokens.shape[1])
         if self.positions is not None or self.unknown_id is None:
             return within
         return within & (tokens != self.unknown_id)
 
     def project(self, rows: Tensor | None = None) -> None:
-        """Brings latent vectors, all or those of some rows, back to the ball."""
+        """Projects latent vectors onto the ball, in place.
+
+        Args:
+            rows: (B,) int64, the sentences whose vectors are projected; all by default.
+        """
         with torch.no_grad():
             if rows is None:
                 self.latents.copy_(self._projected(self.latents))
@@ -149,15 +174,18 @@ class Gloss(nn.Module):
                 self.latents.index_copy_(0, rows, self._projected(self.latents[rows]))
 
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The representation of sentences for use elsewhere: what `infer` finds by default.
+        """The sentence vectors for downstream use: `infer` with its default options.
 
         Args:
-            tokens: (B, L) int64, ids of words.
-            lengths: (B,) int64.
-            normalize: scale to unit length.
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in [0, L].
+            normalize: scale each vector to norm 1.
 
         Returns:
             (B, d), without gradient.
+
+        Raises:
+            ValueError: as in `loss`.
         """
         latents = self.infer(tokens, lengths)
         return F.normalize(latents, dim=1) if normalize else latents
@@ -172,31 +200,35 @@ class Gloss(nn.Module):
         seed: int = 0,
         safeguard: bool = True,
     ) -> Tensor:
-        """Latent vectors of any sentences: gradient descent from a random one, the decoder as it is.
+        """Finds latent vectors of any sentences by projected gradient descent; the decoder stays fixed.
 
-        The random vector is drawn from the seed and the sentence's own targets, so that neither the other
-        sentences of a batch nor the place in it has a say.
+        The initial vector of a sentence is random and depends on the seed and on the sentence's own words.
+        The result therefore depends neither on the other sentences of the batch nor on their order.
 
         Args:
-            tokens, lengths: as of `loss`.
-            steps: how many, of plain gradient descent on the loss of each sentence, each then projected.
-            learning_rate: its step size.
-            seed: >= 0, of the random beginnings.
-            safeguard: take a step back that went too far, halve the sentence's step size, and let it grow by
-                a fifth at each further step, to `learning_rate` at most. The losses are convex, so that it
-                shows in the gradient at the step's end: it points back. Without such steps, nothing differs.
+            tokens, lengths: as in `loss`.
+            steps: number of gradient steps on the loss of each sentence, each followed by a projection.
+            learning_rate: step size.
+            seed: >= 0, for the random initial vectors.
+            safeguard: undo a step that overshot and halve the step size of that sentence; after each accepted
+                step it grows by a fifth, up to `learning_rate`. A step overshot if the gradient at its end
+                has a positive inner product with the step: the loss is convex, so its minimum along the step
+                lies before the end. If no step overshoots, this option changes nothing.
 
         Returns:
             (B, d), without gradient.
+
+        Raises:
+            ValueError: as in `loss`.
         """
         self._check(tokens, lengths)
         B = len(tokens)
-        extra = -B % ROWS_AT_ONCE
-        # What a caller made in inference mode could not take part in what follows.
+        extra = -B % ROW_MULTIPLE
+        # Autograd refuses tensors that the caller made in inference mode, so `pad` copies them outside of it.
         with torch.inference_mode(False), torch.enable_grad():
             tokens, lengths = F.pad(tokens, (0, 0, 0, extra)), F.pad(lengths, (0, extra))
-            loss = self._frozen_loss(tokens, lengths)
-            latents = self._beginnings(tokens, lengths, seed)
+            loss = self._loss_of_latents(tokens, lengths)
+            latents = self._initial_latents(tokens, lengths, seed)
             if not safeguard:
                 for _ in range(steps):
                     latents = self._projected(latents - learning_rate * _gradient(loss, latents))
@@ -204,30 +236,33 @@ class Gloss(nn.Module):
             gradients = _gradient(loss, latents)
             rates = torch.full_like(latents[:, :1], learning_rate)
             for _ in range(steps):
-                moved = self._projected(latents - rates * gradients)
-                there = _gradient(loss, moved)
-                too_far = (there * (moved - latents)).sum(1, keepdim=True) > 0
-                latents, gradients = moved.where(~too_far, latents), there.where(~too_far, gradients)
-                rates = torch.where(too_far, rates / 2, rates * GROWTH).clamp(max=learning_rate)
+                proposed = self._projected(latents - rates * gradients)
+                end_gradients = _gradient(loss, proposed)
+                overshot = (end_gradients * (proposed - latents)).sum(1, keepdim=True) > 0
+                latents = proposed.where(~overshot, latents)
+                gradients = end_gradients.where(~overshot, gradients)
+                rates = torch.where(overshot, rates / 2, rates * STEP_GROWTH).clamp(max=learning_rate)
         return latents[:B]
 
     @torch.no_grad()
     def generate(self, latents: Tensor, lengths: Tensor) -> Tensor:
-        """The words that latent vectors name.
+        """Decodes latent vectors to words.
 
         Args:
             latents: (B, d).
-            lengths: (B,) int64, how many words of each; for "pos" at most its max_length, for "bow" at
-                most V - 1.
+            lengths: (B,) int64, the number of words of each sentence; at most max_length for "pos", at most
+                V - 1 for "bow".
 
         Returns:
-            (B, max(lengths)) int64 ids, 0 beyond a sentence's length. Of "pos" the likeliest word at each
-            place; of "bow" the likeliest words but the unknown one, the likeliest first.
+            (B, max(lengths)) int64 token ids, 0 beyond a sentence's length. "pos" gives the most probable
+            word at each position; "bow" gives the most probable words in descending order, without the
+            unknown id.
         """
         L = int(lengths.max())
         if self.positions is not None:
-            at = (F.linear(latents + place, self.weight, self.bias).argmax(1) for place in self.positions[:L])
-            words = torch.stack(list(at), dim=1)
+            # One position at a time, so that no (B, L, V) logits are in memory.
+            columns = (F.linear(latents + p, self.weight, self.bias).argmax(1) for p in self.positions[:L])
+            words = torch.stack(list(columns), dim=1)
         else:
             logits = F.linear(latents, self.weight, self.bias)
             if self.unknown_id is not None:
@@ -235,9 +270,10 @@ class Gloss(nn.Module):
             words = logits.topk(L, dim=1).indices
         return words.where(_within(lengths, L), 0)
 
-    def _frozen_loss(self, tokens: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
-        """The sum of sentences' losses as a function of their latent vectors alone."""
-        options = {"reduction": "sum", "memory": "low"}  # in tiles whose columns are the same in all batches
+    def _loss_of_latents(self, tokens: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
+        """The summed loss of the sentences as a function of their latent vectors, the decoder being fixed."""
+        # memory="low" uses tiles of fixed width, so that a sentence's loss does not depend on its batch.
+        options = {"reduction": "sum", "memory": "low"}
         weight, bias = self.weight.detach(), self.bias.detach()
         if self.positions is None:
             return lambda latents: self._bow_loss(latents, weight, bias, tokens, lengths, **options)
@@ -258,9 +294,9 @@ class Gloss(nn.Module):
         reduction: str,
         memory: str = "fast",
     ) -> Tensor:
-        named = self.targets(tokens, lengths)
-        counts = named.sum(1)
-        ids, offsets = tokens[named], counts.cumsum(0) - counts
+        is_target = self.targets(tokens, lengths)
+        counts = is_target.sum(1)
+        ids, offsets = tokens[is_target], counts.cumsum(0) - counts
         return gloss_bow_loss(latents, weight, bias, ids, offsets, reduction=reduction, memory=memory)
 
     def _check(self, tokens: Tensor, lengths: Tensor) -> None:
@@ -276,11 +312,11 @@ class Gloss(nn.Module):
 
     def _projected(self, latents: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(latents, dim=1, keepdim=True)
-        shrunk: Tensor = self.radius / norms.clamp(min=self.radius)
-        return latents * shrunk.to(latents.dtype)
+        factors: Tensor = self.radius / norms.clamp(min=self.radius)
+        return latents * factors.to(latents.dtype)
 
-    def _beginnings(self, tokens: Tensor, lengths: Tensor, seed: int) -> Tensor:
-        """A vector of N(0, I), projected, for each sentence: a function of its targets and the seed."""
+    def _initial_latents(self, tokens: Tensor, lengths: Tensor, seed: int) -> Tensor:
+        """One projected draw from N(0, I) per sentence, determined by the seed and the sentence's targets."""
         rows = []
         for ids, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
             words = ids[:length]
@@ -297,7 +333,7 @@ def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def _within(lengths: Tensor, L: int) -> Tensor:
-    """(B, L): whether there is such a place in a sentence."""
+    """Whether position l lies inside sentence b, (B, L) bool."""
     return torch.arange(L, device=lengths.device) < lengths[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Initial values of the encoders' parameters: the paper's, or torch's."""
+"""Initial values of the encoders' parameters: those of the QuickThoughts paper's code, or torch's."""
 
 import math
 from typing import Literal
@@ -18,7 +18,19 @@ def embedding_table(
     sparse: bool = False,
     init: Init = "paper",
 ) -> nn.Embedding:
-    """A (vocab_size, dim) table: a copy of `vectors` if given, else U[-0.1, 0.1] or torch's N(0, 1)."""
+    """Makes an embedding table.
+
+    Args:
+        vocab_size: V.
+        dim: D.
+        vectors: (V, D) initial values, which are copied.
+        freeze: do not train the table.
+        sparse: give the table a sparse gradient.
+        init: where `vectors` is None, "paper" for U[-0.1, 0.1] or "torch" for N(0, 1).
+
+    Raises:
+        ValueError: an unknown init, or vectors of another shape.
+    """
     if init not in ("paper", "torch"):
         raise ValueError(f"init: expected 'paper' or 'torch', got {init!r}")
     table = nn.Embedding(vocab_size, dim, sparse=sparse)
@@ -34,7 +46,11 @@ def embedding_table(
 
 
 def init_gru(gru: nn.RNNBase) -> None:
-    """Glorot-uniform on two concatenated kernels, (W + H, 2H) of r, z and (W + H, H) of n; biases 1, 1, 0."""
+    """Initialises a GRU as TensorFlow 1 does, with which the paper's code was written.
+
+    TensorFlow concatenates input and state, so its Glorot-uniform initialiser sees two kernels: (W + H, 2H)
+    of the gates r, z, and (W + H, H) of the candidate n. The biases are 1 (r, z) and 0 (n).
+    """
     H = gru.hidden_size
     for name, parameter in gru.named_parameters():
         if name.startswith("weight"):
@@ -47,7 +63,10 @@ def init_gru(gru: nn.RNNBase) -> None:
 
 
 def init_lstm(lstm: nn.LSTM) -> None:
-    """Glorot-uniform on the concatenated kernel (W + H, 4H); biases 1 for the forget gate, 0 else."""
+    """Initialises an LSTM as TensorFlow 1 does: Glorot-uniform on the concatenated kernel (W + H, 4H).
+
+    The bias of the forget gate is 1, the others are 0.
+    """
     H = lstm.hidden_size
     for name, parameter in lstm.named_parameters():
         if name.startswith("weight"):
@@ -59,5 +78,6 @@ def init_lstm(lstm: nn.LSTM) -> None:
 
 
 def _glorot(rows: Tensor, fan_in: int) -> None:
+    """Glorot-uniform values for `rows` of a weight matrix; the number of rows is the fan-out."""
     bound = math.sqrt(6 / (fan_in + len(rows)))
     nn.init.uniform_(rows, -bound, bound)

@@ -1,6 +1,7 @@
-"""The losses as modules, for those who keep their options in one place or learn the scale.
+"""The losses as modules, which hold a loss's options and may learn its scale.
 
-A module takes its function's options once, and at each call what changes from batch to batch.
+A module takes the options of its function when it is made, and the arguments that change with every batch
+in each call.
 """
 
 from __future__ import annotations
@@ -20,62 +21,75 @@ from fastqt.losses.max_margin import max_margin_loss
 
 
 class Loss(nn.Module):
-    """A loss function with its options fixed.
+    """Base of all loss modules: a loss function whose options are fixed.
 
     Args:
-        **options: the function's keyword arguments, other than those of a batch.
+        **options: keyword arguments of the function, except those in `batch_arguments`.
 
     Raises:
-        TypeError: an option that the function has not, by name.
+        TypeError: an option that the function does not have.
 
     Attributes:
-        function: the loss.
-        of_batch: its keyword arguments that come with each call.
+        function: the loss function.
+        batch_arguments: the function's keyword arguments that each call takes, because they belong to a
+            batch.
     """
 
     function: ClassVar[Callable[..., Tensor]]
-    of_batch: ClassVar[tuple[str, ...]] = ()
+    batch_arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.named = frozenset(self._defaults())
-        unknown = sorted(options.keys() - self.named)
+        self.option_names = frozenset(self._defaults())
+        unknown = sorted(options.keys() - self.option_names)
         if unknown:
             raise TypeError(f"{', '.join(unknown)}: no option of {type(self).__name__}")
         self.options = options
 
-    def forward(self, *data: Any, **of_batch: Any) -> Tensor:
-        """The loss of a batch: all but the options, as the function takes it."""
-        fixed = sorted(of_batch.keys() & self.named)
+    def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            *data: the function's positional arguments.
+            **batch_arguments: those of its keyword arguments that `batch_arguments` names.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            TypeError: an option, which has to be given when the module is made.
+        """
+        fixed = sorted(batch_arguments.keys() & self.option_names)
         if fixed:
             raise TypeError(f"{', '.join(fixed)}: want it when {type(self).__name__} is made, not in a call")
-        return type(self).function(*data, **of_batch, **self._fixed())
+        return type(self).function(*data, **batch_arguments, **self._function_options())
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
-    def _fixed(self) -> dict[str, Any]:
-        """What the function gets beside a batch."""
+    def _function_options(self) -> dict[str, Any]:
+        """The options that are passed to the function in every call."""
         return self.options
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        """The options that there are, and the function's own values of them."""
+        """The names of all options, with the function's default values."""
         parameters = inspect.signature(cls.function).parameters.values()
-        named = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return {name: named[name] for name in named.keys() - set(cls.of_batch)}
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {name: defaults[name] for name in defaults.keys() - set(cls.batch_arguments)}
 
 
 class ScaledLoss(Loss):
-    """A loss function of scaled scores with its options fixed.
+    """Base of the loss modules whose function scales the scores; the scale may be learnt.
 
     Args:
-        scale: inverse temperature; a finite number, > 0 if it is learnt. By default the function's.
-        learn_scale: make it a parameter, `log_scale`, so that it stays positive.
-        **options: the function's keyword arguments, other than those of a batch.
+        scale: inverse temperature, a finite number; > 0 if it is learnt. By default the function's own.
+        learn_scale: learn the scale as the parameter `log_scale`, its logarithm, so that it stays positive.
+        **options: keyword arguments of the function, except those in `batch_arguments`.
 
     Raises:
-        TypeError, ValueError: an option that the function has not, or a scale that cannot be used.
+        TypeError: an option that the function does not have, or a scale that is not a number.
+        ValueError: a scale that is not finite, or not positive with `learn_scale`.
     """
 
     log_scale: nn.Parameter | None
@@ -91,7 +105,7 @@ class ScaledLoss(Loss):
 
     @property
     def scale(self) -> float | Tensor:
-        """The inverse temperature in use."""
+        """The current inverse temperature: a number, or a 0-d tensor with a gradient if it is learnt."""
         return self.initial_scale if self.log_scale is None else self.log_scale.exp()
 
     def extra_repr(self) -> str:
@@ -99,15 +113,15 @@ class ScaledLoss(Loss):
         options = super().extra_repr()
         return f"scale={self.initial_scale}{learnt}" + (f", {options}" if options else "")
 
-    def _fixed(self) -> dict[str, Any]:
-        return {"scale": self.scale, **super()._fixed()}
+    def _function_options(self) -> dict[str, Any]:
+        return {"scale": self.scale, **super()._function_options()}
 
 
 class ContrastiveLoss(ScaledLoss):
-    """`fastqt.contrastive_loss` with its options fixed; its bias is one of a batch's arguments."""
+    """`fastqt.contrastive_loss` with its options fixed; `bias` is an argument of each call."""
 
     function = staticmethod(contrastive_loss)
-    of_batch = (
+    batch_arguments = (
         "document_ids",
         "bias",
         "negatives",
@@ -119,24 +133,24 @@ class ContrastiveLoss(ScaledLoss):
 
 
 class SigmoidLoss(ScaledLoss):
-    """`fastqt.sigmoid_loss` with its options fixed; its bias is one of a batch's arguments."""
+    """`fastqt.sigmoid_loss` with its options fixed; `bias` is an argument of each call."""
 
     function = staticmethod(sigmoid_loss)
-    of_batch = ContrastiveLoss.of_batch
+    batch_arguments = ContrastiveLoss.batch_arguments
 
 
 class MaxMarginLoss(Loss):
     """`fastqt.max_margin_loss` with its options fixed."""
 
     function = staticmethod(max_margin_loss)
-    of_batch = ("document_ids",)
+    batch_arguments = ("document_ids",)
 
 
 class InfoNCELoss(ScaledLoss):
     """`fastqt.info_nce_loss` with its options fixed."""
 
     function = staticmethod(losses.info_nce_loss)
-    of_batch = ("negatives",)
+    batch_arguments = ("negatives",)
 
 
 class SimCSELoss(ScaledLoss):
@@ -149,11 +163,19 @@ class MixCSELoss(ScaledLoss):
     """`fastqt.mixcse_loss` with its options fixed."""
 
     function = staticmethod(losses.mixcse_loss)
-    of_batch = ("generator",)
+    batch_arguments = ("generator",)
 
 
 class CLIPLoss(ScaledLoss):
-    """`fastqt.clip_loss` with its options fixed; its scale begins at the paper's 1 / 0.07 and is learnt."""
+    """`fastqt.clip_loss` with its options fixed; by default the scale is learnt.
+
+    Args:
+        scale: the initial inverse temperature; by default the CLIP paper's 1 / 0.07.
+        learn_scale, **options: as in `ScaledLoss`.
+
+    Raises:
+        TypeError, ValueError: as in `ScaledLoss`.
+    """
 
     function = staticmethod(losses.clip_loss)
 
@@ -162,12 +184,16 @@ class CLIPLoss(ScaledLoss):
 
 
 class SigLIPLoss(ScaledLoss):
-    """`fastqt.siglip_loss` with its options fixed; its scale and bias begin at the paper's and are learnt.
+    """`fastqt.siglip_loss` with its options fixed; by default scale and bias are learnt.
 
     Args:
-        bias: a finite number.
-        learn_bias: make it a parameter.
-        scale, learn_scale, **options: as of `ScaledLoss`.
+        scale: the initial inverse temperature; by default the SigLIP paper's 10.
+        bias: the initial bias, a finite number; by default the paper's -10.
+        learn_bias: learn the bias as a parameter.
+        learn_scale, **options: as in `ScaledLoss`.
+
+    Raises:
+        TypeError, ValueError: as in `ScaledLoss`, or a bias that is not a finite number.
     """
 
     function = staticmethod(losses.siglip_loss)
@@ -183,15 +209,15 @@ class SigLIPLoss(ScaledLoss):
         **options: Any,
     ) -> None:
         super().__init__(scale=scale, learn_scale=learn_scale, **options)
-        check_number("bias", bias, "none")
+        check_number("bias", bias)
         self.bias = nn.Parameter(torch.tensor(float(bias))) if learn_bias else float(bias)
 
     def extra_repr(self) -> str:
         bias = "learn_bias=True" if isinstance(self.bias, nn.Parameter) else f"bias={self.bias}"
         return f"{super().extra_repr()}, {bias}"
 
-    def _fixed(self) -> dict[str, Any]:
-        return {"bias": self.bias, **super()._fixed()}
+    def _function_options(self) -> dict[str, Any]:
+        return {"bias": self.bias, **super()._function_options()}
 
 
 class CURLLoss(Loss):
@@ -204,7 +230,7 @@ class CURLBlockLoss(Loss):
     """`fastqt.curl_block_loss` with its options fixed."""
 
     function = staticmethod(losses.curl_block_loss)
-    of_batch = ("document_ids", "generator")
+    batch_arguments = ("document_ids", "generator")
 
 
 class GlossBagOfWordsLoss(Loss):

@@ -1,4 +1,4 @@
-"""SimCSE and MixCSE: one encoder, trained to tell a sentence's second view from all other sentences."""
+"""SimCSE and MixCSE: one encoder, trained to tell the second view of a sentence from other sentences."""
 
 from typing import Any
 
@@ -11,19 +11,21 @@ from fastqt.nn.loss import Loss, MixCSELoss, SimCSELoss
 
 
 class SimCSE(nn.Module):
-    """An encoder whose dropout makes two views of a sentence (Gao et al., arXiv:2104.08821).
+    """An encoder whose dropout makes two views of each sentence.
 
     Args:
-        encoder: of sentences; its own dropout, if it has any, differs between the views too.
-        dropout: the probability with which a coordinate of a sentence's vector is left out of a view.
-        **options: those of `fastqt.simcse_loss`.
+        encoder: a sentence encoder. If it has dropout of its own, that differs between the views too.
+        dropout: the probability with which a coordinate of a sentence vector is set to zero in a view.
+        **options: the options of `fastqt.simcse_loss`.
 
     Raises:
         ValueError: a dropout outside [0, 1).
-        TypeError: an option that the loss has not.
+        TypeError: an option that the loss does not have.
 
     Attributes:
-        loss: the loss of two views, a module.
+        loss: the module that computes the loss of two views.
+
+    Source: Gao et al., "SimCSE: Simple contrastive learning of sentence embeddings" (arXiv:2104.08821).
     """
 
     loss: Loss
@@ -34,25 +36,28 @@ class SimCSE(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
-        self.loss = self._loss(**options)
+        self.loss = self._make_loss(**options)
 
-    def _loss(self, **options: Any) -> Loss:
+    def _make_loss(self, **options: Any) -> Loss:
         return SimCSELoss(**options)
 
     @property
     def embedding_dim(self) -> int:
-        """The width of `encode`'s vectors."""
+        """D, the width of the vectors that `encode` returns."""
         return self.encoder.embedding_dim
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Two views of each sentence, for `self.loss`; equal ones in evaluation mode.
+        """Two views of each sentence, for `self.loss`. They are equal in evaluation mode.
 
         Args:
             tokens: (B, L) int64, token ids.
-            lengths: (B,) int64.
+            lengths: (B,) int64 in 0..L.
 
         Returns:
-            z1 and z2, (B, D) each.
+            The views z1 and z2, (B, D) each.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
         """
         both: Tensor = self.dropout(self.encoder(torch.cat([tokens, tokens]), torch.cat([lengths, lengths])))
         z1, z2 = both.chunk(2)
@@ -60,30 +65,38 @@ class SimCSE(nn.Module):
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The representation of sentences for use elsewhere; without dropout in evaluation mode alone.
+        """The sentence vectors for downstream use.
+
+        Call `eval()` first: in training mode the encoder's own dropout is active.
 
         Args:
             tokens: (B, L) int64, token ids.
-            lengths: (B,) int64.
-            normalize: scale to unit length; zeros stay zeros.
+            lengths: (B,) int64 in 0..L.
+            normalize: scale each vector to norm 1. A vector of zeros stays zero.
 
         Returns:
             (B, D), without gradient.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
         """
         vectors = self.encoder(tokens, lengths)
         return F.normalize(vectors, dim=1) if normalize else vectors
 
 
 class MixCSE(SimCSE):
-    """SimCSE with a hard negative mixed of a sentence's own positive and another's (Zhang et al., AAAI 2022).
+    """SimCSE with a hard negative per sentence, mixed from its own positive and that of another sentence.
 
     Args:
-        encoder, dropout: as of `SimCSE`.
-        **options: those of `fastqt.mixcse_loss`.
+        encoder, dropout: as in `SimCSE`.
+        **options: the options of `fastqt.mixcse_loss`.
 
     Raises:
-        ValueError, TypeError: as `SimCSE`.
+        ValueError, TypeError: as in `SimCSE`.
+
+    Source: Zhang et al., "Unsupervised Sentence Representation via Contrastive Learning with Mixing
+    Negatives" (AAAI 2022).
     """
 
-    def _loss(self, **options: Any) -> Loss:
+    def _make_loss(self, **options: Any) -> Loss:
         return MixCSELoss(**options)

@@ -1,4 +1,4 @@
-"""Skip-thoughts: the model that writes a sentence's neighbours, with which QuickThoughts is compared."""
+"""Skip-thoughts: a model that generates the neighbours of a sentence; the baseline of QuickThoughts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from fastqt.nn.init import embedding_table, init_gru
 
 
 class SkipThoughts(nn.Module):
-    """A GRU that reads a sentence and two that write the sentences before and after it from its vector.
+    """A GRU that encodes a sentence, and two GRUs that decode the previous and the next sentence from it.
 
-    In the form whose parameters Logeswaran and Lee count: one table of word vectors for all three, a
-    sentence's vector as a decoder's first state, and output weights of each decoder's own, without bias.
+    This is the form whose parameters Logeswaran and Lee count: encoder and decoders share one table of word
+    vectors, the sentence vector is the initial state of each decoder, and each decoder has its own output
+    weights, without a bias.
 
     Args:
         vocab_size: V, the number of token ids.
-        word_dim: W, the width of a word's vector.
-        hidden_size: H, the width of a sentence's vector.
+        word_dim: W, the width of a word vector.
+        hidden_size: H, the width of a sentence vector.
         reset_after: the form of the cell, see `fastqt.nn.GRU`.
-        sparse: give the table a sparse gradient, for optimisers that take one.
+        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
 
-    Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726).
+    Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726); the number of parameters: Logeswaran and
+    Lee (arXiv:1803.02893).
     """
 
     def __init__(
@@ -44,24 +46,24 @@ class SkipThoughts(nn.Module):
         self.next = Decoder(*sizes, reset_after=reset_after)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The vectors of sentences, (B, H)."""
+        """The sentence vectors (B, H); arguments and errors as in `Encoder.forward`."""
         return self.encoder(tokens, lengths)
 
     def loss(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The mean cross-entropy of a neighbour's word, given the sentence and the words before it.
+        """The mean cross-entropy of a neighbour's word, given the sentence and the words before that word.
 
-        No matrix of words by vocabulary is formed.
+        The logits, a matrix of words by vocabulary, are never stored as a whole.
 
         Args:
             tokens: (B, L) int64, token ids of consecutive sentences.
-            lengths: (B,) int64, each 0..L.
+            lengths: (B,) int64 in 0..L.
 
         Returns:
             A scalar.
 
         Raises:
-            ValueError: a shape, a dtype or a length that does not fit, or no sentence with a neighbour that
-                has words.
+            ValueError: a wrong shape or dtype, a length outside 0..L, or no word in any neighbour.
+            IndexError: a token id outside the vocabulary.
         """
         check_batch(tokens, lengths)
         words = int(lengths[:-1].sum() + lengths[1:].sum())
@@ -74,7 +76,7 @@ class SkipThoughts(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Writes a sentence word by word: a GRU over the words so far, which begins with a given state."""
+    """Predicts a sentence word by word: a GRU over the previous words, which starts from a given state."""
 
     def __init__(self, vocab_size: int, word_dim: int, hidden_size: int, *, reset_after: bool) -> None:
         super().__init__()
@@ -89,15 +91,15 @@ class Decoder(nn.Module):
         tokens: Tensor,  # (B, L)
         lengths: Tensor,  # (B,)
     ) -> Tensor:
-        """The cross-entropy of all words, summed."""
+        """The cross-entropy, summed over all words of all sentences."""
         targets, batch_sizes, order = pack_tokens(tokens, lengths)
         if len(targets) == 0:
             return states.new_zeros(())
-        begun = int(batch_sizes[0])
-        read, _, _ = pack_tokens(tokens.roll(1, dims=1), lengths)
-        # At the first step there is no word before: zeros.
-        words = table(read[begun:])
-        words = torch.cat([words.new_zeros(begun, table.embedding_dim), words])
-        first = states.index_select(0, order[:begun]).unsqueeze(0)
-        output, _ = self.recurrent(PackedSequence(words, batch_sizes), first)
+        nonempty = int(batch_sizes[0])
+        previous, _, _ = pack_tokens(tokens.roll(1, dims=1), lengths)
+        # The first step has no previous word and reads zeros.
+        words = table(previous[nonempty:])
+        words = torch.cat([words.new_zeros(nonempty, table.embedding_dim), words])
+        initial = states.index_select(0, order[:nonempty]).unsqueeze(0)
+        output, _ = self.recurrent(PackedSequence(words, batch_sizes), initial)
         return contrastive_loss(output.data, self.output, targets, diagonal="keep", reduction="sum")

@@ -1,4 +1,8 @@
-"""Gradients of embedding tables that hold the rows of a batch's words alone, each once."""
+"""Sparse gradients of embedding tables.
+
+They hold the rows of the words in the batch only, and each row once, so that an optimiser need not coalesce
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from torch.nn import functional as F
 def bag_sum(
     weight: Tensor,  # (V, D)
     ids: Tensor,  # (T,) int64
-    offsets: Tensor,  # (B,) int64, the first id of each bag; rising, the first one 0
+    offsets: Tensor,  # (B,) int64, the position in ids where each bag begins; ascending from 0
 ) -> Tensor:
-    """Sums of the rows of bags of ids, (B, D), with a sparse gradient for `weight` that holds a row once."""
+    """The sum of each bag's rows of `weight`, (B, D); its gradient for `weight` is sparse and coalesced."""
     apply: Callable[..., Tensor] = _BagSum.apply  # torch gives `apply` no types
     return apply(weight, ids, offsets)
 
@@ -30,7 +34,7 @@ class _BagSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError("bag_sum has no second derivative: take the first without create_graph=True")
+            raise RuntimeError("bag_sum has no second derivative: differentiate it without create_graph=True")
         ids, offsets = ctx.saved_tensors
         lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
         bags = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
@@ -43,14 +47,20 @@ def sum_by_row(
     sources: Tensor,  # (T,) int64
     values: Tensor,  # (B, D)
 ) -> tuple[Tensor, Tensor]:
-    """The distinct ids, sorted, and for each the sum of values[sources] where ids is it: bags again."""
+    """Sums values[sources] over equal ids.
+
+    Returns:
+        The distinct ids in ascending order, (R,) int64, and the sum of values[sources[t]] over all t with
+        ids[t] equal to each of them, (R, D).
+    """
     rows, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
+    # Sorted by id, the sources of each distinct id are a bag, which `embedding_bag` sums.
     order = inverse.argsort(stable=True)
     return rows, F.embedding_bag(sources[order], values, counts.cumsum(0) - counts, mode="sum")
 
 
 def distinct_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a sparse gradient, each once, and their values."""
+    """The distinct rows (R,) of a sparse gradient (V, D) in ascending order, and their values (R, D)."""
     if grad.is_coalesced():
         return grad.indices()[0], grad.values()
     ids = grad._indices()[0]
@@ -58,4 +68,5 @@ def distinct_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    """A coalesced sparse gradient from distinct ascending rows (R,) and their values (R, D)."""
     return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)

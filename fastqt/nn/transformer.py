@@ -1,4 +1,4 @@
-"""A small Transformer as a sentence encoder, whose matrix products see the words alone and no padding."""
+"""A small Transformer as a sentence encoder. Padding is kept out of all matrix products but attention's."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ Pooling = Literal["mean", "first"]
 
 
 class Transformer(Encoder):
-    """A Transformer trained from scratch; the default sizes are those of the QuickThoughts re-implementation.
+    """A Transformer for training from scratch; its default sizes are the QuickThoughts re-implementation's.
 
-    sqrt(dim) · (word + learnt position), dropout, `layers` of multi-head attention and a ReLU feed-forward
-    network, each in the pre-norm form x + dropout(f(norm(x))), a last norm, and the mean over the words.
+    The input is sqrt(dim) · (word vector + learnt position vector), with dropout. Each layer is multi-head
+    attention and then a ReLU feed-forward network, each in the pre-norm form x + dropout(f(norm(x))). A
+    final layer norm and a pooling over the words follow.
 
     Args:
         vocab_size: V, the number of token ids.
-        dim: the width of a word's and a sentence's vector.
-        layers: how many.
-        heads: of attention; they share `dim` evenly.
-        feedforward: the width within the feed-forward network.
-        dropout: the share of zeros in embeddings, attention weights and the results of sub-layers.
-        max_length: the longest sentence there is a position for.
-        pooling: "mean" of the words, or "first": a learnt token in front of them, whose vector is taken.
-        sparse: give the table a sparse gradient, for optimisers that take one.
+        dim: the width of word and sentence vectors.
+        layers: number of layers.
+        heads: number of attention heads, a divisor of `dim`.
+        feedforward: the hidden width of the feed-forward network.
+        dropout: the dropout probability of embeddings, attention weights and the results of sub-layers.
+        max_length: the number of position vectors, which is the length of the longest sentence.
+        pooling: "mean" takes the mean over the words; "first" puts a learnt token in front of the words and
+            takes its vector.
+        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
 
     Raises:
-        ValueError: an option out of its range; in `forward`, a sentence longer than max_length too.
+        ValueError: an option out of range; in `forward`, also a sentence longer than max_length.
 
-    Source: Vaswani et al., "Attention is all you need" (arXiv:1706.03762); pre-norm: Xiong et al.
-        (arXiv:2002.04745).
+    Source: Vaswani et al., "Attention is all you need" (arXiv:1706.03762); pre-norm: Xiong et al., "On layer
+    normalization in the Transformer architecture" (arXiv:2002.04745).
     """
 
     def __init__(
@@ -85,40 +87,41 @@ class Transformer(Encoder):
         sentence, position = valid.nonzero(as_tuple=True)
         words = self.embedding(tokens[sentence, position]) + self.positions(position)
         if self.summary is not None:
-            # In front of all words rather than each sentence's: only attention knows of an order.
+            # All summary tokens come before all words. Their order in memory is free, because `layout` tells
+            # attention where each vector belongs.
             words = torch.cat([self.summary.expand(len(tokens), -1), words])
             position = torch.cat([position.new_zeros(len(tokens)), position + 1])
             sentence = torch.cat([torch.arange(len(tokens), device=tokens.device), sentence])
             valid = F.pad(valid, (1, 0), value=True)
-        places = Places(valid, sentence * valid.shape[1] + position)
+        layout = PaddedLayout(valid, sentence * valid.shape[1] + position)
         words = self.dropout(math.sqrt(self.embedding_dim) * words)
         for layer in self.layers:
-            words = layer(words, places)
+            words = layer(words, layout)
         if self.summary is None:
-            return places.pad(self.norm(words)).sum(1) / lengths.clamp(min=1).unsqueeze(1)
+            return layout.pad(self.norm(words)).sum(1) / lengths.clamp(min=1).unsqueeze(1)
         summaries = self.norm(words[: len(tokens)])
         return torch.where(lengths.unsqueeze(1) > 0, summaries, 0)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the words of a batch lie in their padded sentences."""
+class PaddedLayout:
+    """Where each of the N words of a batch stands in the padded (B, L) sentences."""
 
-    valid: Tensor  # (B, L) bool
-    slots: Tensor  # (N,) int64, the place of each word in (B·L)
+    valid: Tensor  # (B, L) bool, whether there is a word
+    indices: Tensor  # (N,) int64, the index of each word in the flattened (B·L)
 
     def pad(self, words: Tensor) -> Tensor:
-        """(N, D) to (B, L, D), zeros where there is no word."""
+        """Scatters (N, D) to (B, L, D), with zeros as padding."""
         B, L = self.valid.shape
-        return words.new_zeros(B * L, words.shape[1]).index_copy(0, self.slots, words).view(B, L, -1)
+        return words.new_zeros(B * L, words.shape[1]).index_copy(0, self.indices, words).view(B, L, -1)
 
-    def words(self, padded: Tensor) -> Tensor:
-        """(B, L, D) to (N, D)."""
-        return padded.flatten(0, 1).index_select(0, self.slots)
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Gathers (N, D) from (B, L, D)."""
+        return padded.flatten(0, 1).index_select(0, self.indices)
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention within each sentence, then a network for each word, both as x + dropout(f(norm(x)))."""
+    """Self-attention within each sentence, then a feed-forward network on each word, both with pre-norm."""
 
     def __init__(self, dim: int, heads: int, feedforward: int, dropout: float) -> None:
         super().__init__()
@@ -137,17 +140,18 @@ class TransformerLayer(nn.Module):
         for linear in (self.query_key_value, self.output, self.expand, self.contract):
             nn.init.zeros_(linear.bias)
 
-    def forward(self, words: Tensor, places: Places) -> Tensor:
-        words = words + self.dropout(self._attention(self.attention_norm(words), places))
+    def forward(self, words: Tensor, layout: PaddedLayout) -> Tensor:
+        words = words + self.dropout(self._attention(self.attention_norm(words), layout))
         hidden = self.dropout(F.relu(self.expand(self.feedforward_norm(words))))
         result: Tensor = words + self.dropout(self.contract(hidden))
         return result
 
-    def _attention(self, words: Tensor, places: Places) -> Tensor:
-        padded = places.pad(self.query_key_value(words))
+    def _attention(self, words: Tensor, layout: PaddedLayout) -> Tensor:
+        padded = layout.pad(self.query_key_value(words))
         queries, keys, values = padded.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        # A sentence without a word attends to a zero, which nobody reads, rather than to nothing: no NaN.
-        attended = places.valid | ~places.valid.any(1, keepdim=True)
+        # A softmax over no key is NaN. An empty sentence therefore attends to its padding, which is zero; no
+        # word reads the result.
+        attended = layout.valid | ~layout.valid.any(1, keepdim=True)
         heads = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -155,5 +159,5 @@ class TransformerLayer(nn.Module):
             attn_mask=attended[:, None, None],
             dropout_p=self.dropout.p if self.training else 0.0,
         )
-        result: Tensor = self.output(places.words(heads.transpose(1, 2).flatten(2)))
+        result: Tensor = self.output(layout.unpad(heads.transpose(1, 2).flatten(2)))
         return result

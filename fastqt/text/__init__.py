@@ -1,4 +1,4 @@
-"""Text in: corpora streamed from files or held in memory, a word-level vocabulary, batches of sentences."""
+"""Text input: corpora, streamed from files or held in memory, a word-level vocabulary, and batches."""
 
 from fastqt.text.batches import Batch, batches, pad
 from fastqt.text.corpus import Corpus, Sample

@@ -1,4 +1,4 @@
-"""Batches of consecutive sentences, in corpus order, as tensors."""
+"""Batches of consecutive sentences in corpus order, as tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastqt.text.vocabulary import Encoded, Lexicon
 
 
 class Batch(NamedTuple):
-    """Consecutive sentences."""
+    """B consecutive sentences of a corpus."""
 
-    tokens: Tensor  # (B, L) int64; beyond a sentence's length, 0
+    tokens: Tensor  # (B, L) int64; padded with 0
     lengths: Tensor  # (B,) int64, 1..L
     document_ids: Tensor  # (B,) int64
     position: Position  # where reading continues after this batch
@@ -34,17 +34,20 @@ def batches(
 ) -> Iterator[Batch]:
     """Streams one pass over a corpus as batches of `batch_size` consecutive sentences.
 
-    The last batch of the pass holds what is left; it is dropped where that is fewer than `smallest`.
+    The last batch of the pass holds the remaining sentences. It is dropped if it has fewer than `smallest`.
 
     Args:
-        files: see `read_blocks`.
-        vocabulary: how to encode.
-        batch_size: sentences a batch, B.
-        start: where to begin: the `position` of the last batch of a pass that was broken off.
-        smallest: fewest sentences that the last batch may have.
+        files: as in `read_blocks`.
+        vocabulary: encodes the sentences.
+        batch_size: B, the number of sentences per batch.
+        start: to resume an interrupted pass, the `position` of its last batch.
+        smallest: the smallest size that the last batch may have.
+
+    Yields:
+        Batches; all but the last have `batch_size` sentences.
 
     Raises:
-        InputError: as `read_blocks`; and where a whole pass holds fewer sentences than a batch.
+        InputError: as in `read_blocks`; also if a whole pass has fewer sentences than a batch.
     """
     parts: list[Encoded] = []
     documents: list[int] = []
@@ -70,7 +73,7 @@ def batches(
 
 
 def too_short(files: Sequence[str], sentences: int, batch_size: int) -> str:
-    """The message for a corpus with fewer sentences than a batch."""
+    """The error message for a corpus with fewer sentences than a batch."""
     names = ", ".join(files)
     if sentences == 0:
         return f"the corpus is empty: no sentence in {names}"
@@ -81,7 +84,7 @@ def too_short(files: Sequence[str], sentences: int, batch_size: int) -> str:
 
 
 def _slice(encoded: Encoded, ends: NDArray[np.int64], first: int, last: int) -> Encoded:
-    """Sentences first..last-1; `ends` is the running sum of the lengths."""
+    """Sentences first to last - 1; `ends` is the cumulative sum of the lengths."""
     begin = ends[first - 1] if first else 0
     return Encoded(encoded.ids[begin : ends[last - 1]], encoded.lengths[first:last])
 
@@ -94,7 +97,12 @@ def _batch(parts: Sequence[Encoded], documents: list[int], position: Position) -
 
 
 def pad(encoded: Encoded) -> tuple[Tensor, Tensor]:
-    """Stacks sentences into tokens (B, L) and lengths (B,), int64, L the longest; 0 fills the rest."""
+    """Pads sentences to the length L of the longest.
+
+    Returns:
+        tokens: (B, L) int64, padded with 0.
+        lengths: (B,) int64.
+    """
     lengths = encoded.lengths
     tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
     tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = encoded.ids

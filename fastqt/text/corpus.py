@@ -1,4 +1,4 @@
-"""A whole corpus as word numbers in memory, for trainings that take its sentences in random order."""
+"""A corpus of token ids in memory, for training on its sentences in random order."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fastqt.text.vocabulary import Encoded, Lexicon
 
 
 class Sample(NamedTuple):
-    """Sentences from anywhere in a corpus."""
+    """B sentences from any places of a corpus."""
 
-    tokens: Tensor  # (B, L) int64; beyond a sentence's length, 0
+    tokens: Tensor  # (B, L) int64; padded with 0
     lengths: Tensor  # (B,) int64, 1..L
-    rows: Tensor  # (B,) int64, the sentences' numbers in the corpus
+    rows: Tensor  # (B,) int64, the indices of the sentences in the corpus
 
 
 class Corpus:
-    """The sentences of text files, four bytes a word.
+    """The encoded sentences of text files; it takes four bytes of memory per word.
 
     Args:
-        files: see `fastqt.text.read_blocks`.
-        vocabulary: how to encode.
+        files: as in `fastqt.text.read_blocks`.
+        vocabulary: encodes the sentences.
 
     Raises:
-        InputError: as `read_blocks`.
+        InputError: as in `read_blocks`.
     """
 
     def __init__(self, files: Sequence[str], vocabulary: Lexicon) -> None:
@@ -44,7 +44,7 @@ class Corpus:
         return len(self._lengths)
 
     def sample(self, rows: NDArray[np.int64]) -> Sample:
-        """The sentences of these numbers, in this order."""
+        """The sentences with the indices `rows`, (B,) int64, in this order."""
         lengths = self._lengths[rows]
         words = [self._ids[start : start + n] for start, n in zip(self._starts[rows], lengths, strict=True)]
         tokens, sizes = pad(Encoded(np.concatenate(words).astype(np.int64), lengths))
@@ -53,12 +53,17 @@ class Corpus:
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, smallest: int = 1
     ) -> Iterator[Sample]:
-        """One pass over all sentences in an order of its own, from batch number `first` on.
+        """One pass over all sentences in random order.
 
         Args:
-            batch_size: sentences a batch; the last batch holds what is left, or is dropped where that is
-                fewer than `smallest`.
-            seed, epoch: what the order depends on.
+            batch_size: the number of sentences per batch. The last batch holds the remaining sentences.
+            seed: with `epoch`, determines the order.
+            epoch: the number of the pass.
+            first: to resume an interrupted pass, the number of batches to skip.
+            smallest: the last batch is dropped if it has fewer sentences.
+
+        Yields:
+            The batches.
         """
         order = np.random.default_rng([seed, epoch]).permutation(len(self))
         for begin in range(first * batch_size, len(self), batch_size):

@@ -1,4 +1,4 @@
-"""Vocabulary expansion: vectors for words that a model was not trained on, mapped from pre-trained ones."""
+"""Vocabulary expansion: maps pre-trained word vectors to words that a model was not trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastqt.text.vocabulary import Vocabulary
 
 
 class AffineMap(NamedTuple):
-    """x to x @ matrix + intercept."""
+    """The function x @ matrix + intercept of rows x."""
 
     matrix: NDArray[np.float64]  # (W, D)
     intercept: NDArray[np.float64]  # (D,)
@@ -24,14 +24,17 @@ class AffineMap(NamedTuple):
 
 
 def fit_affine(sources: NDArray[np.floating], targets: NDArray[np.floating]) -> AffineMap:
-    """The affine map of least squared error, in float64.
+    """Fits an affine map from `sources` to `targets` by least squares, in float64.
 
     Args:
-        sources: (n, W), n > W.
-        targets: (n, D).
+        sources: (n, W) floating point, n > W.
+        targets: (n, D) floating point.
+
+    Returns:
+        The map from W to D dimensions.
 
     Raises:
-        ValueError: shapes that do not fit, or too few rows to determine the map.
+        ValueError: shapes that do not fit together, or too few rows to determine the map.
     """
     if sources.ndim != 2 or targets.ndim != 2 or len(sources) != len(targets):
         raise ValueError(f"targets: wanted (n, D) for sources (n, W) {sources.shape}, got {targets.shape}")
@@ -47,21 +50,22 @@ def fit_affine(sources: NDArray[np.floating], targets: NDArray[np.floating]) -> 
 def expand_table(
     table: NDArray[np.floating], vectors: NDArray[np.floating], rows: NDArray[np.integer]
 ) -> NDArray[np.floating]:
-    """A trained table with a row for each further word that has a pre-trained vector.
+    """Appends a row to a trained table for each new word that has a pre-trained vector.
 
-    The map is fitted on the words that have both; trained rows stay what they are.
+    The map from pre-trained to trained vectors is fitted on the words that have both. The trained rows do not
+    change.
 
     Args:
-        table: (V, D) the trained vectors.
-        vectors: (P, W) the pre-trained ones.
-        rows: (P,) the row of `table` that is of the same word, or -1.
+        table: (V, D) trained vectors.
+        vectors: (P, W) pre-trained vectors.
+        rows: (P,) integers, the row of `table` that belongs to the same word, or -1 for a new word.
 
     Returns:
-        (V + n, D) of the table's dtype: the table, then the mapped vectors of the n words without a row, in
-        their order.
+        (V + n, D) in the dtype of `table`: the table, and then the mapped vectors of the n new words in their
+        order.
 
     Raises:
-        ValueError: as `fit_affine`.
+        ValueError: as in `fit_affine`.
 
     Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726), section 2.2.
     """
@@ -71,7 +75,7 @@ def expand_table(
 
 
 def expand_vocabulary(vocabulary: Vocabulary, words: Sequence[str]) -> Vocabulary:
-    """The vocabulary with new words after its own, in their order."""
+    """A copy of the vocabulary with `words`, none of which it contains, appended in their order."""
     state = json.loads(vocabulary.tokenizer.to_str())
     ids = state["model"]["vocab"]
     ids.update({word: number for number, word in enumerate(words, start=len(ids))})

@@ -1,4 +1,4 @@
-"""Sentences out of files, in order and in bounded memory: one a line, blank lines between documents."""
+"""Reads sentences from files in bounded memory: one sentence per line, blank lines between documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastqt.errors import InputError
 
 STDIN = "-"
 READ_BYTES = 1 << 18
-LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
 BOM = b"\xef\xbb\xbf"
 
 
@@ -24,42 +24,42 @@ class Position(NamedTuple):
     """Where reading continues: the first unread byte of one of the files."""
 
     file: int = 0  # index into the list of files
-    offset: int = 0  # bytes of text before it, after decompression
+    offset: int = 0  # bytes of decompressed text before it
     line: int = 0  # lines before it
-    document: int = -1  # number of the last document that a sentence was read from
+    document: int = -1  # index of the document of the last sentence that was read
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some consecutive sentences of one file, and where each of them ends."""
+    """Consecutive sentences of one file, and where each of them ends."""
 
     file: int
     sentences: list[str]
-    offsets: list[int]  # the byte after the sentence's line
-    lines: list[int]  # the sentence's line number, from 1
-    documents: list[int]  # the number of its document, over all files, from 0
+    offsets: list[int]  # the first byte after each sentence's line
+    lines: list[int]  # each sentence's line number, from 1
+    documents: list[int]  # the index of each sentence's document, counted over all files from 0
 
     def position(self, index: int) -> Position:
-        """Where reading continues after sentence `index` of the block."""
+        """Where reading continues after sentence number `index` of the block."""
         return Position(self.file, self.offsets[index], self.lines[index], self.documents[index])
 
 
 def read_blocks(files: Sequence[str], start: Position | None = None) -> Iterator[Block]:
     """Streams the sentences of text files.
 
-    A line is a sentence, stripped of white space around it; blank lines, and the ends of files, are
-    document boundaries. Files are UTF-8 text, `.gz` or `.xz` by their names, or `-` for standard input.
-    Memory stays within a few megabytes whatever the size of the files.
+    Each line is a sentence; surrounding white space is removed. A blank line or the end of a file ends a
+    document. Reading takes a few megabytes of memory, however large the files are.
 
     Args:
-        files: paths, read one after the other.
-        start: where to begin; a `Position` that an earlier pass over the same files returned.
+        files: paths of UTF-8 text, read one after the other. Names that end in `.gz` or `.xz` are
+            decompressed; `-` is standard input.
+        start: where to begin, a `Position` from an earlier pass over the same files.
 
     Yields:
-        Blocks of about 256 KiB of text, none of them empty.
+        Non-empty blocks of about 256 KiB of text.
 
     Raises:
-        InputError: a file is missing, unreadable, damaged, not UTF-8, or has a line above 1 MiB.
+        InputError: a file is missing, unreadable, damaged or not UTF-8, or has a line longer than 1 MiB.
     """
     start = start or Position()
     for file in range(start.file, len(files)):
@@ -73,7 +73,11 @@ def read_blocks(files: Sequence[str], start: Position | None = None) -> Iterator
 
 @contextlib.contextmanager
 def open_text(path: str) -> Iterator[IO[bytes]]:
-    """Opens text for reading in bytes, decompressed according to its name; errors name the file."""
+    """Opens a text file for reading bytes, and decompresses it if its name ends in .gz or .xz.
+
+    Raises:
+        InputError: an error of opening or, inside the `with` block, of reading; the message names the file.
+    """
     try:
         if path == STDIN:
             yield sys.stdin.buffer
@@ -104,7 +108,7 @@ def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[B
         rest = b"" if at_end else lines.pop()
         if len(rest) > LONGEST_LINE:
             raise InputError(
-                f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; wanted one sentence a line"
+                f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; wanted one sentence per line"
             )
         block = Block(start.file, [], [], [], [])
         for raw in lines:

@@ -1,4 +1,4 @@
-"""Word vectors and word counts out of files."""
+"""Reads word vectors and word counts from files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from fastqt.text.reader import open_text
 def read_vectors(
     path: str | Path,
 ) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    """Words, their vectors (V, d), and their counts (V,) where the file has them.
+    """Reads word vectors.
 
     Args:
-        path: an .npz with `words`, `vectors` and perhaps `counts`, or text, "word v1 … vd" a line, .gz or .xz
-            too.
+        path: an .npz file with the arrays `words`, `vectors` and optionally `counts`; or a text file with
+            lines "word v1 … vd", which may be compressed as .gz or .xz.
+
+    Returns:
+        words: V words.
+        vectors: (V, d) float32.
+        counts: (V,) int64, the frequency of each word; None if the file has no counts.
 
     Raises:
-        InputError: the file is missing, damaged or of another kind.
+        InputError: the file is missing, damaged or of another format.
     """
     if str(path).endswith(".npz"):
         return _read_npz(path)
@@ -46,7 +51,11 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
 
 
 def read_counts(path: str | Path) -> dict[str, int]:
-    """How often words occur: text, "word count" a line."""
+    """Reads the frequency of words from a text file with lines "word count".
+
+    Raises:
+        InputError: the file is missing, damaged or of another format.
+    """
     try:
         return {word: int(count) for word, count in _split_lines(path)}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A word-level vocabulary: a file of the `tokenizers` library, and a quick way to encode with it."""
+"""A word-level vocabulary in the file format of the `tokenizers` library, with a fast encoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from fastqt.errors import InputError
 
 UNKNOWN = "<unk>"
 UNKNOWN_ID = 0
-LONGEST_WORD = 100  # characters; longer ones are <unk>, as in BERT's vocabulary
+LONGEST_WORD = 100  # characters; longer words are <unk>, as in BERT's vocabulary
+# A chunk is a piece of text between white space. These limits bound the memory of the encoder's cache and of
+# counting words.
 CACHED_CHUNKS = 1 << 19
 CACHED_CHARACTERS = 1 << 25
 COUNTED_CHUNKS = 1 << 18
@@ -30,14 +32,14 @@ Unknown = Literal["keep", "drop"]
 
 
 class Encoded(NamedTuple):
-    """Sentences as word numbers."""
+    """Sentences as token ids."""
 
-    ids: NDArray[np.int64]  # one sentence's after the other's
-    lengths: NDArray[np.int64]  # how many each sentence has
+    ids: NDArray[np.int64]  # the ids of all sentences, concatenated
+    lengths: NDArray[np.int64]  # the number of ids of each sentence
 
 
 class Lexicon(Protocol):
-    """What turns sentences into token ids: a `Vocabulary`, or the tokenizer of a checkpoint."""
+    """Whatever encodes sentences as token ids: a `Vocabulary`, or the tokenizer of a checkpoint."""
 
     def __len__(self) -> int: ...
 
@@ -45,16 +47,19 @@ class Lexicon(Protocol):
 
 
 class Vocabulary:
-    """Words and their numbers. Case is kept; every punctuation mark is a word of its own.
+    """Words and their ids. Case matters, and every punctuation mark is a word of its own.
 
-    A sentence is cut at white space and at punctuation by the `tokenizers` library (its BERT rule), and
-    each word looked up. Pieces between white space do not influence one another, so that their ids are
-    cached: several times the library's own rate on running text, with its results.
+    The `tokenizers` library splits a sentence at white space and at punctuation (its BERT rule), and each
+    word is looked up. The chunks between white space are encoded independently of one another, so their ids
+    are cached. On running text this is several times as fast as the library alone, with the same result.
 
     Args:
         tokenizer: a `tokenizers.Tokenizer` with a WordLevel model and `<unk>` as word 0.
-        unknown: "keep" encodes other words as `<unk>`; "drop" leaves them out.
-        max_length: a sentence's first so many words are kept (of those that `unknown` leaves).
+        unknown: "keep" encodes unknown words as `<unk>`; "drop" leaves them out.
+        max_length: the number of words that are kept of a sentence, after unknown ones were dropped.
+
+    Raises:
+        InputError: an option out of range, or a tokenizer whose word 0 is not `<unk>`.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, unknown: Unknown = "keep", max_length: int = 50) -> None:
@@ -64,11 +69,11 @@ class Vocabulary:
             raise InputError(f"max_length: wanted at least 1, got {max_length}")
         if tokenizer.token_to_id(UNKNOWN) != UNKNOWN_ID:
             raise InputError(f"vocabulary: wanted {UNKNOWN} as word {UNKNOWN_ID}")
-        tokenizer.no_truncation()  # `encode` truncates, after it has dropped what it is to drop
+        tokenizer.no_truncation()  # `encode` truncates itself, because unknown words are dropped first
         self.tokenizer = tokenizer
         self.unknown = unknown
         self.max_length = max_length
-        self._chunks = _Chunks()
+        self._cache = _ChunkCache()
 
     @classmethod
     def build(
@@ -79,15 +84,19 @@ class Vocabulary:
         unknown: Unknown = "keep",
         max_length: int = 50,
     ) -> Vocabulary:
-        """Takes the `size` − 1 most frequent words, and `<unk>`; equal counts go in the words' own order.
+        """Builds a vocabulary of `<unk>` and the `size` − 1 most frequent words.
 
-        Memory is bounded: where there are more than 20 x `size` types (and a million), the rarest are
-        forgotten, so that counts of very rare words in very large corpora are lower bounds.
+        Words of equal frequency are ordered by their characters. Memory is bounded: if the corpus has more
+        than 20 · `size` distinct words, and more than a million, the rarest are dropped during counting. In
+        very large corpora, the counts of very rare words are therefore lower bounds.
 
         Args:
-            sentences: text, a sentence an item; consumed once.
-            size: number of types, `<unk>` among them.
-            unknown, max_length: see the class.
+            sentences: text, one sentence per item; iterated once.
+            size: the number of words, including `<unk>`.
+            unknown, max_length: as in the class.
+
+        Raises:
+            InputError: a size below 2, or an option out of range.
         """
         if size < 2:
             raise InputError(f"vocab_size: wanted at least 2 ({UNKNOWN} and a word), got {size}")
@@ -101,7 +110,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, unknown: Unknown = "keep") -> Vocabulary:
-        """Reads what `save` wrote: a JSON file of the `tokenizers` library, truncation in it."""
+        """Reads a file that `save` wrote: JSON of the `tokenizers` library, which includes max_length.
+
+        Raises:
+            InputError: the file is missing or is not a vocabulary.
+        """
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -109,19 +122,19 @@ class Vocabulary:
             tokenizer = Tokenizer.from_str(text)
         except FileNotFoundError:
             raise InputError(f"no vocabulary: {os.fspath(path)} is missing") from None
-        except Exception as error:  # the library raises bare Exception for what it cannot parse
+        except Exception as error:  # the library raises Exception itself if it cannot parse the file
             raise InputError(f"{os.fspath(path)} is not a vocabulary file: {error}") from error
         return cls(tokenizer, unknown=unknown, max_length=truncation["max_length"])
 
     def to_json(self) -> str:
-        """The vocabulary as the text of a `tokenizers` file; `unknown` is not part of that format."""
+        """The vocabulary as JSON of the `tokenizers` library, whose format has no place for `unknown`."""
         self.tokenizer.enable_truncation(self.max_length)
         text: str = self.tokenizer.to_str(pretty=True)
         self.tokenizer.no_truncation()
         return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_json` to a file."""
+        """Writes `to_json()` to a file."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json())
 
@@ -130,20 +143,24 @@ class Vocabulary:
         return size
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
-        """Ids of the sentences' words: at most `max_length` each, at least one (else `<unk>`)."""
+        """Encodes sentences.
+
+        Each sentence gets at most `max_length` ids. A sentence without any gets `<unk>`, so that none is
+        empty.
+        """
         lines = [sentence.split() for sentence in sentences]
         chunk_counts = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-        self._chunks.forget_if_full()
-        rows = np.fromiter(
-            map(self._chunks.__getitem__, chain.from_iterable(lines)),
+        self._cache.clear_if_full()
+        chunks = np.fromiter(
+            map(self._cache.__getitem__, chain.from_iterable(lines)),
             dtype=np.int64,
             count=int(chunk_counts.sum()),
         )
-        words, counts = self._chunks.ids(rows, self._encode_chunks)
+        words, counts = self._cache.ids(chunks, self._encode_chunks)
         ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum(chunk_counts)]
         lengths = np.diff(ends, prepend=0)
-        within = _ramp(lengths)
-        ids = words[within < self.max_length]
+        positions = _positions(lengths)
+        ids = words[positions < self.max_length]
         lengths = np.minimum(lengths, self.max_length)
         if not lengths.all():
             empty = np.flatnonzero(lengths == 0)
@@ -160,32 +177,44 @@ class Vocabulary:
         return ids
 
 
-class _Chunks(dict[str, int]):
-    """Numbers for pieces of text, given at first sight, and the ids of the words in each of them."""
+class _ChunkCache(dict[str, int]):
+    """Numbers the chunks of text in the order of first use, and stores the word ids of each chunk.
+
+    Attributes:
+        new: chunks that have a number and are not encoded yet.
+        characters: the total length of the encoded chunks.
+        words: the word ids of all encoded chunks, concatenated.
+        counts: the number of words of each encoded chunk.
+    """
 
     def __init__(self) -> None:
-        self.forget()
+        self.clear_all()
 
     def __missing__(self, chunk: str) -> int:
         self[chunk] = number = len(self)
         self.new.append(chunk)
         return number
 
-    def forget(self) -> None:
+    def clear_all(self) -> None:
         self.clear()
         self.new: list[str] = []
         self.characters = 0
         self.words = np.zeros(0, dtype=np.int64)
         self.counts = np.zeros(0, dtype=np.int64)
 
-    def forget_if_full(self) -> None:
+    def clear_if_full(self) -> None:
         if len(self) > CACHED_CHUNKS or self.characters > CACHED_CHARACTERS:
-            self.forget()
+            self.clear_all()
 
     def ids(
-        self, rows: NDArray[np.int64], encode: Callable[[list[str]], list[list[int]]]
+        self, chunks: NDArray[np.int64], encode: Callable[[list[str]], list[list[int]]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The words of the pieces `rows`, one after the other, and how many each has."""
+        """The word ids of the chunks with these numbers, concatenated, and the number of words of each.
+
+        Args:
+            chunks: numbers of chunks, which may repeat.
+            encode: encodes the chunks that are new, in one call.
+        """
         if self.new:
             ids = encode(self.new)
             counts = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
@@ -194,34 +223,39 @@ class _Chunks(dict[str, int]):
             self.words = np.concatenate([self.words, words])
             self.characters += sum(map(len, self.new))
             self.new = []
-        counts = self.counts[rows]
-        starts = (np.cumsum(self.counts) - self.counts)[rows]
-        return self.words[np.repeat(starts, counts) + _ramp(counts)], counts
+        counts = self.counts[chunks]
+        starts = (np.cumsum(self.counts) - self.counts)[chunks]
+        return self.words[np.repeat(starts, counts) + _positions(counts)], counts
 
 
-def _ramp(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... lengths[0]-1, 0, 1, ... lengths[1]-1, and so on."""
+def _positions(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position of each element in its segment: 0, ..., lengths[0] - 1, 0, ..., lengths[1] - 1, ..."""
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(starts, lengths)
 
 
 def _count_words(sentences: Iterable[str], limit: int) -> Counter[str]:
+    """Counts words; if there are more than `limit`, drops the rarest so that at most half as many stay.
+
+    Whole chunks are counted first and are split into words from time to time, because a chunk that occurs
+    often is then split once.
+    """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     split = BertPreTokenizer().pre_tokenize_str
 
-    def fold() -> None:
+    def count_words_of_chunks() -> None:
         for chunk, count in chunks.items():
             for word, _ in split(chunk):
                 if len(word) <= LONGEST_WORD:
                     words[word] += count
         chunks.clear()
         if len(words) > limit:
-            # All counts up to the one that leaves half the room, not some of them: the order of the
-            # text decides nothing.
+            # All words up to a threshold count are dropped, including all that tie at it. Dropping only some
+            # of the ties would make the vocabulary depend on the order of the text.
             counts = np.fromiter(words.values(), dtype=np.int64, count=len(words))
-            floor = int(np.partition(counts, -(limit // 2))[-(limit // 2)])
-            for word in [word for word, count in words.items() if count <= floor]:
+            threshold = int(np.partition(counts, -(limit // 2))[-(limit // 2)])
+            for word in [word for word, count in words.items() if count <= threshold]:
                 del words[word]
 
     characters = 0
@@ -229,7 +263,7 @@ def _count_words(sentences: Iterable[str], limit: int) -> Counter[str]:
         chunks.update(sentence.split())
         characters += len(sentence)
         if len(chunks) > COUNTED_CHUNKS or characters > COUNTED_CHARACTERS:
-            fold()
+            count_words_of_chunks()
             characters = 0
-    fold()
+    count_words_of_chunks()
     return words

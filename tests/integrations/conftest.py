@@ -1,4 +1,4 @@
-"""A tiny BERT, made here: nothing is downloaded."""
+"""A tiny BERT checkpoint, made locally so that nothing is downloaded."""
 
 import sys
 
@@ -13,7 +13,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "ma
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """The directory of a model and its tokenizer."""
+    """The directory of a model with random weights and its tokenizer."""
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     torch.manual_seed(0)
     config = transformers.BertConfig(

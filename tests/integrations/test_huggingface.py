@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint as an encoder."""
+"""A Hugging Face checkpoint as a sentence encoder."""
 
 import json
 import shutil
@@ -24,8 +24,8 @@ TEXT = ["the cat sat on a mat .", "cats", "a cat .", "the mat"]
 each_pooling = pytest.mark.parametrize("pooling", POOLINGS)
 
 
-def by_the_library(folder, sentence: str, pooling: str) -> torch.Tensor:
-    """One sentence's vector by transformers alone, without padding."""
+def vector_by_transformers(folder, sentence: str, pooling: str) -> torch.Tensor:
+    """The vector of one sentence, computed by transformers alone without padding."""
     model = transformers.AutoModel.from_pretrained(folder).eval()
     output = model(**transformers.AutoTokenizer.from_pretrained(folder)(sentence, return_tensors="pt"))
     if pooling == "cls":
@@ -34,18 +34,18 @@ def by_the_library(folder, sentence: str, pooling: str) -> torch.Tensor:
 
 
 @each_pooling
-def test_vectors_are_the_librarys(checkpoint, pooling):
+def test_vectors_equal_those_of_transformers(checkpoint, pooling):
     encoder = HuggingFaceEncoder(checkpoint, pooling=pooling)
     vectors = encoder.encode(TEXT, batch_size=3)
     assert vectors.shape == (len(TEXT), encoder.embedding_dim) == (4, 8)
     assert vectors.dtype == np.float32
     for sentence, vector in zip(TEXT, vectors, strict=True):
-        assert relative(vector, by_the_library(checkpoint, sentence, pooling)) <= FLOAT32
+        assert relative(vector, vector_by_transformers(checkpoint, sentence, pooling)) <= FLOAT32
     unit = encoder.encode(TEXT, normalize=True)
     assert relative(unit, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)) <= FLOAT32
 
 
-def test_tokens_are_the_librarys(checkpoint):
+def test_tokens_equal_those_of_transformers(checkpoint):
     tokens, lengths = HuggingFaceEncoder(checkpoint).tokenize(TEXT[:2])
     assert lengths.tolist() == [9, 4]
     assert tokens[1, :4].tolist() == [2, 5, 10, 3]  # [CLS] cat ##s [SEP]
@@ -69,7 +69,7 @@ def test_padding_changes_neither_vectors_nor_gradients(checkpoint, pooling):
 
 
 @each_pooling
-def test_an_empty_sentence_has_the_vector_of_zeros(checkpoint, pooling):
+def test_empty_sentence_gives_zeros(checkpoint, pooling):
     encoder = HuggingFaceEncoder(checkpoint, pooling=pooling).eval()
     tokens, lengths = encoder.tokenize(TEXT)
     lengths[1] = 0
@@ -83,7 +83,7 @@ def test_an_empty_sentence_has_the_vector_of_zeros(checkpoint, pooling):
     assert encoder(tokens[:0], lengths[:0]).shape == (0, 8)
 
 
-def test_simcse_trains_it_and_a_checkpoint_holds_what_was_learnt(checkpoint, tmp_path):
+def test_simcse_training_lowers_the_loss_and_save_keeps_the_weights(checkpoint, tmp_path):
     torch.manual_seed(0)
     encoder = HuggingFaceEncoder(checkpoint)
     encoder.train()
@@ -104,13 +104,13 @@ def test_simcse_trains_it_and_a_checkpoint_holds_what_was_learnt(checkpoint, tmp
         optimizer.step()
     assert mean_loss() < 0.7 * before
     vectors = encoder.encode(TEXT)
-    assert encoder.training  # encode leaves the mode as it was
+    assert encoder.training  # encode restores the mode
     encoder.save(tmp_path)
     assert np.array_equal(HuggingFaceEncoder(tmp_path).encode(TEXT), vectors)
     assert not np.array_equal(HuggingFaceEncoder(checkpoint).encode(TEXT), vectors)
 
 
-def test_a_run_needs_its_checkpoint_no_more(checkpoint, tmp_path):
+def test_trained_run_loads_without_its_checkpoint(checkpoint, tmp_path):
     corpus, folder, run = tmp_path / "corpus.txt", tmp_path / "bert", tmp_path / "run"
     corpus.write_text("\n".join(TEXT * 8) + "\n")
     shutil.copytree(checkpoint, folder)
@@ -126,7 +126,8 @@ def test_a_run_needs_its_checkpoint_no_more(checkpoint, tmp_path):
     vectors = encoder.encode(TEXT)
     assert vectors.shape == (4, 8)
     assert not np.allclose(vectors, HuggingFaceEncoder(checkpoint).encode(TEXT, normalize=True), atol=0.1)
-    # In two parts or in one; and its dropout, in the checkpoint's layers too, is on.
+    # An uninterrupted run gives the same vectors. With dropout=0.0, which concerns sentence vectors only, the
+    # two views still differ, because the dropout in the checkpoint's layers is active.
     assert train(replace(config, checkpoint=str(checkpoint)), tmp_path / "whole").step == 12
     assert np.array_equal(SentenceEncoder.load(tmp_path / "whole").encode(TEXT), vectors)
     still = replace(config, checkpoint=str(checkpoint), dropout=0.0, steps=1)
@@ -135,14 +136,14 @@ def test_a_run_needs_its_checkpoint_no_more(checkpoint, tmp_path):
     assert line["alignment"] > 1e-3
 
 
-def test_bad_settings_of_a_training(checkpoint, tmp_path):
+def test_checkpoint_option_belongs_to_the_huggingface_encoder(checkpoint, tmp_path):
     with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got None"):
         TrainConfig(("x",), encoder="huggingface")
     with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got 'y'"):
         TrainConfig(("x",), checkpoint="y")
 
 
-def test_a_loaded_model_and_an_encoder_of_quickthoughts(checkpoint):
+def test_loaded_model_can_encode_for_quickthoughts(checkpoint):
     loaded = HuggingFaceEncoder(checkpoint)
     same = HuggingFaceEncoder(loaded.model, loaded.tokenizer)
     assert np.array_equal(same.encode(TEXT), loaded.encode(TEXT))
@@ -150,11 +151,11 @@ def test_a_loaded_model_and_an_encoder_of_quickthoughts(checkpoint):
     assert model.encode(*same.tokenize(TEXT)).shape == (4, 16)
 
 
-def test_no_sentence_has_no_vector(checkpoint):
+def test_no_sentences_give_no_vectors(checkpoint):
     assert HuggingFaceEncoder(checkpoint).encode([]).shape == (0, 8)
 
 
-def test_without_the_library_the_extra_is_named(checkpoint, monkeypatch):
+def test_missing_library_error_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'fastqt\[hf\]'"):
         HuggingFaceEncoder(checkpoint)
@@ -171,7 +172,7 @@ def test_without_the_library_the_extra_is_named(checkpoint, monkeypatch):
         ((torch.nn.Linear(2, 2), object()), {}, ValueError, "a Linear, which has no pooler, got 'cls'"),
     ],
 )
-def test_bad_arguments_are_named(tmp_path, arguments, options, error, message):
+def test_invalid_argument_raises(tmp_path, arguments, options, error, message):
     arguments = [x.format(tmp_path=tmp_path) if isinstance(x, str) else x for x in arguments]
     with pytest.raises(error, match=message):
         HuggingFaceEncoder(*arguments, **options)

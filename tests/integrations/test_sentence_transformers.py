@@ -1,4 +1,4 @@
-"""The loss in sentence-transformers' form, against that library's own."""
+"""The loss module for sentence-transformers, against that library's own loss."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def features(model, columns):
 
 
 @pytest.mark.parametrize("columns", [2, 3])
-def test_by_default_it_is_the_librarys_loss(model, columns):
+def test_default_loss_equals_multiple_negatives_ranking_loss(model, columns):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     results = []
@@ -40,7 +40,7 @@ def test_by_default_it_is_the_librarys_loss(model, columns):
         assert (ours - theirs).abs().max() <= FLOAT32 * largest
 
 
-def test_other_losses_and_their_options(model):
+def test_other_loss_and_its_options(model):
     loss = SentenceTransformerLoss(model, fastqt.mixcse_loss, mix=0.3)
     found = loss(features(model, COLUMNS[:2]))
     embeddings = [model(f)["sentence_embedding"] for f in features(model, COLUMNS[:2])]

@@ -1,4 +1,4 @@
-"""Sentence encoders against one sentence at a time, without padding, by torch's own layers."""
+"""Sentence encoders against torch's own layers on one sentence at a time, without padding."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, Mul
 V, W, H = 40, 6, 8
 LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])
 
-# The same fp32 operations in batches of another shape.
+# The same fp32 operations, in another order because the batch has another shape.
 ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 
 ENCODERS = {
@@ -34,10 +34,10 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randint(V, (len(LENGTHS), 7)), LENGTHS
 
 
-def one_by_one(encoder: Encoder, sentence: Tensor) -> Tensor:
-    """The vector of one sentence (L,), by the definitions and torch's layers."""
+def encode_alone(encoder: Encoder, sentence: Tensor) -> Tensor:
+    """The vector of one sentence (L,), from the definitions and torch's layers."""
     if isinstance(encoder, Combine):
-        return torch.cat([one_by_one(part, sentence) for part in encoder.encoders])
+        return torch.cat([encode_alone(part, sentence) for part in encoder.encoders])
     words = encoder.embedding(sentence)
     if isinstance(encoder, BagOfWords):
         return words.sum(0)
@@ -54,18 +54,18 @@ def one_by_one(encoder: Encoder, sentence: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "reset-before"])
-def test_equals_one_sentence_at_a_time(name):
+def test_vectors_equal_those_of_single_sentences(name):
     encoder = ENCODERS[name]()
     tokens, lengths = batch()
     got = encoder(tokens, lengths)
     assert got.shape == (len(tokens), encoder.embedding_dim)
     for i, length in enumerate(lengths):
         if length:
-            torch.testing.assert_close(got[i], one_by_one(encoder, tokens[i, :length]), **ROUNDED)
+            torch.testing.assert_close(got[i], encode_alone(encoder, tokens[i, :length]), **ROUNDED)
 
 
 @each_encoder
-def test_padding_empty_sentences_and_company_change_nothing(name):
+def test_padding_and_other_sentences_do_not_change_a_vector(name):
     encoder = ENCODERS[name]()
     tokens, lengths = batch()
     want = encoder(tokens, lengths)
@@ -82,7 +82,7 @@ def test_padding_empty_sentences_and_company_change_nothing(name):
 
 @each_encoder
 @pytest.mark.parametrize("rows", [0, 3])
-def test_batches_without_a_word(name, rows):
+def test_batch_without_words_gives_zeros(name, rows):
     encoder = ENCODERS[name]()
     for L in (0, 4):
         got = encoder(torch.zeros(rows, L, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
@@ -90,7 +90,7 @@ def test_batches_without_a_word(name, rows):
 
 
 @each_encoder
-def test_gradients_reach_the_words_that_were_read_and_no_others(name):
+def test_only_words_of_the_batch_get_gradients(name):
     encoder = ENCODERS[name]()
     tokens, lengths = batch()
     encoder(tokens, lengths).square().sum().backward()
@@ -103,8 +103,8 @@ def test_gradients_reach_the_words_that_were_read_and_no_others(name):
             assert torch.equal(parameter.grad.abs().sum(1) > 0, read), parameter_name
 
 
-def test_backward_state_has_seen_the_whole_sentence():
-    # A published code took the backward half at the last token, where it has seen one word.
+def test_backward_state_depends_on_the_whole_sentence():
+    # A published implementation took the backward state at the last token, where it has read only that word.
     encoder = GRUEncoder(V, W, H, bidirectional=True)
     tokens, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
     first_word_changed = torch.tensor([[9, 2, 3]])
@@ -116,7 +116,7 @@ def test_backward_state_has_seen_the_whole_sentence():
 
 
 @pytest.mark.parametrize("kind", [BagOfWords, GRUEncoder, LSTMEncoder])
-def test_sparse_gradients_are_the_dense_ones(kind):
+def test_sparse_gradients_equal_dense_ones(kind):
     dense = kind(V)
     sparse = kind(V, sparse=True)
     sparse.load_state_dict(dense.state_dict())
@@ -129,7 +129,7 @@ def test_sparse_gradients_are_the_dense_ones(kind):
     )
 
 
-def test_given_vectors_are_copied_and_frozen_if_asked():
+def test_initial_vectors_are_copied_and_frozen_on_request():
     vectors = torch.randn(V, W)
     for freeze in (True, False):
         encoder = GRUEncoder(V, W, H, vectors=vectors, freeze=freeze)
@@ -150,7 +150,7 @@ def test_multichannel_has_a_frozen_and_a_trained_channel():
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_initial_values_are_the_papers(bidirectional):
+def test_initial_values_of_the_gru(bidirectional):
     W, width = 30, 50
     H = width // 2 if bidirectional else width
     encoder = GRUEncoder(1000, W, width, bidirectional=bidirectional)
@@ -176,7 +176,7 @@ def test_initial_values_of_the_lstm():
 
 
 @pytest.mark.parametrize("kind", [BagOfWords, GRUEncoder, LSTMEncoder])
-def test_initial_values_may_be_torchs(kind):
+def test_initial_values_of_torch(kind):
     encoder = kind(1000, init="torch")
     assert encoder.embedding.weight.std().item() == pytest.approx(1, abs=0.01)
     for parameter in getattr(encoder, "recurrent", nn.Identity()).parameters():
@@ -195,13 +195,13 @@ def test_initial_values_may_be_torchs(kind):
     ],
 )
 @pytest.mark.parametrize("name", ["bow", "gru", "lstm"])
-def test_bad_batches_are_named(name, tokens, lengths, message):
+def test_invalid_batch_raises(name, tokens, lengths, message):
     with pytest.raises(ValueError, match=message):
         ENCODERS[name]()(tokens, lengths)
 
 
 @each_encoder
-def test_a_word_outside_the_vocabulary_is_refused(name):
+def test_token_id_outside_the_vocabulary_raises(name):
     with pytest.raises((IndexError, RuntimeError), match=r"(?i)index|out of range"):
         ENCODERS[name]()(torch.full((1, 2), V), torch.tensor([2]))
 
@@ -219,6 +219,6 @@ def test_a_word_outside_the_vocabulary_is_refused(name):
         (lambda: Combine(), "encoders: expected at least one"),
     ],
 )
-def test_bad_options_are_named(make, message):
+def test_invalid_option_raises(make, message):
     with pytest.raises(ValueError, match=message):
         make()

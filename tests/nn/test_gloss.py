@@ -1,4 +1,4 @@
-"""GLOSS's decoder and latent table: training steps, inference and generation."""
+"""The GLOSS model: training steps, inference of latent vectors, and generation."""
 
 import math
 from itertools import chain, pairwise
@@ -11,7 +11,7 @@ from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
-from fastqt.nn.gloss import ROWS_AT_ONCE
+from fastqt.nn.gloss import ROW_MULTIPLE
 from fastqt.train.optim import RowAdam, clip_gradients
 
 V, D, L, N = 13, 5, 6, 7
@@ -19,7 +19,7 @@ DECODERS = ("bow", "pos")
 
 
 def sentences(count=N, seed=0):
-    """Random tokens (count, L) with <unk>s and repeated words, and lengths from 0 up."""
+    """Random tokens (count, L), with unknown and repeated words, and lengths in 0..L."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, V, (count, L), generator=generator)
     return tokens, torch.randint(0, L + 1, (count,), generator=generator)
@@ -31,8 +31,8 @@ def model(decoder, **options):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_training_steps_are_those_of_numpy(decoder):
-    """Loss, gradients, clipping, Adam by rows and projection: every parameter after each of some steps."""
+def test_training_steps_equal_a_numpy_implementation(decoder):
+    """Loss, gradient norm and parameters agree after each step of clipping, row-wise Adam and projection."""
     gloss, (tokens, lengths) = model(decoder, radius=1.0), sentences()
     oracle = Oracle(gloss, lr=0.1, clip=1.5)
     optimizer = RowAdam(gloss.parameters(), lr=0.1)
@@ -55,7 +55,7 @@ def test_training_steps_are_those_of_numpy(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_loss_is_the_functions(decoder):
+def test_loss_equals_the_loss_function(decoder):
     gloss, (tokens, lengths) = model(decoder), sentences()
     if decoder == "pos":
         wanted = fastqt.gloss_pos_loss(
@@ -80,7 +80,7 @@ def test_the_loss_is_the_functions(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_only_a_batchs_latents_get_gradients(decoder):
+def test_only_latents_of_the_batch_get_gradients(decoder):
     gloss, (tokens, lengths) = model(decoder), sentences()
     rows = torch.tensor([5, 2])
     gloss(rows, tokens[rows], lengths[rows]).backward()
@@ -88,14 +88,14 @@ def test_only_a_batchs_latents_get_gradients(decoder):
     assert gloss.latents.grad._indices()[0].tolist() == [5, 2]
 
 
-def test_latents_begin_in_the_ball():
-    """N(0, I) lies outside of the ball almost surely, and is projected: norm r, in all directions."""
+def test_initial_latents_are_in_the_ball():
+    """Nearly all draws from N(0, I) lie outside the ball: projection gives norm r and random directions."""
     gloss = Gloss(V, 64, sentences=4000, radius=1.5)
     torch.testing.assert_close(gloss.latents.norm(dim=1), torch.full((4000,), 1.5))
     assert gloss.latents.mean(0).norm() < 1.5 * 4 / math.sqrt(4000)
 
 
-def test_projection():
+def test_projection_scales_only_latents_outside_the_ball():
     gloss = model("bow")
     inside, outside = (
         torch.tensor([0.3, 0, -1.2, 0.1, 1.0]).double(),
@@ -122,21 +122,21 @@ def test_inference_is_projected_gradient_descent(decoder):
 
     seven = after_seven()
     assert relative(seven, oracle.descend(start.numpy(), tokens.numpy(), lengths.numpy(), 7, 0.2)) < FLOAT64
-    assert torch.equal(after_seven(safeguard=False), seven)  # no step went too far
+    assert torch.equal(after_seven(safeguard=False), seven)  # no step overshoots
     losses = [gloss.loss(z, tokens, lengths, reduction="none") for z in (start, seven)]
     moved = gloss.decoder == "bow" or lengths > 0
     assert ((losses[1] < losses[0]) | ~torch.as_tensor(moved)).all()
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_steps_that_go_too_far_are_taken_back(decoder):
+def test_overshooting_steps_are_undone(decoder):
     gloss, (tokens, lengths) = model(decoder, sentences=0), sentences()
     with torch.no_grad():
         gloss.weight *= 8
     start = gloss.infer(tokens, lengths, steps=0)
     oracle = Oracle(gloss)
     data = tokens.numpy(), lengths.numpy()
-    for safeguard, steps in ((False, 2), (True, 5)):  # few: long steps enlarge rounding errors
+    for safeguard, steps in ((False, 2), (True, 5)):  # few steps, because long ones amplify rounding errors
         found = gloss.infer(tokens, lengths, steps=steps, safeguard=safeguard)
         wanted = oracle.descend(start.numpy(), *data, steps, 1.0, safeguard=safeguard)
         assert relative(found, wanted) < 1e2 * FLOAT64
@@ -150,7 +150,7 @@ def test_steps_that_go_too_far_are_taken_back(decoder):
     assert gloss.loss(wild, tokens, lengths) > 2 * losses[-1].mean()
 
 
-def test_encoding_is_inference():
+def test_encode_is_inference_with_default_options():
     gloss, (tokens, lengths) = model("bow"), sentences()
     raw = gloss.encode(tokens, lengths, normalize=False)
     assert torch.equal(raw, gloss.infer(tokens, lengths, steps=250, learning_rate=1.0, seed=0))
@@ -158,7 +158,7 @@ def test_encoding_is_inference():
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_inference_leaves_no_trace(decoder):
+def test_inference_changes_no_state(decoder):
     gloss, (tokens, lengths) = model(decoder), sentences()
     before = {name: value.clone() for name, value in gloss.state_dict().items()}
     state = torch.get_rng_state()
@@ -172,7 +172,7 @@ def test_inference_leaves_no_trace(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_inference_begins_at_random_by_seed_and_sentence(decoder):
+def test_initial_latents_of_inference_depend_on_seed_and_sentence(decoder):
     gloss, (tokens, lengths) = model(decoder, sentences=0, radius=0.5), sentences()
     begin = gloss.infer(tokens, lengths, steps=0)
     torch.testing.assert_close(begin.norm(dim=1), torch.full((N,), 0.5).double())
@@ -192,9 +192,9 @@ def test_inference_begins_at_random_by_seed_and_sentence(decoder):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_inference_of_a_sentence_does_not_depend_on_its_batch(decoder):
-    """Whether alone, among others, or elsewhere among them."""
+    """A sentence gets the same bits alone, in a batch, and at another place of the batch."""
     torch.manual_seed(3)
-    count = 3 * ROWS_AT_ONCE + 5
+    count = 3 * ROW_MULTIPLE + 5
     gloss = Gloss(200, 24, decoder=decoder, max_length=L)
     tokens = torch.randint(0, 200, (count, L))
     lengths = torch.randint(0, L + 1, (count,))
@@ -205,7 +205,7 @@ def test_inference_of_a_sentence_does_not_depend_on_its_batch(decoder):
         assert torch.equal(gloss.infer(tokens[row, None], lengths[row, None], steps=40)[0], together[row])
 
 
-def test_generation_takes_the_likeliest_words():
+def test_generation_takes_the_most_probable_words():
     gloss, (_, lengths) = model("pos"), sentences()
     latents = gloss.latents.detach()
     words = gloss.generate(latents, lengths)
@@ -217,7 +217,7 @@ def test_generation_takes_the_likeliest_words():
 
     gloss = model("bow")
     with torch.no_grad():
-        gloss.bias[0] = 10  # the likeliest of all, were it a word
+        gloss.bias[0] = 10  # would be the most probable word if the unknown id were predicted
     words = gloss.generate(latents, lengths)
     scores = (latents @ gloss.weight.T + gloss.bias)[:, 1:]
     for b in range(N):
@@ -226,8 +226,8 @@ def test_generation_takes_the_likeliest_words():
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_what_is_learnt_is_reconstructed(decoder):
-    """A corpus learnt by heart: its latents, and those inferred without them, give each sentence back."""
+def test_memorised_sentences_are_reconstructed(decoder):
+    """After overfitting a small corpus, trained and inferred latents both decode to the sentences."""
     torch.manual_seed(4)
     gloss = Gloss(40, 24, decoder=decoder, max_length=L, sentences=12)
     tokens = torch.stack([torch.randperm(39)[:L] + 1 for _ in range(12)])
@@ -261,12 +261,12 @@ def test_what_is_learnt_is_reconstructed(decoder):
         ({"radius": math.inf}, "radius: want a positive number, got inf"),
     ],
 )
-def test_bad_options(options, message):
+def test_invalid_option_raises(options, message):
     with pytest.raises(ValueError, match=message):
         Gloss(**{"vocab_size": V, "dim": D} | options)
 
 
-def test_more_places_than_there_are():
+def test_too_long_sentence_raises():
     gloss = model("pos")
     tokens = torch.zeros(2, L + 1, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"tokens: want shape \(B, L\), L at most 6, got \(2, 7\)"):
@@ -284,15 +284,15 @@ def test_more_places_than_there_are():
         (torch.zeros(3).long(), torch.tensor([1]), r"tokens: want shape \(B, L\), L at most"),
     ],
 )
-def test_bad_sentences(decoder, tokens, lengths, message):
+def test_invalid_sentence_raises(decoder, tokens, lengths, message):
     gloss = model(decoder)
     for call in (gloss.infer, lambda *data: gloss(torch.tensor([0, 1]), *data)):
         with pytest.raises(ValueError, match=message):
             call(tokens, lengths)
 
 
-def test_scores_far_apart():
-    """Where the shorter way to the positional loss would lose them, each score is formed."""
+def test_scores_beyond_the_range_of_the_factored_algorithm():
+    """The factored algorithm would underflow for such scores, so the loss computes each score."""
     gloss, (tokens, lengths) = model("pos"), sentences()
     with torch.no_grad():
         gloss.weight.zero_()[:6, 0] = gloss.weight[6:, 1] = 200

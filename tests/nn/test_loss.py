@@ -1,4 +1,4 @@
-"""A loss module is its function with the options fixed."""
+"""A loss module equals its function with the options fixed."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ BIAS = torch.randn(N, generator=GENERATOR)
 IDS = torch.arange(N) // 5
 TOKENS = torch.randint(N, (N, 3), generator=GENERATOR)
 
-# Module, function, options, data, keyword data.
+# Module, function, options, positional and keyword arguments of a batch.
 MODULES = {
     "contrastive": (
         nn.ContrastiveLoss,
@@ -97,14 +97,14 @@ each = pytest.mark.parametrize("name", MODULES)
 
 
 @each
-def test_equals_the_function(name):
+def test_module_equals_its_function(name):
     make, function, options, data, named = MODULES[name]
     assert torch.equal(make(**options)(*data, **named), function(*data, **named, **options))
 
 
 @each
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_are_equal_and_apart(name, copied):
+def test_copies_are_equal_and_share_no_parameters(name, copied):
     make, _, options, data, named = MODULES[name]
     module = make(**options)
     twin = copied(module)
@@ -114,14 +114,14 @@ def test_copies_are_equal_and_apart(name, copied):
 
 
 @each
-def test_learns_nothing_unasked_but_what_its_paper_learns(name):
+def test_default_parameters_are_those_of_the_paper(name):
     make, _, options, _, _ = MODULES[name]
     learnt = {"clip": ["log_scale"], "siglip": ["log_scale", "bias"]}
     assert list(make(**options).state_dict()) == learnt.get(name, [])
 
 
 @each
-def test_refuses_options_it_does_not_have(name):
+def test_unknown_or_misplaced_option_raises(name):
     make, _, options, data, named = MODULES[name]
     with pytest.raises(TypeError, match=rf"^temperature: no option of {make.__name__}$"):
         make(**options, temperature=0.05)
@@ -133,14 +133,14 @@ def test_refuses_options_it_does_not_have(name):
 
 
 @pytest.mark.parametrize("name", ["curl", "curl_block", "gloss_bow", "gloss_pos"])
-def test_no_scale_where_there_are_no_scaled_scores(name):
+def test_losses_of_unscaled_scores_take_no_scale(name):
     with pytest.raises(TypeError, match=r"^learn_scale, scale: no option of"):
         MODULES[name][0](scale=2.0, learn_scale=True)
 
 
 @pytest.mark.parametrize("name", ["contrastive", "sigmoid", "info_nce", "simcse", "mixcse", "clip", "siglip"])
-def test_a_learnt_scale_has_the_gradient_of_its_logarithm(name):
-    """d loss / d log scale = scale * d loss / d scale, taken by differences of the function."""
+def test_gradient_of_log_scale_equals_finite_difference(name):
+    """d loss / d log scale = scale * d loss / d scale, compared with a central difference of the function."""
     make, function, options, data, named = MODULES[name]
     options = {**options, "reduction": "sum"}
     data = [x.double() for x in data]
@@ -165,19 +165,19 @@ def test_a_learnt_scale_has_the_gradient_of_its_logarithm(name):
         (nn.SigLIPLoss, 10.0),
     ],
 )
-def test_scales_by_default(make, scale):
+def test_default_scale(make, scale):
     assert torch.as_tensor(make().scale).item() == pytest.approx(scale)
 
 
-def test_repr_names_the_options():
+def test_repr_shows_the_options():
     module = ContrastiveLoss(context_size=2, scale=3.0, normalize=True, reduction="none")
     assert repr(module) == "ContrastiveLoss(scale=3.0, context_size=2, normalize=True, reduction='none')"
     assert repr(nn.SigLIPLoss(learn_bias=False)) == "SigLIPLoss(scale=10.0, learn_scale=True, bias=-10.0)"
     assert repr(nn.CURLLoss()) == "CURLLoss()"
 
 
-def test_learns_its_scale():
-    """Queries that already are their candidates: only a larger scale lowers the loss."""
+def test_learnt_scale_grows_when_queries_equal_their_candidates():
+    """If queries equal their candidates, only a larger scale lowers the loss."""
     module = ContrastiveLoss(scale=2.0, learn_scale=True, diagonal="keep", normalize=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     losses = []
@@ -192,8 +192,8 @@ def test_learns_its_scale():
     assert list(module.state_dict()) == ["log_scale"]
 
 
-def test_siglip_learns_its_bias_and_loads_it_again():
-    """Embeddings of one point, all scores equal: the best probability of a pair is 1 / N."""
+def test_siglip_bias_is_learnt_and_restored_from_a_state_dict():
+    """If all embeddings are equal, all scores are, and the optimal probability of a pair is 1 / N."""
     module = nn.SigLIPLoss(scale=1.0, learn_scale=False)
     ones = torch.ones(N, D)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
@@ -207,13 +207,13 @@ def test_siglip_learns_its_bias_and_loads_it_again():
     assert torch.equal(fresh(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
 
 
-def test_compiles_into_one_graph():
+def test_module_compiles_into_one_graph():
     module = nn.CLIPLoss()
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
 
 
-def test_refuses():
+def test_invalid_option_raises():
     with pytest.raises(TypeError, match="temperature: no option"):
         ContrastiveLoss(temperature=0.05)
     with pytest.raises(ValueError, match="scale: want a positive number"):

@@ -1,4 +1,4 @@
-"""The two-encoder model."""
+"""The QuickThoughts model of two encoders."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def model() -> QuickThoughts:
     return QuickThoughts(GRUEncoder(10, 4, 6), GRUEncoder(10, 4, 6))
 
 
-def test_encoders_are_two():
+def test_queries_and_candidates_have_their_own_encoders():
     qt = model()
     queries, candidates = qt(TOKENS, LENGTHS)
     assert torch.equal(queries, qt.query_encoder(TOKENS, LENGTHS))
@@ -24,7 +24,7 @@ def test_encoders_are_two():
     assert all(parameter.grad is not None for parameter in qt.parameters())
 
 
-def test_encode_puts_the_halves_side_by_side():
+def test_encode_concatenates_both_vectors():
     qt = model()
     halves = qt(TOKENS, LENGTHS)
     raw = qt.encode(TOKENS, LENGTHS, normalize=False)
@@ -38,13 +38,13 @@ def test_encode_puts_the_halves_side_by_side():
         assert (half[3] == 0).all()  # an empty sentence
 
 
-def test_encode_takes_one_sentence_as_a_batch_of_one():
+def test_encode_of_a_single_sentence():
     qt = model()
     assert qt.encode(TOKENS[:1], LENGTHS[:1]).shape == (1, 12)
     torch.testing.assert_close(qt.encode(TOKENS[:1], LENGTHS[:1])[0], qt.encode(TOKENS, LENGTHS)[0])
 
 
-def test_models_trained_apart_are_put_together():
+def test_separately_trained_models_can_be_combined():
     one, other = model(), model()
     both = QuickThoughts(
         Combine(one.query_encoder, other.query_encoder),
@@ -55,7 +55,7 @@ def test_models_trained_apart_are_put_together():
     assert both.embedding_dim == 24
 
 
-def test_widths_must_agree():
+def test_encoders_of_different_width_raise():
     with pytest.raises(
         ValueError, match=r"candidate_encoder: expected query_encoder's embedding_dim, 3, got 4"
     ):

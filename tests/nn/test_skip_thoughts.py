@@ -1,4 +1,4 @@
-"""Skip-thoughts against a loop over sentences and words with torch's own cell, in float64."""
+"""Skip-thoughts against a loop over sentences and words with torch's GRU cell, in float64."""
 
 import subprocess
 import sys
@@ -25,12 +25,12 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def step(layer, word: Tensor, state: Tensor) -> Tensor:
-    """One step of a GRU whose weights a layer holds."""
+    """One step of torch's GRU cell with the weights of `layer`."""
     weights = (getattr(layer, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     return torch.gru_cell(word[None], state[None], *weights)[0]
 
 
-def by_the_book(thoughts: SkipThoughts, sentences: list[list[int]]) -> Tensor:
+def loss_by_definition(thoughts: SkipThoughts, sentences: list[list[int]]) -> Tensor:
     table, total, count = thoughts.encoder.embedding.weight, 0.0, 0
     for i, sentence in enumerate(sentences):
         vector = table.new_zeros(H)
@@ -48,11 +48,11 @@ def by_the_book(thoughts: SkipThoughts, sentences: list[list[int]]) -> Tensor:
     return total / count
 
 
-def test_loss_and_gradients_are_the_books():
+def test_loss_and_gradients_equal_a_loop_over_words():
     thoughts = model()
     tokens, lengths = batch()
     sentences = [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-    loss, wanted = thoughts.loss(tokens, lengths), by_the_book(thoughts, sentences)
+    loss, wanted = thoughts.loss(tokens, lengths), loss_by_definition(thoughts, sentences)
     assert relative(loss, wanted) <= FLOAT64
     names, parameters = zip(*thoughts.named_parameters(), strict=True)
     for name, got, want in zip(
@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_the_books():
         assert relative(got, want) <= FLOAT64, name
 
 
-def test_padding_changes_nothing():
+def test_padding_does_not_change_the_loss():
     thoughts = model()
     tokens, lengths = batch()
     junk = torch.where(torch.arange(5) < lengths.unsqueeze(1), tokens, -1)
@@ -72,7 +72,7 @@ def test_padding_changes_nothing():
     assert torch.equal(thoughts(wide, lengths), thoughts.encoder(tokens, lengths))
 
 
-def test_it_learns_to_write_the_neighbours():
+def test_training_lowers_the_loss():
     thoughts = model()
     tokens, lengths = batch()
     optimizer = torch.optim.Adam(thoughts.parameters(), lr=0.02)
@@ -84,8 +84,8 @@ def test_it_learns_to_write_the_neighbours():
     assert thoughts.loss(tokens, lengths).item() < 0.3 * first
 
 
-def test_no_matrix_of_words_by_vocabulary():
-    """Of 8,000 words by 16,000 in the vocabulary it would take 488 MiB, and its gradient as much."""
+def test_memory_stays_below_the_matrix_of_logits():
+    """Logits of 8,000 words over a vocabulary of 16,000 would take 488 MiB, and their gradient as much."""
     script = """
 import resource, torch
 from fastqt.nn import SkipThoughts
@@ -100,12 +100,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(run.stdout) < 128
 
 
-def test_without_a_word_to_predict_it_says_so():
+def test_batch_without_a_word_to_predict_raises():
     tokens, lengths = batch()
     for rows in (1, 0):
         with pytest.raises(ValueError, match="lengths: expected at least two sentences, with words"):
             model().loss(tokens[:rows], lengths[:rows])
     with pytest.raises(ValueError, match="got no word to predict"):
         model().loss(tokens, torch.zeros_like(lengths))
-    # One of the two decoders has words.
+    # Only one of the two decoders has words here.
     assert model().loss(tokens[2:4], lengths[2:4]).isfinite()

@@ -1,4 +1,4 @@
-"""The Transformer against the same in numpy, float64, one sentence at a time."""
+"""The Transformer against a float64 implementation in numpy that takes one sentence at a time."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _seed():
 def tiny(pooling: str = "mean", **options) -> Transformer:
     sizes = {"layers": 2, "heads": 3, "feedforward": 10, "max_length": L, "dropout": 0.0}
     encoder = Transformer(V, 6, pooling=pooling, **(sizes | options))
-    with torch.no_grad():  # biases and norms other than 0 and 1, so that an error in them shows
+    with torch.no_grad():  # moves biases and norms away from 0 and 1, so that errors in them show
         for parameter in encoder.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return encoder
@@ -36,8 +36,8 @@ def gradients(encoder: Transformer, tokens: Tensor, lengths: Tensor, upstream: T
     return torch.autograd.grad((encoder(tokens, lengths) * upstream).sum(), list(encoder.parameters()))
 
 
-def by_the_book(encoder: Transformer, sentence: list[int], heads: int) -> np.ndarray:
-    """One sentence's vector, with all its words in a matrix x of a row a word."""
+def vector_by_definition(encoder: Transformer, sentence: list[int], heads: int) -> np.ndarray:
+    """The vector of one sentence; row i of the matrix x belongs to word i."""
     weights = {name: value.double().numpy() for name, value in encoder.state_dict().items()}
 
     def norm(x, name):
@@ -71,18 +71,18 @@ def by_the_book(encoder: Transformer, sentence: list[int], heads: int) -> np.nda
 
 @both_poolings
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.float64, FLOAT64)])
-def test_forward_is_the_books(pooling, dtype, tolerance):
+def test_vectors_equal_a_numpy_implementation(pooling, dtype, tolerance):
     encoder = tiny(pooling).to(dtype)
     tokens, lengths = batch()
     got = encoder(tokens, lengths)
     assert got.shape == (len(tokens), encoder.embedding_dim)
     for row, sentence, length in zip(got, tokens.tolist(), lengths.tolist(), strict=True):
-        want = by_the_book(encoder, sentence[:length], heads=3) if length else np.zeros(6)
+        want = vector_by_definition(encoder, sentence[:length], heads=3) if length else np.zeros(6)
         assert relative(row, want) <= tolerance
 
 
 @both_poolings
-def test_gradients_are_those_of_differences(pooling):
+def test_gradients_equal_finite_differences(pooling):
     encoder = tiny(pooling, layers=1, max_length=3).double()
     tokens, lengths = torch.tensor([[1, 2, 3], [4, 1, 0], [9, 9, 9]]), torch.tensor([3, 2, 0])
     names = list(dict(encoder.named_parameters()))
@@ -108,8 +108,8 @@ def test_padding_changes_neither_vectors_nor_gradients(pooling):
 
 
 @both_poolings
-def test_company_changes_nothing(pooling):
-    """Of a sentence in a longer one's batch, and of the order of the batch."""
+def test_other_sentences_of_the_batch_do_not_change_a_vector(pooling):
+    """Neither longer sentences nor the order of the batch change vectors, nor summed gradients."""
     encoder = tiny(pooling).double()
     tokens, lengths = batch()
     upstream = torch.randn(len(tokens), encoder.embedding_dim, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_company_changes_nothing(pooling):
 
 @both_poolings
 @pytest.mark.parametrize("rows", [0, 3])
-def test_batches_without_a_word(pooling, rows):
+def test_batch_without_words_gives_zeros(pooling, rows):
     encoder = tiny(pooling)
     for width in (0, 4):
         got = encoder(torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
@@ -137,14 +137,14 @@ def test_batches_without_a_word(pooling, rows):
 
 
 @both_poolings
-def test_the_order_of_words_matters(pooling):
+def test_word_order_changes_the_vector(pooling):
     encoder = tiny(pooling)
     vectors = encoder(torch.tensor([[1, 2, 3], [3, 2, 1]]), torch.tensor([3, 3]))
     assert relative(vectors[0], vectors[1]) > 0.01
 
 
 @both_poolings
-def test_every_parameter_and_only_the_words_that_were_read_have_a_gradient(pooling):
+def test_all_parameters_but_only_words_of_the_batch_get_gradients(pooling):
     encoder = tiny(pooling)
     tokens, lengths = batch()
     encoder(tokens, lengths).pow(3).sum().backward()
@@ -155,7 +155,7 @@ def test_every_parameter_and_only_the_words_that_were_read_have_a_gradient(pooli
     assert torch.equal(encoder.embedding.weight.grad.abs().sum(1) > 0, read)
 
 
-def test_a_sparse_gradient_is_the_dense_one_and_steps_as_it():
+def test_sparse_gradient_and_its_adam_step_equal_the_dense_ones():
     dense, sparse = tiny(), tiny(sparse=True)
     sparse.load_state_dict(dense.state_dict())
     tokens, lengths = batch()
@@ -168,7 +168,7 @@ def test_a_sparse_gradient_is_the_dense_one_and_steps_as_it():
     assert relative(sparse.embedding.weight, dense.embedding.weight) <= REORDERED_FLOAT32
 
 
-def test_dropout_is_of_training_alone():
+def test_dropout_is_active_only_in_training_mode():
     encoder = tiny(dropout=0.5)
     tokens, lengths = batch()
     assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths))
@@ -179,7 +179,7 @@ def test_dropout_is_of_training_alone():
     assert torch.equal(encoder(tokens, lengths), undropped(tokens, lengths))
 
 
-def test_default_sizes_are_the_reimplementations():
+def test_default_sizes_are_those_of_the_reimplementation():
     with torch.device("meta"):
         encoder = Transformer(1000)
     d, ff = 300, 1000
@@ -196,12 +196,12 @@ def test_autocast_computes_in_its_dtype():
     tokens, lengths = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         vectors = encoder(tokens, lengths)
-    # A dozen roundings to bfloat16's eight bits.
+    # The bound allows for a dozen roundings to the eight bits of bfloat16.
     assert 0 < relative(vectors, encoder(tokens, lengths)) < 0.05
     vectors.float().sum().backward()
 
 
-def test_is_an_encoder_of_quickthoughts():
+def test_transformer_can_encode_for_quickthoughts():
     model = QuickThoughts(tiny(), tiny())
     queries, candidates = model(*batch())
     assert queries.shape == candidates.shape == (len(LENGTHS), 6)
@@ -220,18 +220,18 @@ def test_is_an_encoder_of_quickthoughts():
         ({"pooling": "last"}, "pooling: expected 'mean' or 'first', got 'last'"),
     ],
 )
-def test_bad_options_are_named(options, message):
+def test_invalid_option_raises(options, message):
     with pytest.raises(ValueError, match=message):
         tiny(**options)
 
 
-def test_too_long_a_sentence_is_named():
+def test_too_long_sentence_raises():
     tokens = torch.zeros(2, 9, dtype=torch.int64)
     assert tiny()(tokens, torch.tensor([7, 2])).shape == (2, 6)
     with pytest.raises(ValueError, match="lengths: expected at most max_length=7 words a sentence, got 8"):
         tiny()(tokens, torch.tensor([3, 8]))
 
 
-def test_a_bad_batch_is_named():
+def test_invalid_batch_raises():
     with pytest.raises(ValueError, match=r"tokens: expected \(B, L\) int64"):
         tiny()(torch.zeros(3), torch.zeros(3, dtype=torch.int64))

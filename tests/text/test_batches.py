@@ -1,4 +1,4 @@
-"""Batches against lists cut by hand, resuming, and memory that does not grow with the corpus."""
+"""Batches against slices of lists, resuming a pass, and memory that does not grow with the corpus."""
 
 import random
 import tracemalloc
@@ -12,7 +12,7 @@ from fastqt.text import Vocabulary, batches, read_blocks, reader
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two files of 23 sentences in all, 1 to 4 words each, in six documents."""
+    """Two files with 23 sentences of 1 to 4 words in six documents."""
     generator = random.Random(0)
     files, sentences, documents = [], [], []
     for number, sizes in enumerate([(5, 1, 7), (2, 4, 4)]):
@@ -51,7 +51,7 @@ def test_batches_are_consecutive_sentences(corpus, vocabulary, batch_size, read_
     assert sum(len(batch.lengths) for batch in found) == len(sentences)
 
 
-def test_a_broken_pass_goes_on_where_it_was(corpus, vocabulary):
+def test_interrupted_pass_resumes_at_the_same_sentence(corpus, vocabulary):
     files = corpus[0]
     found = list(batches(files, vocabulary, 4))
     for done, batch in enumerate(found, start=1):
@@ -64,26 +64,26 @@ def test_a_broken_pass_goes_on_where_it_was(corpus, vocabulary):
 
 
 @pytest.mark.parametrize(("smallest", "kept"), [(3, True), (4, False)])
-def test_a_small_last_batch(corpus, vocabulary, smallest, kept):
+def test_last_batch_is_dropped_if_it_is_too_small(corpus, vocabulary, smallest, kept):
     sizes = [len(batch.lengths) for batch in batches(corpus[0], vocabulary, 10, smallest=smallest)]
     assert sizes == [10, 10] + [3] * kept
 
 
-def test_a_corpus_shorter_than_a_batch(corpus, vocabulary):
+def test_corpus_shorter_than_a_batch_raises(corpus, vocabulary):
     with pytest.raises(
         InputError, match=r"shorter than a batch: 23 sentences in .*0\.txt, .*1\.txt, batch size 24"
     ):
         list(batches(corpus[0], vocabulary, 24))
 
 
-def test_an_empty_corpus(tmp_path, vocabulary):
+def test_empty_corpus_raises(tmp_path, vocabulary):
     (tmp_path / "blank.txt").write_text("\n \n\n")
     with pytest.raises(InputError, match=r"the corpus is empty: no sentence in .*blank\.txt"):
         list(batches([str(tmp_path / "blank.txt")], vocabulary, 2))
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "READ_BYTES", 1 << 14)  # so that a small corpus is many blocks
+    monkeypatch.setattr(reader, "READ_BYTES", 1 << 14)  # so that even a small corpus has many blocks
     generator = random.Random(0)
     words = [f"w{number}" for number in range(500)]
     sentences = [" ".join(generator.choices(words, k=20)) for _ in range(1000)]

@@ -1,4 +1,4 @@
-"""A corpus in memory: every sentence once a pass, in an order that its seed and pass decide."""
+"""A corpus in memory: each pass yields every sentence once, in an order that depends on seed and epoch."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def text(planted):
         return planted[0], Vocabulary.build(line for line in file if line.strip())
 
 
-def test_sentences_are_those_of_the_stream(text):
+def test_sentences_equal_those_of_the_stream(text):
     path, vocabulary = text
     corpus = Corpus([path, path], vocabulary)
     assert len(corpus) == 960
@@ -29,7 +29,7 @@ def test_sentences_are_those_of_the_stream(text):
         assert torch.equal(words, streamed.tokens[row % 480, :length])
 
 
-def test_a_pass_has_its_own_order_and_can_be_entered_anywhere(text):
+def test_order_depends_on_seed_and_epoch_and_a_pass_can_be_resumed(text):
     path, vocabulary = text
     corpus = Corpus([path], vocabulary)
 

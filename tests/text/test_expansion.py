@@ -1,4 +1,4 @@
-"""Maps between vector spaces, against planted ones and against the normal equations."""
+"""Fitted maps between vector spaces, against known maps and against the normal equations."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def random() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def test_a_planted_map_is_recovered(random):
+def test_fit_recovers_an_exact_affine_map(random):
     matrix, intercept = random.normal(size=(W, D)), random.normal(size=D)
     sources = random.normal(3.0, 2.0, size=(P, W))
     fitted = fit_affine(sources, sources @ matrix + intercept)
@@ -24,7 +24,7 @@ def test_a_planted_map_is_recovered(random):
     assert relative(fitted(sources), sources @ matrix + intercept) <= FLOAT64
 
 
-def test_a_fit_with_error_is_of_least_squares(random):
+def test_fit_with_noise_solves_the_normal_equations(random):
     sources, targets = random.normal(size=(P, W)), random.normal(size=(P, D))
     fitted = fit_affine(sources.astype(np.float32), targets.astype(np.float32))
     design = np.hstack([sources.astype(np.float32), np.ones((P, 1))]).astype(np.float64)
@@ -32,7 +32,7 @@ def test_a_fit_with_error_is_of_least_squares(random):
     assert relative(np.vstack([fitted.matrix, fitted.intercept]), wanted) <= FLOAT64
 
 
-def test_trained_rows_keep_theirs_and_the_others_are_mapped(random):
+def test_trained_rows_stay_and_new_words_get_mapped_vectors(random):
     table = random.normal(size=(V, D)).astype(np.float32)
     vectors = random.normal(size=(P, W)).astype(np.float32)
     rows = np.full(P, -1)
@@ -51,7 +51,7 @@ def test_trained_rows_keep_theirs_and_the_others_are_mapped(random):
     assert relative(expanded[V:], np.array(wanted)) <= FLOAT32
 
 
-def test_a_vocabulary_grows_at_its_end():
+def test_new_words_are_appended_to_the_vocabulary():
     vocabulary = Vocabulary.build(["the cat sat", "the cat"], 3, unknown="drop", max_length=4)
     grown = expand_vocabulary(vocabulary, ["mat", "sat"])
     assert len(vocabulary) == 3
@@ -69,6 +69,6 @@ def test_a_vocabulary_grows_at_its_end():
         ((6,), (6, 2), r"targets: wanted \(n, D\) for sources \(n, W\) \(6,\)"),
     ],
 )
-def test_what_determines_no_map_is_refused(sources, targets, message):
+def test_fit_with_wrong_shapes_or_too_few_rows_raises(sources, targets, message):
     with pytest.raises(ValueError, match=message):
         fit_affine(np.zeros(sources), np.zeros(targets))

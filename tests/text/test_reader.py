@@ -1,4 +1,4 @@
-"""Reading sentences: against the whole text read at once, and what is said of files that cannot be read."""
+"""Reading sentences against text that is read as a whole, and errors for files that cannot be read."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ LINES = st.lists(
 
 
 def expected(texts):
-    """(sentence, document, file, line) of every sentence, from texts that are read whole."""
+    """(sentence, document, file, line) of every sentence of whole texts."""
     found, document, new = [], -1, True
     for file, text in enumerate(texts):
         new = True
@@ -55,7 +55,7 @@ def write(folder: Path, texts, suffixes=("txt", "gz", "xz")):
     st.lists(st.tuples(st.booleans(), LINES, st.booleans()), min_size=1, max_size=4),
     st.integers(1, 40),
 )
-def test_sentences_and_documents_are_those_of_the_whole_text(tmp_path_factory, contents, read_bytes):
+def test_sentences_and_documents_equal_those_of_the_whole_text(tmp_path_factory, contents, read_bytes):
     texts = ["\ufeff" * mark + "\n".join(lines) + "\n" * end for mark, lines, end in contents]
     files = write(tmp_path_factory.mktemp("corpus"), texts)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +80,7 @@ def test_standard_input(monkeypatch):
     assert read(["-"]) == expected(["one\ntwo\n\nthree"])
 
 
-def test_what_is_not_utf8_is_found(tmp_path):
+def test_text_that_is_not_utf8_raises(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes(b"fine\ngr" + "ün\n".encode("latin1"))
     with pytest.raises(InputError, match=r"latin\.txt: line 2 is not UTF-8 \(byte 0xfc at byte offset 7 "):
@@ -94,26 +94,26 @@ def test_the_offset_counts_the_byte_order_mark(tmp_path):
         read([str(path)])
 
 
-def test_a_file_that_is_missing(tmp_path):
+def test_missing_file_raises(tmp_path):
     with pytest.raises(InputError, match=r"no such file: .*nothing\.txt"):
         read([str(tmp_path / "nothing.txt")])
 
 
-def test_a_directory(tmp_path):
+def test_directory_raises(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
         read([str(tmp_path)])
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"text" + data])
-def test_damaged_compression(tmp_path, suffix, damage):
+def test_damaged_compressed_file_raises(tmp_path, suffix, damage):
     (path,) = write(tmp_path, ["word\n" * 1000], [suffix])
     Path(path).write_bytes(damage(Path(path).read_bytes()))
     with pytest.raises(InputError, match=rf"0\.{suffix}: damaged or not what its name says"):
         read([path])
 
 
-def test_a_line_without_end(tmp_path):
+def test_too_long_line_raises(tmp_path):
     path = tmp_path / "long.txt"
     path.write_bytes(b"short\n" + b"x" * (reader.LONGEST_LINE + reader.READ_BYTES))
     with pytest.raises(InputError, match=r"line 2 is longer than 1 MiB"):

@@ -1,4 +1,4 @@
-"""The vocabulary against a plain re-implementation, and against the library that wrote it."""
+"""The vocabulary against a plain implementation, and against the `tokenizers` library."""
 
 import string
 import unicodedata
@@ -17,7 +17,7 @@ SENTENCES = st.lists(st.text(ALPHABET, max_size=30), max_size=20)
 
 
 def split(sentence):
-    """White space separates; punctuation marks, and ASCII symbols, stand alone."""
+    """Splits at white space; each punctuation mark and each ASCII symbol is a word of its own."""
     spaced = "".join(
         f" {c} " if c in string.punctuation or unicodedata.category(c).startswith("P") else c
         for c in sentence
@@ -43,7 +43,7 @@ def encode(vocabulary, sentences):
 
 
 @given(SENTENCES, SENTENCES, st.integers(2, 12), st.sampled_from(["keep", "drop"]), st.integers(1, 6))
-def test_encoding_is_that_of_the_definition(corpus, sentences, size, unknown, max_length):
+def test_ids_equal_a_plain_implementation(corpus, sentences, size, unknown, max_length):
     built = Vocabulary.build(corpus, size, unknown=unknown, max_length=max_length)
     wanted = [oracle(corpus, size, sentence, unknown, max_length) for sentence in sentences]
     assert encode(built, sentences) == wanted
@@ -51,7 +51,7 @@ def test_encoding_is_that_of_the_definition(corpus, sentences, size, unknown, ma
 
 
 @given(SENTENCES)
-def test_encoding_is_that_of_the_library(sentences):
+def test_ids_equal_those_of_the_tokenizers_library(sentences):
     built = Vocabulary.build(sentences[: len(sentences) // 2], 12, max_length=1000)
     for sentence, ids in zip(sentences, encode(built, sentences), strict=True):
         assert ids == (built.tokenizer.encode(sentence).ids or [0])
@@ -59,7 +59,7 @@ def test_encoding_is_that_of_the_library(sentences):
 
 @settings(max_examples=20)
 @given(SENTENCES, SENTENCES)
-def test_a_full_cache_changes_nothing(corpus, sentences):
+def test_full_cache_does_not_change_ids(corpus, sentences):
     built = Vocabulary.build(corpus, 12)
     wanted = encode(built, sentences)
     with pytest.MonkeyPatch.context() as patch:
@@ -68,17 +68,17 @@ def test_a_full_cache_changes_nothing(corpus, sentences):
             assert [encode(built, [sentence])[0] for sentence in sentences] == wanted
         built.encode(["."])
         built.encode(["."])
-        assert len(built._chunks) <= 4
+        assert len(built._cache) <= 4
 
 
-def test_counting_in_parts_changes_nothing(monkeypatch):
+def test_counting_in_parts_gives_the_same_vocabulary(monkeypatch):
     corpus = [f"word{n % 7} and, word{n % 3}." for n in range(50)]
     whole = Vocabulary.build(corpus, 100).to_json()
     monkeypatch.setattr(vocabulary, "COUNTED_CHUNKS", 2)
     assert Vocabulary.build(corpus, 100).to_json() == whole
 
 
-def test_rare_words_are_forgotten_when_there_are_too_many(monkeypatch):
+def test_rarest_words_are_dropped_when_there_are_too_many(monkeypatch):
     monkeypatch.setattr(vocabulary, "COUNTED_CHUNKS", 50)
     monkeypatch.setattr(vocabulary, "COUNTED_WORDS", 100)
     corpus = [f"often sometimes{n % 4} once{n}" for n in range(2000)]
@@ -87,7 +87,7 @@ def test_rare_words_are_forgotten_when_there_are_too_many(monkeypatch):
     assert [words[w] for w in ("often", "sometimes0", "sometimes3")] == [2000, 500, 500]
 
 
-def test_the_file_is_one_of_the_library(tmp_path):
+def test_tokenizers_library_reads_the_file(tmp_path):
     built = Vocabulary.build(["It is, perhaps, not so. Is it?"], 8, max_length=5)
     built.save(tmp_path / "vocabulary.json")
     theirs = Tokenizer.from_file(str(tmp_path / "vocabulary.json"))
@@ -96,7 +96,7 @@ def test_the_file_is_one_of_the_library(tmp_path):
 
 
 @pytest.mark.parametrize("unknown", ["keep", "drop"])
-def test_round_trip(tmp_path, unknown):
+def test_saved_vocabulary_loads_unchanged(tmp_path, unknown):
     built = Vocabulary.build(["one two two", "three, four"], 5, unknown=unknown, max_length=3)
     built.save(tmp_path / "v.json")
     loaded = Vocabulary.load(tmp_path / "v.json", unknown=unknown)
@@ -106,12 +106,12 @@ def test_round_trip(tmp_path, unknown):
     assert loaded.to_json() == built.to_json()
 
 
-def test_case_is_kept_and_unknown_is_a_word():
+def test_case_matters_and_unknown_words_are_encoded():
     built = Vocabulary.build(["The the THE the"], 4)
     assert encode(built, ["the THE The tHe"]) == [[1, 2, 3, 0]]
 
 
-def test_words_of_absurd_length_are_unknown():
+def test_very_long_words_are_unknown():
     built = Vocabulary.build(["x" * 101, "y" * 100], 10)
     assert encode(built, ["x" * 101 + " " + "y" * 100]) == [[0, 1]]
 
@@ -124,12 +124,12 @@ def test_words_of_absurd_length_are_unknown():
         ({"max_length": 0}, "max_length: wanted at least 1, got 0"),
     ],
 )
-def test_bad_settings(arguments, message):
+def test_invalid_option_raises(arguments, message):
     with pytest.raises(InputError, match=message):
         Vocabulary.build(["a"], **arguments)
 
 
-def test_bad_files(tmp_path):
+def test_missing_or_invalid_file_raises(tmp_path):
     with pytest.raises(InputError, match=r"no vocabulary: .*v\.json is missing"):
         Vocabulary.load(tmp_path / "v.json")
     for text in ("", "[]", '{"truncation": null}', '{"truncation": {"max_length": 3}}'):

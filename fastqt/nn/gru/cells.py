@@ -1,11 +1,11 @@
-"""The two GRU cells: which products a time step takes, forwards and backwards.
+"""The two forms of the GRU cell: the matrix products of one time step, forward and backward.
 
     reset-after    n = tanh(W x + b + r ∘ (U h + c))      torch, cuDNN
     reset-before   n = tanh(W x + b + U (r ∘ h))          Cho et al. 2014, TensorFlow 1
     both           r, z = sigmoid(W x + U h + b),  h' = n + z ∘ (h − n)
 
-The elementwise work is done by the native operators or by their twins in `fastqt.nn.gru.gates`.
-In all shapes b is the number of active rows, H the hidden size.
+The elementwise operations are those of the native extension, or of `fastqt.nn.gru.gates` without it.
+In all shapes, b is the number of sequences that are active in the step, and H is the hidden size.
 """
 
 from typing import Protocol
@@ -14,51 +14,62 @@ import torch
 from torch import Tensor
 
 from fastqt.nn.gru import gates as torch_gates
-from fastqt.nn.gru.native import Product, serves
+from fastqt.nn.gru.native import PackedProduct, supports_native
 
 
 class Cell(Protocol):
-    """One time step on matrices of b rows; `live` of them come with a state that is not zero."""
+    """One time step on matrices of b rows.
 
-    # Which of r, z, n (0, 1, 2) each of the first three column blocks of grad_gates holds.
-    order: tuple[int, int, int]
-    # Whether the step's backward needs `hidden_n`.
+    Only the first `live` rows have a state that may differ from zero, because sequences may start at this
+    step. The recurrent products skip the other rows.
+
+    Attributes:
+        block_order: which of the gates r, z, n (0, 1, 2) each of the first three column blocks of
+            grad_gates holds.
+        keeps_hidden_n: whether the backward step needs `hidden_n`, the n block of U h + c.
+    """
+
+    block_order: tuple[int, int, int]
     keeps_hidden_n: bool
 
     def forward(
         self,
         gates: Tensor,  # (b, 3H) in: W x; out: r, z, n
-        bias: Tensor,  # from combined_bias
+        bias: Tensor,  # (4, H) from combined_bias
         state: Tensor,  # (b, H)
         live: int,
-        hidden_n: Tensor,  # (b, H) or (0, H)
-        next: Tensor,  # (_, H) out
-        final: Tensor,  # (>= b, H) out: rows that `next` has no place for
-        output: Tensor,  # (b, H) out, or (0, H)
+        hidden_n: Tensor,  # (b, H) out; (0, H) if it is not kept
+        next: Tensor,  # (rows of the next step, H) out: new states of the sequences that go on
+        final: Tensor,  # (>= b, H) out: new states of the sequences that end, in rows len(next) to b
+        output: Tensor,  # (b, H) out: all new states; (0, H) if they are not wanted
     ) -> None: ...
 
     def backward(
         self,
         gates: Tensor,  # (b, 3H)
         state: Tensor,  # (b, H)
-        live: int,  # rows whose state takes a gradient
+        live: int,  # the first `live` rows of `state` need a gradient
         hidden_n: Tensor,  # (b, H) or (0, H)
-        grad_output: Tensor,  # (b, H) or (0, H)
-        carry: Tensor,  # (>= b, H) in: gradient of the new states; out: of the first `live` old ones
+        grad_output: Tensor,  # (b, H); (0, H) means zero
+        carry: Tensor,  # (>= b, H) in: gradient of the new states; out: of the first `live` old states
         grad_gates: Tensor,  # (b, 4H) out
     ) -> None: ...
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
-        """grad_w_hh += what the rows of `grad_gates` and `states` give."""
+        """Adds the gradient of w_hh, (3H, H), from grad_gates (rows, 4H) and old states (rows, H)."""
         ...
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """From the column sums of grad_gates, (4H,): the gradients of b_ih and b_hh, (3H,) each."""
+        """The gradients of b_ih and b_hh, (3H,) each, from the column sums of grad_gates, (4H,)."""
         ...
 
 
 def combined_bias(w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, reset_after: bool) -> Tensor:
-    """The biases as the kernels want them: (4, H) of r, z, n and of the n block of U h."""
+    """Adds up the biases per gate, as the elementwise operators read them.
+
+    Returns:
+        (4, H): the biases of r, z and n, and c, which reset-after adds to the n block of U h.
+    """
     H = w_hh.shape[1]
     bias = w_hh.new_zeros(4, H)
     if b_ih is not None:
@@ -71,12 +82,23 @@ def combined_bias(w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, reset_
 
 
 class ResetAfter:
-    order = (2, 0, 1)
+    """The reset-after cell.
+
+    grad_gates holds the blocks n, r, z and hidden_n in this order. Its first three blocks then make the
+    gradient of W x, and its last three that of U h, so that each is one matrix product.
+
+    Args:
+        w_hh: (3H, H), contiguous.
+        rows: the largest number of rows of a step.
+        backward: prepare for backward steps in place of forward ones.
+    """
+
+    block_order = (2, 0, 1)
     keeps_hidden_n = True
 
     def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
-        self.kernels = torch.ops.fastqt if serves(w_hh) else torch_gates
-        self.product = Product(w_hh if backward else w_hh.t(), rows)
+        self.kernels = torch.ops.fastqt if supports_native(w_hh) else torch_gates
+        self.product = PackedProduct(w_hh if backward else w_hh.t(), rows)
         self.recurrent = w_hh.new_empty(0 if backward else rows, len(w_hh))
 
     def forward(
@@ -117,18 +139,26 @@ class ResetAfter:
 
 
 class ResetBefore:
-    order = (0, 1, 2)
+    """The reset-before cell.
+
+    It takes two products a step, because the product of the n block multiplies r ∘ h. grad_gates holds the
+    blocks r, z and n, and then r ∘ h, which the gradient of w_hh needs.
+
+    Args: as for `ResetAfter`.
+    """
+
+    block_order = (0, 1, 2)
     keeps_hidden_n = False
 
     def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
         H = w_hh.shape[1]
         w_rz, w_n = w_hh[: 2 * H], w_hh[2 * H :]
-        self.kernels = torch.ops.fastqt if serves(w_hh) else torch_gates
-        self.product_rz = Product(w_rz if backward else w_rz.t(), rows)
-        self.product_n = Product(w_n if backward else w_n.t(), rows)
+        self.kernels = torch.ops.fastqt if supports_native(w_hh) else torch_gates
+        self.product_rz = PackedProduct(w_rz if backward else w_rz.t(), rows)
+        self.product_n = PackedProduct(w_n if backward else w_n.t(), rows)
         self.recurrent_rz = w_hh.new_empty(0 if backward else rows, 2 * H)
         self.recurrent_n = w_hh.new_empty(0 if backward else rows, H)
-        self.reset_state = w_hh.new_empty(rows, H)  # backwards: its gradient
+        self.reset_state = w_hh.new_empty(rows, H)  # forward: r ∘ h; backward: its gradient
 
     def forward(
         self,
@@ -171,5 +201,5 @@ class ResetBefore:
         grad_w_hh[2 * H :].addmm_(grad_gates[:, 2 * H : 3 * H].t(), grad_gates[:, 3 * H :])
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
-        of_gates = grad_bias[: 3 * len(grad_bias) // 4]
-        return of_gates.clone(), of_gates.clone()
+        grad_rzn = grad_bias[: 3 * len(grad_bias) // 4]
+        return grad_rzn.clone(), grad_rzn.clone()

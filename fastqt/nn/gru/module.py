@@ -1,4 +1,4 @@
-"""`fastqt.nn.GRU`: torch.nn.GRU's interface over the engine of `fastqt.nn.gru.sequence`."""
+"""The layer `fastqt.nn.GRU`: the interface of `torch.nn.GRU` over `fastqt.nn.gru.sequence`."""
 
 from typing import Literal, overload
 
@@ -12,25 +12,28 @@ Bias = bool | Literal["single"]
 
 
 class GRU(torch.nn.RNNBase):
-    """A one-layer gated recurrent unit: `torch.nn.GRU`, faster on a CPU.
+    """A one-layer gated recurrent unit like `torch.nn.GRU`, but faster on a CPU.
 
-    Parameters have the names and shapes of torch.nn.GRU's, so that each loads the other's state dict; values
-    and gradients agree to rounding. On a CPU fp32 and fp64 are computed natively and bf16 and fp16 in fp32;
-    on other devices the reset-after form is torch's own (cuDNN). There is no second derivative on a CPU.
+    The parameters have the names and shapes of those of torch.nn.GRU, so that each layer loads the state dict
+    of the other. Values and gradients agree up to rounding. On a CPU, bf16 and fp16 are computed in fp32, and
+    only first derivatives exist. On other devices, the reset-after form is torch's own GRU (cuDNN).
 
     Args:
         input_size: W, the number of features of a token.
         hidden_size: H, the number of features of a state.
-        bias: False for none; "single" for one trained bias a gate, as in the equations: bias_hh is then a
-            buffer of zeros, still in the state dict. True: torch's two.
-        batch_first: padded input and output are (B, L, ...) and not (L, B, ...).
-        bidirectional: a second direction, from each sequence's own last token to its first.
-        reset_after: True: n = tanh(W x + b + r ∘ (U h + c)), as torch and cuDNN have it. False: Cho et al.
-            2014 (arXiv:1406.1078), n = tanh(W x + b + U (r ∘ h)). The weights of one are no use to the other.
-        device, dtype: of the parameters.
+        bias: True for the two biases that torch has; False for none; "single" for one trained bias per gate,
+            as in the equations. With "single", bias_hh is a buffer of zeros, which stays in the state dict.
+        batch_first: padded input and output are (B, L, ...) in place of (L, B, ...).
+        bidirectional: add a direction that runs from each sequence's own last token to its first.
+        reset_after: True for n = tanh(W x + b + r ∘ (U h + c)), as in torch and cuDNN; False for
+            n = tanh(W x + b + U (r ∘ h)). Weights that were trained with one form do not fit the other.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
-        ValueError: a size below 1, or another `bias` than the three.
+        ValueError: a size below 1, or another value of `bias`.
+
+    Source: Cho et al. (arXiv:1406.1078), whose form is reset_after=False.
     """
 
     def __init__(
@@ -75,18 +78,20 @@ class GRU(torch.nn.RNNBase):
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Run over a batch.
+        """Runs the GRU over a batch of sequences. D is 2 if the layer is bidirectional, otherwise 1.
 
         Args:
-            input: (L, B, W), with `batch_first` (B, L, W), unbatched (L, W), or a PackedSequence of (N, W).
-            hx: initial states (D, B, H), unbatched (D, H), with D = 2 if bidirectional, else 1; None is zero.
+            input: (L, B, W), or (B, L, W) with `batch_first`, or (L, W) for one sequence, or a
+                PackedSequence of (N, W).
+            hx: initial states (D, B, H), or (D, H) for one sequence; None means zero.
 
         Returns:
-            The states after every token, in the form of `input` with D·H features, forward direction
-            first, and the last state of each direction, (D, B, H) or (D, H).
+            output: the states after every token, in the form of `input`, with D·H features. The forward
+                direction comes first.
+            h_n: the final state of each direction, (D, B, H) or (D, H).
 
         Raises:
-            ValueError: a shape or dtype that does not fit.
+            ValueError: a wrong shape or dtype.
         """
         if isinstance(input, PackedSequence):
             data, batch_sizes, sorted_indices, unsorted_indices = input
@@ -105,7 +110,7 @@ class GRU(torch.nn.RNNBase):
         time_major = input.transpose(0, 1) if self.batch_first and input.dim() == 3 else input
         batch = self._check(time_major, hx)
         L = len(time_major)
-        if _torch_serves(self.reset_after, input.device):
+        if _uses_torch(self.reset_after, input.device):
             output, h_n = self._run_torch(time_major, None, batch, hx)
         else:
             batch_sizes = torch.full((L,), batch, dtype=torch.int64)
@@ -114,13 +119,16 @@ class GRU(torch.nn.RNNBase):
         return output.transpose(0, 1) if self.batch_first else output, h_n
 
     def final_states(self, input: PackedSequence) -> Tensor:
-        """The last state of each direction, (D, B, H), as `forward(input)[1]`, without keeping the others.
+        """The final state of each direction: `forward(input)[1]`, without storing the output.
 
         Args:
             input: a PackedSequence of (N, W).
 
+        Returns:
+            (D, B, H), with D = 2 if the layer is bidirectional, otherwise 1.
+
         Raises:
-            ValueError: a shape or dtype that does not fit.
+            ValueError: a wrong shape or dtype.
         """
         data, batch_sizes, _, unsorted_indices = input
         batch = self._check(data, None, batch_sizes)
@@ -144,7 +152,7 @@ class GRU(torch.nn.RNNBase):
         *,
         want_output: bool = True,
     ) -> tuple[Tensor, Tensor]:  # (N, D·H), (D, B, H)
-        if _torch_serves(self.reset_after, data.device):
+        if _uses_torch(self.reset_after, data.device):
             return self._run_torch(data, batch_sizes, batch, hx)
         weight_dtype = self._weights(0)[0].dtype
         compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
@@ -173,7 +181,7 @@ class GRU(torch.nn.RNNBase):
 
     def _run_torch(
         self,
-        data: Tensor,  # (N, W), or (L, B, W) without batch_sizes
+        data: Tensor,  # (N, W); (L, B, W) if batch_sizes is None
         batch_sizes: Tensor | None,  # (T,)
         batch: int,
         hx: Tensor | None,  # (D, B, H)
@@ -189,11 +197,11 @@ class GRU(torch.nn.RNNBase):
         return output, h_n
 
     def _weights(self, direction: int) -> list[Tensor]:
-        """w_ih, w_hh and, if there are any, b_ih, b_hh."""
+        """w_ih, w_hh and, if the layer has biases, b_ih and b_hh."""
         return [getattr(self, name) for name in self._all_weights[direction]]
 
     def _check(self, data: Tensor, hx: Tensor | None, batch_sizes: Tensor | None = None) -> int:
-        """Check a batch, (L, B, W), or (N, W) with batch_sizes; returns B."""
+        """Checks a batch, (L, B, W), or (N, W) with batch_sizes, and returns B."""
         dim = 3 if batch_sizes is None else 2
         if data.dim() != dim or data.shape[-1] != self.input_size or len(data) == 0:
             raise ValueError(
@@ -211,6 +219,6 @@ class GRU(torch.nn.RNNBase):
         return batch
 
 
-def _torch_serves(reset_after: bool, device: torch.device) -> bool:
-    """Whether torch's own GRU (on a GPU cuDNN's) is to be used."""
+def _uses_torch(reset_after: bool, device: torch.device) -> bool:
+    """Whether torch's own GRU computes the layer, which on a GPU is cuDNN's."""
     return reset_after and device.type != "cpu"

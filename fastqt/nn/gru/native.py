@@ -1,11 +1,11 @@
-"""The GRU's native operators: whether they are there, their fakes, and a product that uses them."""
+"""The native operators of the GRU: whether they can be used, their fakes, and a product that uses them."""
 
 import torch
 from torch import Tensor
 
 from fastqt.engines import ops
 
-NATIVE = ops.native_error is None
+NATIVE = ops.native_error is None  # whether the extension was built and could be loaded
 
 
 def _fake_in_place(*args: object) -> None:
@@ -30,34 +30,37 @@ if NATIVE:
     torch.library.register_fake("fastqt::pack_matrix", _fake_pack)
 
 
-def serves(tensor: Tensor) -> bool:
-    """Whether the native operators are there and take this device and dtype."""
+def supports_native(tensor: Tensor) -> bool:
+    """Whether the native operators exist and support the tensor's device and dtype."""
     return NATIVE and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
-class Product:
-    """Products with one matrix, which is brought into the GEMM's own layout once where that can be done.
+class PackedProduct:
+    """Many products with the same right-hand matrix, which is packed once into the GEMM's own layout.
+
+    Packing needs the extension and a GEMM library that offers it. Without them, torch multiplies.
 
     Args:
-        matrix: (K, N), contiguous or the transpose of that; not to be changed while this lives.
-        rows: about how many rows the left factors have.
+        matrix: (K, N), contiguous or the transpose of a contiguous matrix. It must not change during the
+            life of this object.
+        rows: about how many rows the left-hand matrices have, for which the packing is tuned.
     """
 
     def __init__(self, matrix: Tensor, rows: int) -> None:
         self.matrix = matrix
         self.packed: Tensor | None = None
-        if serves(matrix) and matrix.numel() > 0:
+        if supports_native(matrix) and matrix.numel() > 0:
             packed = torch.ops.fastqt.pack_matrix(matrix, rows)
             self.packed = packed if packed.numel() > 0 else None
 
     def __call__(
         self,
-        left: Tensor,  # (b, K), adjacent columns
-        out: Tensor,  # (b, N), adjacent columns
+        left: Tensor,  # (b, K), columns of stride 1
+        out: Tensor,  # (b, N), columns of stride 1
         *,
         accumulate: bool = False,
     ) -> None:
-        """out = left · matrix, plus `out` itself if `accumulate`."""
+        """Writes left · matrix to `out`, or adds it if `accumulate`."""
         if len(left) == 0:
             return
         if self.packed is not None:

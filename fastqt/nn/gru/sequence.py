@@ -1,12 +1,12 @@
-"""A GRU over a whole batch of ragged sequences: two operators, and the autograd Function over them.
+"""A GRU over a batch of sequences of different lengths: two operators, and their autograd Function.
 
-Sequences are packed as in torch's PackedSequence: sorted by length, longest first, all first tokens, then
-all second tokens, and so on, so that at step t the first batch_sizes[t] rows are active. One GEMM projects
-a chunk of tokens at once; the time loop holds only the recurrent products and one fused pass over the
-gates; backwards, the gradients of the weights are one GEMM a chunk. A chunk is small enough to be still in
-the cache when it is used again.
+Sequences are packed as in torch's PackedSequence: the longest sequence comes first, and the tokens are
+ordered by time step, so that at step t the first batch_sizes[t] sequences are active. Steps are grouped into
+chunks of about CHUNK_TOKENS tokens, which are small enough to stay in the CPU's cache between two uses. One
+GEMM per chunk projects the inputs, so that the time loop does only the recurrent products and one fused pass
+over the gates. In the backward pass, one GEMM per chunk gives the gradient of each weight matrix.
 
-N is the number of tokens, B that of sequences, W the input size, H the hidden size.
+N is the number of tokens, B the number of sequences, W the input size, H the hidden size.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from fastqt.nn.gru.cells import Cell, ResetAfter, ResetBefore, combined_bias
 
 CHUNK_TOKENS = 1024
 
-# By the value of `reset_after`.
+# The cell for each value of `reset_after`.
 CELLS: dict[bool, Callable[..., Cell]] = {True: ResetAfter, False: ResetBefore}
 
 
 def gru_sequence(
     input: Tensor,  # (N, W)
-    batch_sizes: Tensor,  # (T,) int64, on the CPU, falling
-    batch: int,  # B, at least batch_sizes[0]: the sequences beyond that are empty
-    h0: Tensor | None,  # (B, H); None is zero
+    batch_sizes: Tensor,  # (T,) int64, on the CPU, non-increasing
+    batch: int,  # B, at least batch_sizes[0]; sequences beyond batch_sizes[0] are empty
+    h0: Tensor | None,  # (B, H); None means zero
     w_ih: Tensor,  # (3H, W)
     w_hh: Tensor,  # (3H, H)
     b_ih: Tensor | None,  # (3H,)
@@ -37,9 +37,17 @@ def gru_sequence(
     reset_after: bool = True,
     want_output: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The states after every token, (N, H), or (0, H) if not wanted, and after the last ones, (B, H).
+    """Runs one direction of a GRU. It is differentiable once, with respect to all tensors.
 
-    `reverse` runs each sequence from its own last token to its first. Differentiable once, in all tensors.
+    Args:
+        reverse: run each sequence from its own last token to its first.
+        reset_after: the form of the cell.
+        want_output: return the states after every token.
+        For the others see the shapes in the signature.
+
+    Returns:
+        output: (N, H), the states after every token; (0, H) if they are not wanted.
+        h_n: (B, H), the final states.
     """
     tensors = (input, h0, w_ih, w_hh, b_ih, b_hh)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
@@ -89,13 +97,15 @@ class _Sequence(torch.autograd.Function):
 
 
 class Step(NamedTuple):
-    begin: int  # the step's first token
-    rows: int  # its active sequences: tokens begin .. begin + rows
-    live: int  # how many of them have a state from an earlier step
+    """One time step of the packed batch."""
+
+    begin: int  # index of the step's first token
+    rows: int  # number of active sequences; their tokens are begin to begin + rows - 1
+    live: int  # number of active sequences that have a state from an earlier step
 
 
 def _chunks(batch_sizes: Tensor, reverse: bool) -> list[list[Step]]:
-    """The steps in the order in which the recurrence takes them, in groups of about CHUNK_TOKENS tokens."""
+    """The steps in the order of the recurrence, in chunks of at most CHUNK_TOKENS tokens or one step each."""
     sizes: list[int] = batch_sizes.tolist()
     begins = [0]
     for rows in sizes:
@@ -111,11 +121,11 @@ def _chunks(batch_sizes: Tensor, reverse: bool) -> list[list[Step]]:
     return chunks
 
 
-def _start(chunk: list[Step]) -> int:
+def _first_token(chunk: list[Step]) -> int:
     return min(step.begin for step in chunk)
 
 
-def _tokens(chunk: list[Step]) -> int:
+def _token_count(chunk: list[Step]) -> int:
     return sum(step.rows for step in chunk)
 
 
@@ -134,13 +144,24 @@ def gru_fwd(
     want_output: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """output (N, H), h_n (B, H); if `save`, for gru_bwd: gates (N, 3H), hidden_n (N, H), states (N, H)."""
+    """The forward pass of `gru_sequence`.
+
+    Returns:
+        output: (N, H), or (0, H) if not `want_output`.
+        h_n: (B, H).
+        gates: (N, 3H), the activated gates r, z, n of every token, for `gru_bwd`.
+        hidden_n: (N, H), or (0, H) if the cell does not keep it, for `gru_bwd`.
+        states: (N, H), the state before every token, for `gru_bwd`.
+        The last three have no elements if not `save`.
+    """
     N, H = len(input), w_hh.shape[1]
     chunks = _chunks(batch_sizes, reverse)
     steps = [step for chunk in chunks for step in chunk]
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
     cell = CELLS[reset_after](w_hh, batch)
     bias = combined_bias(w_hh, b_ih, b_hh, reset_after)
+    # `cell.forward` reads the states of step k from step_states[k] and writes the new ones of the sequences
+    # that go on to step_states[k + 1]. It writes the new states of the sequences that end to `final`.
     initial = h0.contiguous() if h0 is not None else input.new_zeros(batch, H)
     output, hidden_n = input.new_empty(N if want_output else 0, H), input.new_empty(0, H)
     final = initial.clone()
@@ -149,15 +170,16 @@ def gru_fwd(
         hidden_n = input.new_empty(N if cell.keeps_hidden_n else 0, H)
         for begin, rows, live in steps:
             states[begin + live : begin + rows] = initial[live:rows]
-        slabs = [states[begin : begin + rows] for begin, rows, _ in steps]
+        step_states = [states[begin : begin + rows] for begin, rows, _ in steps]
     else:
-        gates, states = input.new_empty(max(map(_tokens, chunks), default=0), 3 * H), initial.clone()
-        slabs = [states[:rows] for _, rows, _ in steps]
-    slabs.append(states[:0])
+        # Nothing is saved: all chunks share one buffer for the gates, and all steps share one for the states.
+        gates, states = input.new_empty(max(map(_token_count, chunks), default=0), 3 * H), initial.clone()
+        step_states = [states[:rows] for _, rows, _ in steps]
+    step_states.append(states[:0])
 
     index = 0
     for chunk in chunks:
-        start, tokens = _start(chunk), _tokens(chunk)
+        start, tokens = _first_token(chunk), _token_count(chunk)
         projected = gates[start : start + tokens] if save else gates[:tokens]
         torch.mm(input[start : start + tokens], w_ih.t(), out=projected)
         for begin, rows, live in chunk:
@@ -165,10 +187,10 @@ def gru_fwd(
             cell.forward(
                 projected[begin - start : end - start],
                 bias,
-                slabs[index],
+                step_states[index],
                 live if h0 is None else rows,
                 hidden_n[begin:end],
-                slabs[index + 1],
+                step_states[index + 1],
                 final,
                 output[begin:end],
             )
@@ -219,7 +241,19 @@ def gru_bwd(
     need_input: bool,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of input, h0, w_ih, w_hh, b_ih, b_hh; without elements for what is absent or not needed."""
+    """The backward pass of `gru_sequence`.
+
+    Args:
+        gates, hidden_n, states: what `gru_fwd` returned with `save`.
+        has_h0: whether h0 was given.
+        need_input: whether the gradient of `input` is needed.
+        need_weights: whether any gradient of the weights or biases is needed.
+        For the others see `gru_fwd`.
+
+    Returns:
+        The gradients of input, h0, w_ih, w_hh, b_ih and b_hh. Those of an absent h0, and of `input` if it is
+        not needed, have no elements. Those of weights and biases are zero if not `need_weights`.
+    """
     H = states.shape[1]
     chunks = _chunks(batch_sizes, reverse)
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
@@ -230,15 +264,15 @@ def gru_bwd(
         if grad_h_n is not None
         else input.new_zeros(batch, H)
     )
-    # The blocks of grad_gates, and with them these two, are in the cell's order.
-    w_blocks = torch.cat([w_ih[block * H : (block + 1) * H] for block in cell.order])
-    grad_w_blocks = torch.zeros_like(w_ih)
+    # The blocks of grad_gates are in the cell's own order. w_ih and its gradient are put in that order too.
+    w_ih_reordered = torch.cat([w_ih[block * H : (block + 1) * H] for block in cell.block_order])
+    grad_w_ih_reordered = torch.zeros_like(w_ih)
     grad_input = input.new_empty(input.shape if need_input else 0)
     grad_w_hh, grad_bias = torch.zeros_like(w_hh), input.new_zeros(4 * H)
-    workspace = input.new_empty(max(map(_tokens, chunks), default=0), 4 * H)
+    workspace = input.new_empty(max(map(_token_count, chunks), default=0), 4 * H)
 
     for chunk in reversed(chunks):
-        start, tokens = _start(chunk), _tokens(chunk)
+        start, tokens = _first_token(chunk), _token_count(chunk)
         grad_gates = workspace[:tokens]
         for begin, rows, live in reversed(chunk):
             end = begin + rows
@@ -251,17 +285,17 @@ def gru_bwd(
                 carry,
                 grad_gates[begin - start : end - start],
             )
-        of_input, span = grad_gates[:, : 3 * H], slice(start, start + tokens)
+        grad_projected, span = grad_gates[:, : 3 * H], slice(start, start + tokens)
         if need_input:
-            torch.mm(of_input, w_blocks, out=grad_input[span])
+            torch.mm(grad_projected, w_ih_reordered, out=grad_input[span])
         if need_weights:
-            grad_w_blocks.addmm_(of_input.t(), input[span])
+            grad_w_ih_reordered.addmm_(grad_projected.t(), input[span])
             cell.add_weight_gradient(grad_gates, states[span], grad_w_hh)
             grad_bias += grad_gates.sum(0)
 
     grad_w_ih = torch.empty_like(w_ih)
-    for k, block in enumerate(cell.order):
-        grad_w_ih[block * H : (block + 1) * H] = grad_w_blocks[k * H : (k + 1) * H]
+    for k, block in enumerate(cell.block_order):
+        grad_w_ih[block * H : (block + 1) * H] = grad_w_ih_reordered[k * H : (k + 1) * H]
     grad_h0 = carry if has_h0 else input.new_empty(0)
     return grad_input, grad_h0, grad_w_ih, grad_w_hh, *cell.bias_gradients(grad_bias)
 

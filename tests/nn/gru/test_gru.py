@@ -1,4 +1,4 @@
-"""fastqt.nn.GRU against a numpy cell, torch.nn.GRU and finite differences."""
+"""fastqt.nn.GRU against a cell in numpy, torch.nn.GRU, and finite differences."""
 
 import copy
 import pickle
@@ -15,15 +15,15 @@ from fastqt.nn.gru import module, native, sequence
 W, H = 5, 4
 LENGTHS = [3, 7, 1, 7, 2, 5]
 
-# Both sides of a comparison in fp64 differ by rounding only, some 1e-15 a step.
+# In fp64 both sides differ only by rounding, about 1e-15 per step.
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-# fp32 sums of up to a few hundred terms of order 1, in another order.
+# In fp32 both sides add up to a few hundred terms of order 1 in different orders.
 ROUNDED = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture(params=["native", "torch"])
 def engine(request, monkeypatch):
-    """Both ways of computing a step, and chunks that end in the midst of a batch."""
+    """Native and torch operators, with chunks so small that a batch needs several."""
     monkeypatch.setattr(sequence, "CHUNK_TOKENS", 7)
     if request.param == "torch":
         monkeypatch.setattr(native, "NATIVE", False)
@@ -41,7 +41,7 @@ def sentences(dtype: torch.dtype = torch.float64, width: int = W) -> list[Tensor
 
 
 def numpy_cell(x, h, w_ih, w_hh, b_ih, b_hh, reset_after):
-    """One step of one sentence: the equations, in numpy."""
+    """One step of one sequence, written from the equations."""
 
     def sigmoid(a):
         return 1 / (1 + np.exp(-a))
@@ -55,7 +55,7 @@ def numpy_cell(x, h, w_ih, w_hh, b_ih, b_hh, reset_after):
 
 
 def numpy_gru(layer: GRU, sentence: np.ndarray, h0: np.ndarray, direction: int) -> np.ndarray:
-    """The states (L, H) of one sentence in one direction, in the sentence's order."""
+    """The states (L, H) of one sequence in one direction, in the order of its tokens."""
     suffix = "_reverse" if direction else ""
     weights = [getattr(layer, f"{name}_l0{suffix}").detach().numpy() for name in ("weight_ih", "weight_hh")]
     for name in ("bias_ih", "bias_hh"):
@@ -72,7 +72,7 @@ def numpy_gru(layer: GRU, sentence: np.ndarray, h0: np.ndarray, direction: int) 
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("bias", [True, False, "single"])
 @pytest.mark.parametrize("with_h0", [True, False])
-def test_values_are_the_equations(reset_after, bias, with_h0):
+def test_states_equal_a_numpy_cell(reset_after, bias, with_h0):
     layer = GRU(W, H, bias=bias, bidirectional=True, reset_after=reset_after, dtype=torch.float64)
     batch = sentences()
     h0 = torch.randn(2, len(batch), H, dtype=torch.float64) if with_h0 else None
@@ -93,7 +93,7 @@ def test_values_are_the_equations(reset_after, bias, with_h0):
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("with_h0", [True, False])
-def test_gradients_are_finite_differences(reset_after, reverse, with_h0):
+def test_gradients_equal_finite_differences(reset_after, reverse, with_h0):
     W, H, lengths = 2, 3, [4, 4, 2, 1]
     packed = pack_sequence([torch.randn(length, W, dtype=torch.float64) for length in lengths])
     shapes = [(3 * H, W), (3 * H, H), (3 * H,), (3 * H,)]
@@ -131,7 +131,7 @@ def twins(**options) -> tuple[GRU, torch.nn.GRU]:
 
 
 def results(layer, x, hx, wrap=lambda x: x):
-    """Output, final state and the gradients of a fixed scalar of both, by name."""
+    """By name: output, final state, and the gradients of a fixed linear function of both."""
     x = x.clone().requires_grad_()
     hx = hx.clone().requires_grad_() if hx is not None else None
     layer.zero_grad()
@@ -163,7 +163,7 @@ def assert_same(got, want, **tolerance):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("with_hx", [True, False])
 @pytest.mark.parametrize("form", ["packed", "sorted", "padded", "batch_first", "unbatched"])
-def test_equals_torch(form, bidirectional, bias, with_hx):
+def test_values_and_gradients_equal_torch(form, bidirectional, bias, with_hx):
     ours, theirs = twins(bidirectional=bidirectional, bias=bias, batch_first=form == "batch_first")
     D, B = 1 + bidirectional, len(LENGTHS)
     hx = torch.randn(D, B, H, dtype=torch.float64) if with_hx else None
@@ -180,21 +180,21 @@ def test_equals_torch(form, bidirectional, bias, with_hx):
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_one_sentence_keeps_its_batch_dimension(length):
+def test_batch_of_one_sequence_keeps_its_dimension(length):
     ours, theirs = twins(bidirectional=True)
     x = torch.randn(length, 1, W, dtype=torch.float64)
     assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
 
 
 def error(got, want):
-    """Relative distances in the Frobenius norm, by name."""
+    """By name: the relative error in the Frobenius norm."""
     return {name: ((got[name] - w).norm() / w.norm()).item() for name, w in want.items()}
 
 
 @pytest.mark.skipif(not native.NATIVE, reason="the native extension is not built")
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_fp32_is_as_accurate_as_torch(scale):
-    # Errors of 1e-7 scatter by their nature: the sum over all results is compared, and each with some slack.
+    # Single errors of 1e-7 scatter, so their sum is held to 1.5 times that of torch, and each one to twice.
     ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -233,7 +233,7 @@ def test_two_runs_are_bitwise_equal_and_threads_agree(reset_after):
 
 
 @pytest.mark.usefixtures("engine")
-def test_only_the_wanted_gradients_are_computed():
+def test_gradients_of_input_or_parameters_only():
     layer = GRU(W, H, dtype=torch.float64)
     x = torch.randn(6, 3, W, dtype=torch.float64, requires_grad=True)
     everything = torch.autograd.grad(layer(x)[0].sum(), [x, *layer.parameters()])
@@ -250,7 +250,7 @@ def test_only_the_wanted_gradients_are_computed():
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("reset_after", [True, False])
-def test_final_states_are_the_second_result(reset_after):
+def test_final_states_equal_the_second_result_of_forward(reset_after):
     layer = GRU(W, H, bidirectional=True, reset_after=reset_after, dtype=torch.float64)
     packed = pack_sequence(sentences(), enforce_sorted=False)
     want, got = layer(packed)[1], layer.final_states(packed)
@@ -264,19 +264,19 @@ def test_final_states_are_the_second_result(reset_after):
         torch.testing.assert_close(a, b, **EXACT)
 
 
-def test_strided_inputs_and_upstream_gradients():
+def test_noncontiguous_inputs_and_upstream_gradients():
     ours, theirs = twins()
     base = torch.randn(W, 3, 6, dtype=torch.float64)
     one = torch.randn(1, 1, W, dtype=torch.float64)
     for x in (base.permute(2, 1, 0), base.permute(2, 1, 0)[::2], one.expand(6, 3, W)):
         assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
         x = x.detach().requires_grad_()
-        upstream = torch.ones(1, dtype=torch.float64).expand(len(x), 3, H)  # all strides 0
+        upstream = torch.ones(1, dtype=torch.float64).expand(len(x), 3, H)  # all strides are 0
         got, want = (torch.autograd.grad(layer(x)[0], x, upstream)[0] for layer in (ours, theirs))
         torch.testing.assert_close(got, want, **EXACT)
 
 
-def test_backward_may_run_twice_but_not_be_differentiated():
+def test_backward_runs_twice_but_double_backward_raises():
     layer = GRU(W, H)
     x = torch.randn(6, 3, W, requires_grad=True)
     loss = layer(x)[0].square().sum()
@@ -286,7 +286,7 @@ def test_backward_may_run_twice_but_not_be_differentiated():
         torch.autograd.grad(loss, x, create_graph=True)
 
 
-def test_state_dicts_are_exchanged_with_torch():
+def test_state_dicts_load_into_torch_and_back():
     for bias in (True, "single"):
         ours, theirs = GRU(W, H, bias=bias, bidirectional=True), torch.nn.GRU(W, H, bidirectional=True)
         x = torch.randn(6, 3, W)
@@ -297,7 +297,7 @@ def test_state_dicts_are_exchanged_with_torch():
         torch.testing.assert_close(ours(x)[0], theirs(x)[0], **ROUNDED)
 
 
-def test_single_bias_is_one_parameter_a_gate():
+def test_single_bias_is_one_parameter_per_gate():
     layer = GRU(W, H, bias="single", bidirectional=True)
     assert sum(p.numel() for p in layer.parameters()) == 2 * 3 * H * (H + W + 1)
     assert {name for name, _ in layer.named_buffers()} == {"bias_hh_l0", "bias_hh_l0_reverse"}
@@ -305,7 +305,7 @@ def test_single_bias_is_one_parameter_a_gate():
 
 
 @pytest.mark.parametrize("bias", [True, "single"])
-def test_copies_and_conversions(bias):
+def test_copying_pickling_and_conversion_of_dtype(bias):
     layer = GRU(W, H, bias=bias)
     x = torch.randn(6, 3, W)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -323,7 +323,7 @@ def test_half_precision_is_computed_in_fp32(dtype):
     assert_same(got, {name: t.to(dtype) for name, t in want.items()}, rtol=0, atol=0)
 
 
-def test_autocast_keeps_the_weights_dtype():
+def test_autocast_computes_in_the_dtype_of_the_weights():
     layer, x = GRU(W, H), torch.randn(6, 3, W)
     want = results(layer, x, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -332,7 +332,7 @@ def test_autocast_keeps_the_weights_dtype():
     assert output.dtype == torch.float32
 
 
-def test_saturated_gates_stay_finite_and_nan_stays_in_its_sentence():
+def test_saturated_gates_are_finite_and_nan_stays_in_its_sequence():
     layer = GRU(W, H)
     x = 1e4 * torch.randn(6, 3, W)
     x[2, 1] = float("nan")
@@ -344,9 +344,9 @@ def test_saturated_gates_stay_finite_and_nan_stays_in_its_sentence():
 
 @pytest.mark.parametrize("form", ["packed", "padded"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_other_devices_are_handed_to_torch(monkeypatch, form, bias):
+def test_other_devices_use_torch(monkeypatch, form, bias):
     ours, theirs = twins(bidirectional=True, bias=bias)
-    monkeypatch.setattr(module, "_torch_serves", lambda reset_after, device: reset_after)
+    monkeypatch.setattr(module, "_uses_torch", lambda reset_after, device: reset_after)
     monkeypatch.setattr(module, "gru_sequence", None)
     packed = pack_sequence(sentences(), enforce_sorted=False)
     x, wrap = torch.randn(6, 3, W, dtype=torch.float64), lambda x: x
@@ -391,11 +391,11 @@ def test_compiles_without_a_graph_break(dynamic):
         (torch.randn(6, W), torch.randn(3, H), r"hx: expected shape \(1, 1, 4\), got \(3, 1, 4\)"),
     ],
 )
-def test_bad_input_is_named(x, hx, message):
+def test_invalid_input_raises(x, hx, message):
     with pytest.raises(ValueError, match=message):
         GRU(W, H)(x, hx)
 
 
-def test_bad_bias_is_named():
+def test_invalid_bias_raises():
     with pytest.raises(ValueError, match=r"bias: expected True, False or 'single', got 'double'"):
         GRU(W, H, bias="double")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The GRU's operators: native ones against their twins in torch ops, and all under opcheck."""
+"""The operators of the GRU: native ones against those in torch, and all of them under opcheck."""
 
 import inspect
 
@@ -14,7 +14,7 @@ from fastqt.nn.gru import sequence
 native = pytest.mark.skipif(not native_gru.NATIVE, reason="the native extension is not built")
 GATES = [name for name in vars(torch_gates) if name.startswith("gru_")]
 
-# b rows are active, `live` of them with a state; 70 units are no multiple of a vector.
+# b rows are active, and `live` of them have a nonzero state. 70 is no multiple of a vector register's lanes.
 b, live, H = 5, 3, 70
 
 
@@ -23,7 +23,10 @@ def rows(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def arguments(name: str, dtype: torch.dtype, *, optional: bool) -> list[Tensor]:
-    """Arguments for one of the gate functions, by the names of its parameters."""
+    """Random arguments for a gate function, chosen by the names of its parameters.
+
+    Results and gradients that may be absent have no rows if not `optional`.
+    """
     torch.manual_seed(0)
     state = rows(b, H, dtype=dtype)
     state[live:] = 0
@@ -53,7 +56,7 @@ def arguments(name: str, dtype: torch.dtype, *, optional: bool) -> list[Tensor]:
 @pytest.mark.parametrize("optional", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", GATES)
-def test_native_gates_equal_their_twins(name, dtype, optional):
+def test_native_gates_equal_torch_gates(name, dtype, optional):
     want, got = (arguments(name, dtype, optional=optional) for _ in range(2))
     getattr(torch_gates, name)(*want)
     getattr(torch.ops.fastqt, name)(*got)
@@ -65,14 +68,14 @@ def test_native_gates_equal_their_twins(name, dtype, optional):
 @native
 @pytest.mark.parametrize("optional", [True, False])
 @pytest.mark.parametrize("name", GATES)
-def test_gates_under_opcheck(name, optional):
+def test_native_gates_pass_opcheck(name, optional):
     operator = getattr(torch.ops.fastqt, name).default
     torch.library.opcheck(operator, tuple(arguments(name, torch.float32, optional=optional)))
 
 
 @native
 @pytest.mark.parametrize("name", GATES)
-def test_gates_refuse_what_would_not_fit(name):
+def test_native_gates_raise_on_wrong_layout_or_dtype(name):
     for change in (lambda t: t[:, 1:], lambda t: t.t(), lambda t: t.half()):
         broken = arguments(name, torch.float32, optional=True)
         broken[0] = change(broken[0])
@@ -94,29 +97,29 @@ def test_activations_are_accurate_to_a_few_ulp():
     assert (r == z).all()
 
 
-ENDS = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e38, -1e38, 1e-40, 0.0])
+EXTREMES = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e38, -1e38, 1e-40, 0.0])
 
 
 @native
-def test_activations_at_the_ends():
-    n = len(ENDS)
-    gates, none, zeros = ENDS.repeat(1, 3), torch.empty(0, 3 * n), torch.zeros(4, n)
+def test_activations_of_extreme_values():
+    n = len(EXTREMES)
+    gates, none, zeros = EXTREMES.repeat(1, 3), torch.empty(0, 3 * n), torch.zeros(4, n)
     empty, final = torch.empty(0, n), torch.empty(1, n)
     torch.ops.fastqt.gru_reset_after_(gates, none, zeros, torch.zeros(1, n), empty, empty, final, empty)
     r, _, candidate = gates.view(3, n)
-    torch.testing.assert_close(r, ENDS.sigmoid(), equal_nan=True)
-    torch.testing.assert_close(candidate, ENDS.tanh(), equal_nan=True)
+    torch.testing.assert_close(r, EXTREMES.sigmoid(), equal_nan=True)
+    torch.testing.assert_close(candidate, EXTREMES.tanh(), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("K", "N"), [(100, 300), (300, 100), (1, 7), (7, 1)])
-def test_product_for_any_number_of_rows(dtype, transposed, K, N):
+def test_packed_product_for_any_number_of_rows(dtype, transposed, K, N):
     torch.manual_seed(0)
     matrix = rows(N, K, dtype=dtype).t() if transposed else rows(K, N, dtype=dtype)
-    product = native_gru.Product(matrix, 40)
+    product = native_gru.PackedProduct(matrix, 40)
     for count in (40, 39, 17, 2, 1, 0, 64):
-        # As in the recurrence: a block of columns on the left, the first rows of a buffer on the right.
+        # As in the recurrence, `left` is a block of columns and `out` the first rows of a buffer.
         left, out = rows(count, K + 5, dtype=dtype)[:, 5:], rows(count + 3, N, dtype=dtype)
         before, exact = out.clone(), left.double() @ matrix.double()
         product(left, out[:count])
@@ -126,10 +129,10 @@ def test_product_for_any_number_of_rows(dtype, transposed, K, N):
         assert torch.equal(out[count:], before[count:])
 
 
-def test_product_without_the_extension(monkeypatch):
+def test_packed_product_without_the_extension(monkeypatch):
     monkeypatch.setattr(native_gru, "NATIVE", False)
     matrix, left, out = rows(4, 6), rows(3, 4), torch.empty(3, 6, dtype=torch.float64)
-    product = native_gru.Product(matrix, 3)
+    product = native_gru.PackedProduct(matrix, 3)
     product(left, out)
     torch.testing.assert_close(out, left @ matrix)
     product(left, out, accumulate=True)
@@ -137,13 +140,13 @@ def test_product_without_the_extension(monkeypatch):
 
 
 @native
-def test_packed_product_under_opcheck():
-    # opcheck runs the operator on copies, so this also has it notice that the packed form has been moved.
+def test_packed_product_passes_opcheck():
+    # opcheck runs the operator on copies, so this also tests a packed matrix at another address.
     matrix, left = rows(8, 6, dtype=torch.float32), rows(3, 8, dtype=torch.float32)
     packed = torch.ops.fastqt.pack_matrix(matrix, 3)
     if packed.numel() == 0:
         pytest.skip("this torch has no MKL to pack with")
-    # The unused bytes of the packed form are not initialised: its values are not compared.
+    # The padding bytes of the packed matrix are not initialised, so its values cannot be compared.
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.fastqt.pack_matrix.default, (matrix, 3), test_utils=tests)
     for accumulate in (True, False):
@@ -160,7 +163,7 @@ def test_packed_product_under_opcheck():
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("everything", [True, False])
-def test_sequence_operators_under_opcheck(reset_after, reverse, everything):
+def test_sequence_operators_pass_opcheck(reset_after, reverse, everything):
     W, H, batch_sizes = 3, 2, torch.tensor([3, 2, 2, 1])
     N, B = int(batch_sizes.sum()), 3
     weights = rows(3 * H, W), rows(3 * H, H)

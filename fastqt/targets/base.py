@@ -1,0 +1,92 @@
+"""The interface of target operators, and the compressed rows that they are lowered to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100  # the class index that means "no target", as in `torch.nn.functional.cross_entropy`
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The target matrix T of shape (N, M), as compressed sparse rows or as a dense matrix.
+
+    Either `starts`, `columns` and `weights` are given, or `dense` is. Entries with weight 0 are allowed and
+    have no effect. A row names a column at most once among its entries with nonzero weight.
+
+    Attributes:
+        starts: (N + 1,) int64; row i owns the entries starts[i] to starts[i + 1] - 1.
+        columns: (nnz,) int64; the column of each entry.
+        weights: (nnz,) float64; the value T_ij of each entry.
+        dense: (N, M); T itself.
+        background: (N,) float64; a constant that is added to every cell of row i.
+        offsets: if given, T is banded: every row has len(offsets) entries at most, and entry k of row i is
+            in column i + offsets[k] or has weight 0.
+    """
+
+    starts: Tensor | None = None
+    columns: Tensor | None = None
+    weights: Tensor | None = None
+    dense: Tensor | None = None
+    background: Tensor | None = None
+    offsets: tuple[int, ...] | None = None
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row, column and float64 weight of the nonzero entries, each (nnz,); `background` is left out."""
+        if self.dense is not None:
+            row, column = self.dense.nonzero(as_tuple=True)
+            return row, column, self.dense[row, column].double()
+        starts, columns, weights = self.compressed()
+        row = torch.repeat_interleave(starts.diff(), output_size=columns.numel())
+        nonzero = weights != 0
+        return row[nonzero], columns[nonzero], weights[nonzero]
+
+    def compressed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`starts`, `columns` and `weights`; only for targets that are not dense."""
+        assert self.starts is not None
+        assert self.columns is not None
+        assert self.weights is not None
+        return self.starts, self.columns, self.weights
+
+    def to_dense(self, N: int, M: int) -> Tensor:
+        """T as a matrix (N, M) float64, with `background` added."""
+        row, column, weight = self.entries()
+        T = weight.new_zeros(N, M).index_put((row, column), weight)
+        return T if self.background is None else T + self.background[:, None]
+
+
+class Targets(ABC):
+    """A linear operator T of shape (N, M); T_ij >= 0 is the weight of candidate j as a target of query i."""
+
+    @abstractmethod
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        """Lowers T for N queries and M candidates to rows on `device`. Call `check` first."""
+
+    @abstractmethod
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        """Checks that T is defined for these sizes.
+
+        Args:
+            N: number of queries.
+            M: number of candidates.
+            diagonal: the option of `fastqt.contrastive_loss`. "zero" and "exclude" replace the scores of
+                the cells (i, i), so that these cells cannot be targets.
+
+        Raises:
+            ValueError: T is not defined for N and M, or has targets on a diagonal that is replaced.
+        """
+
+    def to_dense(self, N: int, M: int) -> Tensor:
+        """T as a matrix (N, M) float64 on the CPU, to inspect a small example."""
+        return self.rows(N, M, torch.device("cpu")).to_dense(N, M)
+
+
+def rows_of_equal_length(columns: Tensor, weights: Tensor) -> TargetRows:
+    """Compressed rows of K entries each, from columns (N, K) int64 and weights (N, K) float64."""
+    N, K = columns.shape
+    starts = torch.arange(0, N * K + 1, K, device=columns.device)
+    return TargetRows(starts, columns.reshape(-1), weights.reshape(-1))

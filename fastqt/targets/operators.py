@@ -1,0 +1,249 @@
+"""Target operators other than the window: one target per row, sparse and dense matrices, smoothing."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import as_ids, require
+from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, rows_of_equal_length
+
+
+class Diagonal(Targets):
+    """Candidate i is the only target of row i, as in InfoNCE. Rows i >= M have no target.
+
+    Needs diagonal='keep', because the other options replace the scores of exactly these cells.
+    """
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        if diagonal != "keep":
+            raise ValueError(
+                f"targets: Diagonal() has its targets on the diagonal that diagonal={diagonal!r} replaces; "
+                "use diagonal='keep'"
+            )
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        starts = torch.arange(N + 1, device=device)
+        if N > M:
+            starts = starts.clamp(max=M)
+        columns = starts[: min(N, M)]
+        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
+
+
+class Sparse(Targets):
+    """Targets from a sparse CSR tensor.
+
+    Args:
+        csr_tensor: (N, M), layout torch.sparse_csr, floating point, entries >= 0. No cell may occur twice,
+            which `torch.sparse.check_sparse_tensor_invariants` can check. No gradient flows to it.
+
+    Raises:
+        ValueError: another layout, or a tensor that is not 2-D.
+        TypeError: a dtype that is not floating point.
+    """
+
+    def __init__(self, csr_tensor: Tensor) -> None:
+        if csr_tensor.layout is not torch.sparse_csr or csr_tensor.dim() != 2:
+            raise ValueError(
+                f"csr_tensor: want a 2-D tensor of layout torch.sparse_csr, got {csr_tensor.dim()}-D of "
+                f"layout {csr_tensor.layout}"
+            )
+        if not csr_tensor.dtype.is_floating_point:
+            raise TypeError(f"csr_tensor: want a floating-point dtype, got {csr_tensor.dtype}")
+        csr_tensor = csr_tensor.detach()
+        self.shape = tuple(csr_tensor.shape)
+        self._rows = TargetRows(
+            csr_tensor.crow_indices().long(), csr_tensor.col_indices().long(), csr_tensor.values().double()
+        )
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        _check_shape(self.shape, N, M)
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        starts, columns, weights = (x.to(device) for x in self._rows.compressed())
+        return TargetRows(starts, columns, weights)
+
+
+class ClassIndices(Targets):
+    """One target column per row, as in `torch.nn.functional.cross_entropy`.
+
+    Args:
+        indices: (N,) integers in [0, M), or -100 for a row without a target.
+
+    Raises:
+        ValueError: a tensor that is not 1-D.
+        TypeError: a dtype that is not an integer one.
+    """
+
+    def __init__(self, indices: Tensor) -> None:
+        self.indices = as_ids("targets", indices)
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        if self.indices.numel() != N:
+            raise ValueError(
+                f"targets: want a class index for each of N={N} queries, got {self.indices.numel()}"
+            )
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        indices = self.indices.to(device)
+        has_target = indices != IGNORE_INDEX
+        return rows_of_equal_length(
+            torch.where(has_target, indices, 0)[:, None], has_target.double()[:, None]
+        )
+
+
+class Bags(Targets):
+    """A set of target columns per row, each of weight 1, in the form that `torch.nn.EmbeddingBag` takes.
+
+    Args:
+        name: what error messages call the ids.
+        ids: (T,) integers in [0, M), the rows' ids concatenated. An id that a row names twice counts once.
+        offsets: (N,) integers, the position in `ids` where each row begins.
+
+    Raises:
+        ValueError: a tensor that is not 1-D.
+        TypeError: a dtype that is not an integer one.
+    """
+
+    def __init__(self, name: str, ids: Tensor, offsets: Tensor) -> None:
+        self.name = name
+        self.ids = as_ids(name, ids)
+        self.offsets = as_ids("offsets", offsets)
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        if self.offsets.numel() != N:
+            raise ValueError(f"offsets: want one for each of N={N} rows, got {self.offsets.numel()}")
+        ascending = (self.offsets[0] == 0) & (self._starts().diff() >= 0).all()
+        require(
+            ascending, f"offsets: want rising values from 0 to {self.ids.numel()}, the number of {self.name}"
+        )
+        inside = (self.ids >= 0) & (self.ids < M)
+        require(inside.all(), f"{self.name}: want integers in 0..{M - 1}", self.ids)
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        ids, starts = self.ids.to(device), self._starts().to(device)
+        row = torch.repeat_interleave(starts.diff(), output_size=ids.numel())
+        cells = (row * M + ids).sort().values
+        # After the sort, an id that a row repeats follows itself. Its repetitions get weight 0.
+        weights = torch.ones_like(cells, dtype=torch.float64)
+        weights[1:] = cells[1:] != cells[:-1]
+        return TargetRows(starts, cells % M, weights)
+
+    def _starts(self) -> Tensor:
+        return torch.nn.functional.pad(self.offsets, (0, 1), value=self.ids.numel())
+
+
+class Dense(Targets):
+    """An explicit target matrix.
+
+    Args:
+        matrix: (N, M) floating point, entries >= 0. No gradient flows to it.
+
+    Raises:
+        TypeError: a dtype that is not floating point.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        if not matrix.dtype.is_floating_point:
+            raise TypeError(f"targets: want a floating-point (N, M) tensor, got dtype {matrix.dtype}")
+        self.matrix = matrix.detach()
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        _check_shape(tuple(self.matrix.shape), N, M)
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        return TargetRows(dense=self.matrix.to(device))
+
+
+class Smoothed(Targets):
+    """Other targets with the constant `smoothing` added to every cell; see `smoothed`."""
+
+    def __init__(self, base: Targets, smoothing: float, normalize: bool) -> None:
+        self.base = base
+        self.smoothing = smoothing
+        self.normalize = normalize
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        self.base.check(N, M, diagonal)
+        if diagonal == "exclude":
+            raise ValueError(
+                "targets: smoothed targets give every candidate mass, which diagonal='exclude' forbids; "
+                "use diagonal='zero' or 'keep'"
+            )
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        rows = self.base.rows(N, M, device)
+        background = torch.full((N,), self.smoothing, dtype=torch.float64, device=device)
+        if rows.background is not None:
+            background = background + rows.background
+        if rows.dense is not None:
+            if not self.normalize:
+                return TargetRows(dense=rows.dense, background=background)
+            divisor = rows.dense.double().sum(1) + M * background
+            return TargetRows(dense=rows.dense / divisor[:, None], background=background / divisor)
+        starts, columns, weights = rows.compressed()
+        if not self.normalize:
+            return TargetRows(starts, columns, weights, background=background)
+        row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
+        divisor = (M * background).index_add(0, row, weights)
+        return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
+
+
+TargetsLike: TypeAlias = Targets | Tensor
+
+
+def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = True) -> Targets:
+    """Adds `smoothing` to every cell of T and then divides each row by its sum.
+
+    Every candidate becomes a target, including the diagonal cell of the row. Smoothed targets can therefore
+    not be combined with diagonal='exclude', a mask or groups. A row without targets becomes uniform.
+
+    Args:
+        targets: any targets that `contrastive_loss` takes.
+        smoothing: > 0, in the units of the weights of `targets`.
+        normalize: divide each row by its sum.
+
+    Returns:
+        The smoothed operator.
+
+    Raises:
+        ValueError: smoothing that is not a positive number, or a tensor of a wrong shape as targets.
+        TypeError: targets of another type.
+
+    Source: the "smoothing" of the published QuickThoughts re-implementation, in which all cells are 0.1,
+    and those of the window 1.1, before the division.
+    """
+    if not isinstance(smoothing, Real) or not 0 < smoothing < float("inf"):
+        raise ValueError(f"smoothing: want a positive number, got {smoothing!r}")
+    return Smoothed(as_targets(targets), float(smoothing), normalize)
+
+
+def as_targets(targets: TargetsLike) -> Targets:
+    """Converts what users may pass as targets to an operator.
+
+    Args:
+        targets: an operator, (N,) integer class indices, or an (N, M) matrix, dense or sparse CSR.
+
+    Raises:
+        ValueError: a tensor of another number of dimensions.
+        TypeError: a value of another type, or a tensor of a wrong dtype.
+    """
+    if isinstance(targets, Targets):
+        return targets
+    if isinstance(targets, Tensor):
+        if targets.layout is torch.sparse_csr:
+            return Sparse(targets)
+        if targets.dim() == 1:
+            return ClassIndices(targets)
+        if targets.dim() == 2:
+            return Dense(targets)
+        raise ValueError(f"targets: want (N,) class indices or an (N, M) matrix, got {targets.dim()}-D")
+    raise TypeError(f"targets: want fastqt targets or a tensor, got {type(targets).__name__}")
+
+
+def _check_shape(shape: tuple[int, ...], N: int, M: int) -> None:
+    if shape != (N, M):
+        raise ValueError(f"targets: want shape (N, M) = ({N}, {M}), got {shape}")
