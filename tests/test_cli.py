@@ -112,7 +112,7 @@ def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
         ),
         (
             ["--out", model, "--resume", "--batch-size", "41"],
-            "cannot resume: batch_size is 41, but the run was begun with 40",
+            "cannot resume: batch_size is 41, but the run was started with 40",
         ),
     ):
         assert message in complaint(capsys, "train", *arguments)
@@ -263,6 +263,15 @@ def test_help_version_and_config(capsys):
     assert "backend" in capsys.readouterr().out
 
 
+def test_python_m_fastqt_is_the_command():
+    command = [sys.executable, "-m", "fastqt"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"fastqt {fastqt.__version__}\n"
+    wrong = subprocess.run([*command, "embed", "none", "none.txt", "--out", "x.npy"], capture_output=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr == b"fastqt: no trained model: none is not a directory\n"
+
+
 def test_bench(capsys, monkeypatch):
     monkeypatch.setattr("fastqt.tools.bench.SIZES", ((32, 8), (48, 4)))
     assert main(["bench"]) == 0
@@ -298,7 +307,7 @@ def test_the_demos_text_is_prose():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_process(planted, tmp_path, number):
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "fastqt.cli", "train", planted[0], "--out", str(run), *SMALL]
+    command = [sys.executable, "-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL]
     process = subprocess.Popen([*command, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True)
     while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
         assert process.poll() is None
@@ -308,7 +317,7 @@ def test_a_signal_to_the_process(planted, tmp_path, number):
     assert process.returncode == 128 + number
     name = signal.Signals(number).name
     assert f"fastqt: stopped by {name} at step " in err.splitlines()[-1]
-    assert err.splitlines()[-1].endswith(f"go on with: fastqt train --resume --out {run}")
+    assert err.splitlines()[-1].endswith(f"continue with: fastqt train --resume --out {run}")
     assert (run / "checkpoint.safetensors").exists()
 
 

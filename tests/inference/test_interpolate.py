@@ -1,4 +1,4 @@
-"""GLOSS from text to text: training, resuming, embedding, and sentences between sentences."""
+"""GLOSS from text to text: training, resuming, embedding, and interpolated sentences."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.cli import main
 from fastqt.errors import InputError
-from fastqt.inference.interpolate import between, interpolate
+from fastqt.inference.interpolate import sentences_between, vectors_between
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary
@@ -141,7 +141,7 @@ def test_sentences_learnt_by_heart_are_generated(learnt):
 def test_the_way_between_two_sentences_has_them_at_its_ends(learnt, capsys):
     encoder = SentenceEncoder.load(learnt)
     order = sorted if encoder.model.decoder == "bow" else list
-    found = between(encoder, SENTENCES[2], SENTENCES[3])
+    found = sentences_between(encoder, SENTENCES[2], SENTENCES[3])
     assert [share for share, _ in found] == [0, 0.2, 0.4, 0.6, 0.8, 1]
     texts = [text.split() for _, text in found]
     assert order(texts[0]) == order(SENTENCES[2].split())
@@ -167,9 +167,9 @@ def test_interpolation():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 7, dtype=torch.float64, generator=generator)
     shares = torch.tensor([0.0, 0.2, 0.5, 1.0], dtype=torch.float64)
-    straight = interpolate(a, b, shares)
+    straight = vectors_between(a, b, shares)
     assert relative(straight, np.outer(1 - shares, a) + np.outer(shares, b)) < FLOAT64
-    arc = interpolate(a, b, shares, slerp=True)
+    arc = vectors_between(a, b, shares, slerp=True)
     assert relative(arc[[0, 3]], torch.stack([a, b])) < FLOAT64
     assert relative(arc.norm(dim=1), (1 - shares) * a.norm() + shares * b.norm()) < FLOAT64
     cosines = (arc @ a) / (arc.norm(dim=1) * a.norm())
@@ -184,15 +184,15 @@ def test_a_line_where_there_is_no_arc(other):
     a = torch.tensor([1.0, -2.0, 3.0])
     shares = torch.tensor([0.0, 0.25, 1.0])
     for pair in ((a, other(a)), (other(a), a)):
-        assert torch.equal(interpolate(*pair, shares, slerp=True), interpolate(*pair, shares))
+        assert torch.equal(vectors_between(*pair, shares, slerp=True), vectors_between(*pair, shares))
 
 
 def test_what_cannot_be_interpolated(learnt, planted, tmp_path, capsys):
     encoder = SentenceEncoder.load(learnt)
     with pytest.raises(InputError, match="from: wanted a sentence, got blank text"):
-        between(encoder, " ", "a")
+        sentences_between(encoder, " ", "a")
     with pytest.raises(InputError, match="steps: wanted at least 0, got -1"):
-        between(encoder, "b", "a", steps=-1)
+        sentences_between(encoder, "b", "a", steps=-1)
     train(TrainConfig((planted[0],), steps=1, **SMALL), tmp_path / "other")
     assert main(["interpolate", str(tmp_path / "other"), "--from", "a", "--to", "b"]) == 2
     assert "interpolate: wanted a model trained with --model gloss-" in capsys.readouterr().err

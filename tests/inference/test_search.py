@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.inference.embed import embed_file
+from fastqt.inference.embed import write_vectors
 from fastqt.inference.search import nearest
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
@@ -49,7 +49,7 @@ def normalized_halves(matrix):
 @pytest.mark.parametrize("normalize", [True, False])
 def test_rows_are_the_sentences_in_order(encoder, planted, tmp_path, normalize, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 1000)  # several blocks
-    shape = embed_file(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
+    shape = write_vectors(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
     matrix = np.load(tmp_path / "x.npy")
     wanted = vectors(encoder, planted[1])
     if normalize:
@@ -61,7 +61,7 @@ def test_rows_are_the_sentences_in_order(encoder, planted, tmp_path, normalize, 
 
 
 def test_the_file_can_be_mapped(encoder, planted, tmp_path):
-    embed_file(encoder, planted[1], tmp_path / "x.npy")
+    write_vectors(encoder, planted[1], tmp_path / "x.npy")
     assert isinstance(np.load(tmp_path / "x.npy", mmap_mode="r"), np.memmap)
 
 
@@ -70,14 +70,14 @@ def test_embedding_a_failing_text_leaves_what_was_there(encoder, tmp_path):
     for text, message in ((b"fine\n\xff\n", "not UTF-8"), (b"\n\n", "nothing to embed: no sentence in ")):
         (tmp_path / "text.txt").write_bytes(text)
         with pytest.raises(InputError, match=message):
-            embed_file(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
+            write_vectors(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
         assert (tmp_path / "x.npy").read_text() == "before"
         assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".txt"}
 
 
 def test_an_output_that_cannot_be_written(encoder, planted, tmp_path):
     with pytest.raises(InputError, match=r"cannot write .*absent/x\.npy: No such file or directory"):
-        embed_file(encoder, planted[1], tmp_path / "absent" / "x.npy")
+        write_vectors(encoder, planted[1], tmp_path / "absent" / "x.npy")
 
 
 @pytest.mark.parametrize("k", [1, 7, 1000])
@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_text(encoder, planted, tmp_path, monkeypa
         path = tmp_path / f"{repeats}.txt"
         path.write_text((Path(planted[0]).read_text() + "\n\n") * repeats)
         tracemalloc.start()
-        embed_file(encoder, str(path), tmp_path / "x.npy")
+        write_vectors(encoder, str(path), tmp_path / "x.npy")
         nearest(encoder, ["place1"], [str(path)])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

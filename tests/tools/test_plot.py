@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
-from fastqt.tools.plot import Run, plot
+from fastqt.tools.plot import Run, draw_figures
 
 
 def line(step, **figures):
@@ -67,7 +67,7 @@ def drawn(monkeypatch):
 
 
 def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
-    paths = plot([quick, mixed], tmp_path / "figures")
+    paths = draw_figures([quick, mixed], tmp_path / "figures")
     assert [path.name for path in paths] == ["training.svg", "efficiency.svg", "sizes.svg", "views.svg"]
     assert all(path.read_text().lstrip().startswith("<?xml") for path in paths)
     training = drawn["training"]
@@ -93,19 +93,19 @@ def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
 
 def test_what_there_is_no_data_for_is_not_drawn(tmp_path, drawn):
     run = write_run(tmp_path / "bare", [line(1)])
-    assert [path.stem for path in plot([run], tmp_path)] == ["training"]
+    assert [path.stem for path in draw_figures([run], tmp_path)] == ["training"]
     assert list(drawn["training"]) == [("step", "loss")]
 
 
 def test_a_directory_without_a_run_is_named(tmp_path, quick):
     with pytest.raises(InputError, match=r"no trained model in .*empty: config.json is missing"):
-        plot([quick, tmp_path / "empty"], tmp_path)
+        draw_figures([quick, tmp_path / "empty"], tmp_path)
     (quick / "evaluation.json").write_text("[]")
     with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
-        plot([quick], tmp_path)
+        draw_figures([quick], tmp_path)
     (quick / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
-        plot([quick], tmp_path)
+        draw_figures([quick], tmp_path)
     (quick / "metrics.jsonl").unlink()
     with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
         Run.load(quick)

@@ -194,7 +194,7 @@ def test_a_device_that_is_not_there(planted, tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path, every):
     config = TrainConfig((planted[0],), **SMALL | every, learning_rate=1e30)
     with pytest.raises(
-        InputError, match=r"the loss is (nan|inf) at step \d+: begin anew with a lower learning_rate"
+        InputError, match=r"the loss is (nan|inf) at step \d+: start again with a lower learning_rate"
     ):
         train(config, tmp_path / "run")
 

@@ -107,9 +107,9 @@ def test_resuming_where_there_is_no_run_begins_one(planted, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was begun with 'bow'"),
-        ({"batch_size": 40}, "cannot resume: batch_size is 40, but the run was begun with 50"),
-        ({"learning_rate": 1.0}, r"cannot resume: learning_rate is 1\.0, but the run was begun with 0\.0005"),
+        ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was started with 'bow'"),
+        ({"batch_size": 40}, "cannot resume: batch_size is 40, but the run was started with 50"),
+        ({"learning_rate": 1.0}, r"cannot resume: learning_rate is 1\.0, but the run was started with 0\.0005"),
         ({"seed": 1}, "cannot resume: seed is 1"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_corpus_that_changed(planted, tmp_path):
         file.write("\nmore")
     with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has \d+ bytes, but had \d+"):
         train(config, tmp_path / "run", resume=True)
-    with pytest.raises(InputError, match="cannot resume: 2 corpus files given, but the run was begun with 1"):
+    with pytest.raises(InputError, match="cannot resume: 2 corpus files given, but the run was started with 1"):
         train(replace(config, corpus=(planted[0], planted[1])), tmp_path / "run", resume=True)
 
 
