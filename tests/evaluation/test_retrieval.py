@@ -39,7 +39,7 @@ def test_maps_are_those_of_their_seed():
 
 
 def test_ranks_by_hand(monkeypatch):
-    monkeypatch.setattr(module, "ROWS", 2)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 2)
     maps = LinearMaps(2, 2, 2)
     for side in (maps.image, maps.caption):
         torch.nn.init.eye_(side.weight)
@@ -81,7 +81,7 @@ def test_owners_that_do_not_fit():
 
 @pytest.mark.parametrize("k", [1, 4, 100])
 def test_nearest_rows_are_those_of_the_whole_matrix(k, monkeypatch):
-    monkeypatch.setattr(pools_module, "ROWS", 7)
+    monkeypatch.setattr(pools_module, "BLOCK_ROWS", 7)
     generator = np.random.default_rng(0)
     queries, pool = generator.standard_normal((3, 6)), generator.standard_normal((40, 6))
     pool[31] = 2 * pool[5]  # equally near: the earlier comes first
