@@ -157,6 +157,9 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto"
         seed: seed of the weights.
         device: "auto", "cpu" or "cuda".
 
+    Returns:
+        The encoder, on the device.
+
     Raises:
         InputError: the directory holds no run.
     """

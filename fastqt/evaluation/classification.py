@@ -36,7 +36,14 @@ class Chosen(NamedTuple):
     score: float
 
     def log_probs(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Log-probabilities (n, classes), natural logarithms, of features (n, d)."""
+        """The log-probabilities of the classes.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            (n, classes) natural logarithms.
+        """
         return self.classifier.log_probs(_tensor(features))[0].double().numpy()
 
 

@@ -48,7 +48,11 @@ def find(data: Path, *names: str) -> list[Path] | None:
 
 
 def read_labelled(path: Path, *, text: int = 1) -> Labelled:
-    """Reads labels from the first column, and sentences from column `text`, counted from 0.
+    """Reads sentences with labels.
+
+    Args:
+        path: the file; the labels are in its first column.
+        text: column of the sentence, counted from 0.
 
     Raises:
         InputError: the file cannot be read or has too few columns.

@@ -38,7 +38,15 @@ class LinearMaps(nn.Module):
         self.caption = nn.Linear(caption_dim, dim)
 
     def forward(self, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps images (n, image_dim) and captions (m, caption_dim) to unit vectors (n, dim) and (m, dim)."""
+        """Maps both sides into the common space.
+
+        Args:
+            images: (n, image_dim).
+            captions: (m, caption_dim).
+
+        Returns:
+            Unit vectors (n, dim) and (m, dim).
+        """
         return F.normalize(self.image(images), dim=1), F.normalize(self.caption(captions), dim=1)
 
     @torch.no_grad()

@@ -42,7 +42,12 @@ def cosines(
 
 
 def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Correlation:
-    """Pearson's and Spearman's correlation coefficients of scores (n,) and gold scores (n,)."""
+    """Pearson's and Spearman's correlation coefficients.
+
+    Args:
+        scores: (n,) scores of the pairs.
+        gold: (n,) gold scores.
+    """
     if np.ptp(scores) == 0 or np.ptp(gold) == 0:
         return Correlation(0.0, 0.0)
     return Correlation(float(stats.pearsonr(scores, gold)[0]), float(stats.spearmanr(scores, gold)[0]))
@@ -134,6 +139,9 @@ def relatedness(
         grid: values of C, ascending. The one with the highest Pearson coefficient on `dev` is chosen.
         classes: the highest score.
 
+    Returns:
+        The correlations, the error and the predictions on `test`, and the chosen C.
+
     Source: Tai et al. (2015), section 4.2.
     """
     values = np.arange(1.0, classes + 1)
@@ -159,6 +167,9 @@ def alignment(
         u: (n, d) one side of the pairs.
         v: (n, d) the other side.
 
+    Returns:
+        A number from 0 to 4; lower is better.
+
     Source: Wang and Isola (2020).
     """
     return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean())
@@ -173,6 +184,9 @@ def uniformity(
     Args:
         vectors: (n, d).
         t: the factor in the exponent.
+
+    Returns:
+        A number up to 0; it is lower the more evenly the vectors lie on the sphere.
 
     Source: Wang and Isola (2020).
     """

@@ -146,7 +146,11 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Loads weights that `save_model` wrote into a model of the same shapes.
+    """Loads weights that `save_model` wrote.
+
+    Args:
+        path: the file.
+        model: of the same names and shapes as the stored model; it is changed in place.
 
     Raises:
         InputError: the file is missing or damaged, or its names or shapes differ from the model's.

@@ -199,6 +199,9 @@ class TrainConfig:
     def load(cls, path: Path) -> TrainConfig:
         """Reads settings that `to_json` wrote.
 
+        Args:
+            path: the config.json of a run.
+
         Raises:
             InputError: the file is missing or damaged, or has another format.
         """

@@ -71,7 +71,13 @@ def build_model(
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
     """A freshly initialised sentence encoder, or the encoder of a Hugging Face checkpoint.
 
-    The arguments are those of `build_model`.
+    Args:
+        config: the settings of the run.
+        vocab_size: number of token ids.
+        pretrained: load the weights of the Hugging Face checkpoint, if the settings name one.
+
+    Returns:
+        The encoder, on the CPU.
     """
     if config.checkpoint is not None:
         from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
@@ -103,7 +109,15 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
-    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint."""
+    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint.
+
+    Args:
+        config: the settings of the run.
+        directory: its directory.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     if config.encoder == "huggingface":
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
@@ -154,6 +168,9 @@ class SentenceEncoder:
             directory: the directory of the run.
             device: "auto", "cpu" or "cuda".
             trained: read the weights. Otherwise the model is freshly initialised.
+
+        Returns:
+            The encoder, on the device.
 
         Raises:
             InputError: a file is missing or damaged, is from another version, or does not fit the others.

@@ -65,6 +65,9 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
         D: width of the vectors.
         context_size: number of neighbours on each side.
         repeats: both losses run this often, in turns; the medians of the times are reported.
+
+    Returns:
+        Times, memory and differences.
     """
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (
@@ -105,6 +108,9 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
 
 def peak_memory(function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], int | None]:
     """Runs a function and measures by how much the process grew at most while it ran.
+
+    Args:
+        function: what to run, without arguments.
 
     Returns:
         The function's result, and the growth in bytes; None where /proc does not report it (not Linux).

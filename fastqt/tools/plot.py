@@ -49,6 +49,9 @@ class Run:
     def load(cls, directory: str | Path) -> Run:
         """Reads the files in a run's directory.
 
+        Args:
+            directory: a directory that `fastqt train` wrote.
+
         Raises:
             InputError: the directory holds no run, metrics.jsonl has no line yet, or a file is damaged.
         """
@@ -64,7 +67,15 @@ class Run:
         return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """A metric over the steps, or over the hours if `over` is "seconds", at all lines that report it."""
+        """The values of a metric, at all lines that report it.
+
+        Args:
+            name: the metric's name in metrics.jsonl.
+            over: "step", or "seconds" for the time in hours.
+
+        Returns:
+            The steps or hours, and the values.
+        """
         lines = [line for line in self.lines if name in line]
         unit = 3600 if over == "seconds" else 1
         return [line[over] / unit for line in lines], [line[name] for line in lines]

@@ -123,7 +123,17 @@ class Trainer:
             self.last_step = min(self.last_step, config.steps)
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
-        """Trains until the last step or until a signal arrives, then saves a checkpoint."""
+        """Trains until the last step or until a signal arrives, then saves a checkpoint.
+
+        Args:
+            display_class: what shows the progress.
+
+        Returns:
+            As `train`.
+
+        Raises:
+            InputError: the loss is not finite.
+        """
         config, progress = self.config, self.progress
         log = MetricsLog(self.directory / checkpoint.METRICS, progress.metrics_length)
         line: dict[str, float] = {}
@@ -160,6 +170,9 @@ class Trainer:
 
     def step(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
         """Takes one step of the optimiser.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,).
 
         Returns:
             The loss, a scalar, and the tensors for `Objective.measure`; all detached.

@@ -67,6 +67,9 @@ class Objective(ABC, Generic[B]):
     def batches(self, progress: Progress) -> Iterator[tuple[B, Position | None]]:
         """The remaining batches of the current epoch.
 
+        Args:
+            progress: how far the training has come.
+
         Yields:
             A batch, and the position in the corpus from which a resumed training continues after it (None for
             objectives whose batches follow from the seed and the step alone).
@@ -74,7 +77,14 @@ class Objective(ABC, Generic[B]):
 
     @abstractmethod
     def loss(self, batch: B | Batch) -> tuple[Tensor, Measured]:
-        """The loss of a batch, a scalar, and the tensors for `measure`."""
+        """Computes the loss of a batch.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,); for validation always a `Batch`.
+
+        Returns:
+            The loss, a scalar, and the tensors for `measure`.
+        """
 
     @abstractmethod
     def measure(self, measured: Measured) -> dict[str, float]:
@@ -195,9 +205,15 @@ class GlossObjective(ShuffledObjective):
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
 
     def loss(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
-        """The loss; and the latent vectors (B, d) with the loss per word.
+        """Computes the loss of a batch.
 
-        The latent vectors of held-out sentences are not learnt: they are inferred first.
+        The latent vectors of held-out sentences are not learnt, so they are inferred first.
+
+        Args:
+            batch: B sentences; a `Batch` holds held-out sentences.
+
+        Returns:
+            The loss, a scalar; the latent vectors (B, d) and the loss per word, a scalar.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):

@@ -1,4 +1,4 @@
-"""What the figures show is what the runs' files say."""
+"""The figures show the numbers in the files of the runs."""
 
 import json
 
@@ -48,7 +48,7 @@ def mixed(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The panels of each figure that is saved: axis labels, and the curves by their labels."""
+    """Records the panels of each saved figure: by axis labels, the curves by their labels."""
     found = {}
     save = Figure.savefig
 
@@ -66,7 +66,7 @@ def drawn(monkeypatch):
     return found
 
 
-def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
+def test_curves_show_the_reported_metrics(quick, mixed, tmp_path, drawn):
     paths = draw_figures([quick, mixed], tmp_path / "figures")
     assert [path.name for path in paths] == ["training.svg", "efficiency.svg", "sizes.svg", "views.svg"]
     assert all(path.read_text().lstrip().startswith("<?xml") for path in paths)
@@ -91,7 +91,7 @@ def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
     assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
 
 
-def test_what_there_is_no_data_for_is_not_drawn(tmp_path, drawn):
+def test_panels_without_data_are_not_drawn(tmp_path, drawn):
     run = write_run(tmp_path / "bare", [line(1)])
     assert [path.stem for path in draw_figures([run], tmp_path)] == ["training"]
     assert list(drawn["training"]) == [("step", "loss")]
