@@ -156,11 +156,11 @@ def load_model(path: Path, model: nn.Module) -> None:
         InputError: the file is missing or damaged, or its names or shapes differ from the model's.
     """
     with _open_safetensors(path) as file:
-        wanted, there = model.state_dict(), set(file.keys())
-        if there != set(wanted):
-            different = ", ".join(sorted(there.symmetric_difference(wanted)))
+        weights, names = model.state_dict(), set(file.keys())
+        if names != set(weights):
+            different = ", ".join(sorted(names.symmetric_difference(weights)))
             raise InputError(f"{path} does not fit its config.json: only one of them has {different}")
-        for name, tensor in wanted.items():
+        for name, tensor in weights.items():
             stored = file.get_tensor(name)
             if stored.shape != tensor.shape:
                 raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
