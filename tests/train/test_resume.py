@@ -48,8 +48,8 @@ def assert_same_run(one, other):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("pause", [4, 10, 11])  # within the first epoch, at its end, and after it
-def test_a_paused_training_equals_an_uninterrupted_one(planted, tmp_path, kind, pause):
+@pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
+def test_a_run_in_two_parts(planted, tmp_path, kind, pause):
     second = tmp_path / "second.txt.gz"
     second.write_bytes(gzip.compress(b"one two\n\nthree topic1word1\n" * 9))
     config = TrainConfig((planted[0], str(second)), valid=planted[1], epochs=3, **SMALL | kind)
@@ -175,7 +175,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_training_that_is_killed_at_random_moments_can_be_resumed(planted, tmp_path):
+def test_kill_9_at_random_moments(planted, tmp_path):
     config = TrainConfig(
         (planted[0],), valid=planted[1], epochs=1_000_000, checkpoint_every=5, **SMALL | {"valid_every": 50}
     )
