@@ -1,4 +1,4 @@
-"""The command `fastqt`."""
+"""The command line of fastqt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Before torch allocates anything: large tensors in large pages, so that a table's worth of fresh memory
-# does not cost a page fault every 4 KiB. A user's own setting stands.
+# torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
+# the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from fastqt import __version__, show_config
@@ -21,11 +21,19 @@ from fastqt.errors import InputError
 from fastqt.runs.checkpoint import CONFIG
 from fastqt.runs.config import TrainConfig
 
-BAD_INPUT = 2  # exit status, as argparse's own
+BAD_INPUT = 2  # exit status; argparse uses the same
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns its exit status."""
+    """Runs a command line.
+
+    Args:
+        arguments: the words after `fastqt`; those of this process if not given.
+
+    Returns:
+        The exit status: 0, 2 after wrong input, or 128 plus the number of the signal that stopped the
+            command.
+    """
     parser = _parser()
     options = vars(parser.parse_args(arguments))
     command = options.pop("command", None)
@@ -36,10 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = command(**options)
         sys.stdout.flush()
         return status
-    except InputError as error:
-        print(f"fastqt: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except OSError as error:
+    except (InputError, OSError) as error:
         print(f"fastqt: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -48,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line, without the usage text."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"fastqt: {message} (see {self.prog} --help)\n")
 
@@ -60,34 +67,43 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="train on Python's own documentation and show what is learnt")
+    demo = commands.add_parser(
+        "demo", help="train a small model on Python's own documentation and show what it learns"
+    )
     demo.set_defaults(command=_demo)
 
     train = commands.add_parser(
         "train",
         help="train a model on text",
-        description="Text is UTF-8, .gz or .xz too, a sentence a line, a blank line between documents.",
+        description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
+        "between documents.",
     )
     train.add_argument(
-        "corpus", nargs="*", metavar="CORPUS", help="text files, in order; - is standard input"
+        "corpus", nargs="*", metavar="CORPUS", help="text files, in this order; - is standard input"
     )
     train.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="where model, metrics and checkpoints go"
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="directory for the model, the metrics and the checkpoints",
     )
-    train.add_argument("--resume", action="store_true", help="go on with the run in DIR, if there is one")
+    train.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
     for setting in fields(TrainConfig):
         if setting.name != "corpus":
-            _add_setting(train, setting)
+            _add_option(train, setting)
     train.set_defaults(command=_train)
 
     embed = commands.add_parser("embed", help="turn sentences into vectors")
     embed.add_argument("model", metavar="MODEL", help="a directory that train wrote")
-    embed.add_argument("input", metavar="INPUT", help="text, a sentence a line; - is standard input")
-    embed.add_argument("--out", required=True, metavar="X.npy", help="float32, a row a sentence")
+    embed.add_argument("input", metavar="INPUT", help="text, one sentence per line; - is standard input")
+    embed.add_argument(
+        "--out", required=True, metavar="X.npy", help="file to write: float32, one row per sentence"
+    )
     embed.add_argument(
         "--raw",
         action="store_true",
-        help="do not scale a vector, or the two halves of QuickThoughts', to norm 1",
+        help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
     )
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     embed.set_defaults(command=_embed)
@@ -95,65 +111,83 @@ def _parser() -> argparse.ArgumentParser:
     neighbors = commands.add_parser("neighbors", help="find the nearest sentences of a corpus")
     neighbors.add_argument("model", metavar="MODEL", help="a directory that train wrote")
     neighbors.add_argument("corpus", nargs="+", metavar="CORPUS", help="text files; - is standard input")
-    neighbors.add_argument("--query", action="append", required=True, metavar="TEXT", help="may be repeated")
-    neighbors.add_argument("-k", type=int, default=5, help="how many (default: 5)")
+    neighbors.add_argument(
+        "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
+    )
+    neighbors.add_argument("-k", type=int, default=5, help="number of sentences per query (default: 5)")
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     neighbors.set_defaults(command=_neighbors)
 
     evaluate = commands.add_parser(
         "evaluate",
-        help="judge sentence vectors by the benchmarks of the literature",
-        description="MODEL is a directory that train wrote, random:DIR for its model with fresh weights, "
-        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their weighted mean.",
+        help="evaluate sentence vectors on the benchmarks of the literature",
+        description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
     )
-    evaluate.add_argument("model", metavar="MODEL", help="what to judge")
-    evaluate.add_argument("--data", required=True, type=Path, metavar="DIR", help="holds a folder a task")
-    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="which (default: all that are there)")
-    evaluate.add_argument("--json", type=Path, metavar="OUT", help="where all figures go")
+    evaluate.add_argument("model", metavar="MODEL", help="the encoder to evaluate")
+    evaluate.add_argument(
+        "--data", required=True, type=Path, metavar="DIR", help="directory with one folder per task"
+    )
+    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="file for all results")
     evaluate.add_argument(
         "--grid",
         default="paper",
         choices=("paper", "senteval"),
-        help="C from 2^0 to 2^8, or from 2^-2 to 2^3",
+        help="values of C: 2^0 to 2^8, or 2^-2 to 2^3",
     )
     evaluate.add_argument(
-        "--sst", default="phrases", choices=("phrases", "sentences"), help="what SST2 is trained on"
+        "--sst", default="phrases", choices=("phrases", "sentences"), help="training set of SST2"
     )
     evaluate.add_argument(
-        "--tokenised", action="store_true", help="STS lower-cased and tokenised, as SentEval has it"
+        "--tokenised",
+        action="store_true",
+        help="read the STS texts lower-cased and tokenised, as in SentEval",
     )
-    evaluate.add_argument("-t", type=float, default=2.0, help="of uniformity (default: 2)")
-    evaluate.add_argument("--seed", type=int, default=0, help="of folds and fresh weights (default: 0)")
-    evaluate.add_argument("--cache", type=Path, metavar="DIR", help="keep vectors there for the next time")
-    evaluate.add_argument("--raw", action="store_true", help="do not scale the halves of a vector to norm 1")
+    evaluate.add_argument("-t", type=float, default=2.0, help="t of the uniformity (default: 2)")
+    evaluate.add_argument("--seed", type=int, default=0, help="seed of folds and random weights (default: 0)")
+    evaluate.add_argument(
+        "--cache", type=Path, metavar="DIR", help="directory in which vectors are kept for the next time"
+    )
+    evaluate.add_argument(
+        "--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1"
+    )
     evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     evaluate.set_defaults(command=_evaluate)
 
-    plot = commands.add_parser("plot", help="draw the training curves of runs, and what they came to")
+    plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
     plot.add_argument("runs", nargs="+", metavar="DIR", help="directories that train wrote")
-    plot.add_argument("--out", type=Path, metavar="DIR", help="where the figures go (default: the first DIR)")
+    plot.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for the figures (default: the first run)"
+    )
     plot.set_defaults(command=_plot)
 
-    expand = commands.add_parser("expand", help="teach a model the words of pre-trained vectors")
+    expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
     expand.add_argument("model", metavar="MODEL", help="a directory that train wrote")
-    expand.add_argument("vectors", metavar="VECTORS", help="words and vectors: .npz, or text, a word a line")
-    expand.add_argument("--out", required=True, metavar="DIR", help="where the model goes that knows them")
+    expand.add_argument(
+        "vectors", metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
+    )
+    expand.add_argument("--out", required=True, metavar="DIR", help="directory for the new model")
     expand.set_defaults(command=_expand)
 
     interpolate = commands.add_parser(
-        "interpolate", help="sentences between two, as a GLOSS model generates them"
+        "interpolate", help="generate sentences between two sentences, with a GLOSS model"
     )
     interpolate.add_argument("model", metavar="MODEL", help="a directory that train --model gloss-... wrote")
     interpolate.add_argument(
         "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
     )
-    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last one")
-    interpolate.add_argument("--steps", type=int, default=4, metavar="N", help="how many (default: 4)")
-    interpolate.add_argument("--slerp", action="store_true", help="go along an arc, not a straight line")
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last sentence")
+    interpolate.add_argument(
+        "--steps", type=int, default=4, metavar="N", help="number of sentences between them (default: 4)"
+    )
+    interpolate.add_argument(
+        "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
+    )
     interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     interpolate.set_defaults(command=_interpolate)
 
-    bench = commands.add_parser("bench", help="time the fused loss against eager PyTorch on this machine")
+    bench = commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
     bench.set_defaults(command=_bench)
 
     config = commands.add_parser("config", help="show versions and backends")
@@ -161,8 +195,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
-    """An option for a field of TrainConfig; absent from the result unless given: --resume must know."""
+def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
+    """Adds the option for a field of TrainConfig.
+
+    The parsed result contains it only if it was given, because --resume keeps the stored value of all others.
+    """
     name, default, metadata = setting.name, setting.default, setting.metadata
     help = metadata["help"]
     if default is not None and "default" not in help:
@@ -180,7 +217,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
 
 
 def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
-    from fastqt.train.loop import train
+    from fastqt.train import train
 
     if corpus:
         settings["corpus"] = tuple(corpus)
@@ -194,7 +231,7 @@ def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
     if outcome.stopped_by is not None:
         name = signal.Signals(outcome.stopped_by).name
         print(
-            f"fastqt: stopped by {name} at step {outcome.step}; all is saved, go on with: "
+            f"fastqt: stopped by {name} at step {outcome.step} and saved a checkpoint; continue with: "
             f"fastqt train --resume --out {out}",
             file=sys.stderr,
         )
@@ -204,10 +241,10 @@ def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
 
 
 def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
-    from fastqt.inference.embed import embed_file
+    from fastqt.inference.embed import write_vectors
     from fastqt.runs.model import SentenceEncoder
 
-    rows, width = embed_file(SentenceEncoder.load(model, device), input, out, normalize=not raw)
+    rows, width = write_vectors(SentenceEncoder.load(model, device), input, out, normalize=not raw)
     print(f"{out}: {rows} x {width} float32")
     return 0
 
@@ -225,9 +262,9 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
 
 
 def _plot(runs: list[str], out: Path | None) -> int:
-    from fastqt.tools.plot import plot
+    from fastqt.tools.plot import draw_figures
 
-    for path in plot(runs, out or runs[0]):
+    for path in draw_figures(runs, out or runs[0]):
         print(path)
     return 0
 
@@ -265,42 +302,38 @@ def _evaluate(
 
 
 def _expand(model: str, vectors: str, out: str) -> int:
-    from fastqt.inference.expand import expand_model
+    from fastqt.inference.expand import add_words
     from fastqt.text.vectors import read_vectors
 
     words, table, _ = read_vectors(vectors)
-    print(f"{out}: {expand_model(model, words, table, out)} words more")
+    print(f"{out}: {add_words(model, words, table, out)} words added")
     return 0
 
 
 def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
-    from fastqt.inference.interpolate import between
+    from fastqt.inference.interpolate import sentences_between
     from fastqt.runs.model import SentenceEncoder
 
     encoder = SentenceEncoder.load(model, device)
-    for share, text in between(encoder, source, target, steps=steps, slerp=slerp):
+    for share, text in sentences_between(encoder, source, target, steps=steps, slerp=slerp):
         print(f"{share:.2f}  {text}")
     return 0
 
 
 def _demo() -> int:
-    from fastqt.tools.demo import demo
+    from fastqt.tools import demo
 
-    demo()
+    demo.run()
     return 0
 
 
 def _bench() -> int:
-    from fastqt.tools.bench import table
+    from fastqt.tools.bench import print_comparisons
 
-    table()
+    print_comparisons()
     return 0
 
 
 def _config() -> int:
     show_config()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The command line, end to end, and a line for every mistake."""
+"""The command line from end to end; every error is reported on one line."""
 
 import json
 import os
@@ -21,17 +21,17 @@ SMALL = ["--word-dim", "8", "--hidden-size", "6", "--batch-size", "40", "--conte
 
 @pytest.fixture
 def model(planted, tmp_path, capsys):
-    """A directory with a trained model."""
+    """The directory of a trained model."""
     assert main(["train", planted[0], "--out", str(tmp_path / "model"), *SMALL]) == 0
     capsys.readouterr()
     return str(tmp_path / "model")
 
 
-def complaint(capsys, *arguments):
-    """What a failing command says: one line on standard error, exit status 2, nothing else."""
+def error_line(capsys, *arguments):
+    """Runs a command that fails, and returns its one line on standard error."""
     try:
         status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # as argparse ends
+    except SystemExit as exit:  # argparse ends in this way
         status = exit.code
     out, err = capsys.readouterr()
     assert status == 2
@@ -75,7 +75,7 @@ def test_train_embed_and_neighbors(planted, tmp_path, capsys):
     assert len(others) == 2
 
 
-def test_resuming_needs_no_more_than_the_directory(model, planted, tmp_path, capsys):
+def test_resuming_needs_only_the_directory(model, planted, tmp_path, capsys):
     assert main(["train", "--out", model, "--resume", "--epochs", "2"]) == 0
     assert "trained, 24 steps" in capsys.readouterr().out
     assert main(["train", planted[0], "--out", str(tmp_path / "whole"), *SMALL, "--epochs", "2"]) == 0
@@ -83,7 +83,7 @@ def test_resuming_needs_no_more_than_the_directory(model, planted, tmp_path, cap
     assert weights[0] == weights[1]
 
 
-def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
+def test_errors_of_train(model, planted, tmp_path, capsys, monkeypatch):
     corpus, out = planted[0], tmp_path / "run"
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin.txt").write_bytes(b"one\ntwo\xe9\n")
@@ -112,16 +112,16 @@ def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
         ),
         (
             ["--out", model, "--resume", "--batch-size", "41"],
-            "cannot resume: batch_size is 41, but the run was begun with 40",
+            "cannot resume: batch_size is 41, but the run was started with 40",
         ),
     ):
-        assert message in complaint(capsys, "train", *arguments)
+        assert message in error_line(capsys, "train", *arguments)
     assert not (out / "config.json").exists()
 
 
 @pytest.fixture
 def reviews(tmp_path):
-    """A directory with two tasks: reviews that a word of theirs tells apart, and pairs of sentences."""
+    """A data directory with two tasks: reviews, whose class is given by one word, and pairs of sentences."""
     rows = [f"{label}\tplace{label} topic{number}word1" for label in (0, 1) for number in range(20)]
     for task, file, lines in (
         ("MR", "all", rows),
@@ -167,7 +167,7 @@ def test_evaluate(model, reviews, tmp_path, capsys):
     assert max(json.loads(out.read_text())["settings"]["grid"]) == 8
 
 
-def test_mistakes_in_evaluating(model, reviews, tmp_path, capsys, monkeypatch):
+def test_errors_of_evaluate(model, reviews, tmp_path, capsys, monkeypatch):
     for arguments, message in (
         ([model, "--data", reviews, "--tasks", "MR,CR"], "tasks: CR needs CR/all.tsv.xz in "),
         ([model, "--data", reviews, "--tasks", ""], "tasks: wanted some of MR, CR, "),
@@ -178,16 +178,16 @@ def test_mistakes_in_evaluating(model, reviews, tmp_path, capsys, monkeypatch):
         ([tmp_path / "none", "--data", reviews], "no trained model: "),
         ([model], "the following arguments are required: --data"),
     ):
-        assert message in complaint(capsys, "evaluate", *arguments)
+        assert message in error_line(capsys, "evaluate", *arguments)
     for name in [name for name in sys.modules if name.startswith("fastqt.evaluation")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("fastqt.evaluation")
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    said = complaint(capsys, "evaluate", model, "--data", reviews)
+    said = error_line(capsys, "evaluate", model, "--data", reviews)
     assert said == "evaluate needs sklearn.metrics: pip install 'fastqt[eval]'"
 
 
-def test_mistakes_in_using_a_model(model, planted, tmp_path, capsys):
+def test_errors_of_embed_and_neighbors(model, planted, tmp_path, capsys):
     x = tmp_path / "x.npy"
     for arguments, message in (
         (
@@ -209,20 +209,20 @@ def test_mistakes_in_using_a_model(model, planted, tmp_path, capsys):
         (["neighbors", model, planted[1]], "the following arguments are required: --query"),
         (["fly"], "invalid choice: 'fly'"),
     ):
-        assert message in complaint(capsys, *arguments)
+        assert message in error_line(capsys, *arguments)
     assert not x.exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "vocabulary.json", "model.safetensors"])
-def test_a_model_with_a_file_missing_or_damaged(model, planted, tmp_path, capsys, name):
+def test_a_missing_or_damaged_file_is_named(model, planted, tmp_path, capsys, name):
     path = Path(model) / name
     path.write_bytes(path.read_bytes()[:50])
-    assert name in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+    assert name in error_line(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
     path.unlink()
-    assert f"{name} is missing" in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+    assert f"{name} is missing" in error_line(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
 
 
-def test_a_model_of_another_version_or_shape(model, planted, tmp_path, capsys):
+def test_a_model_of_another_version_or_shape_is_refused(model, planted, tmp_path, capsys):
     path = Path(model) / "config.json"
     config = json.loads(path.read_text())
     for change, message in (
@@ -235,20 +235,20 @@ def test_a_model_of_another_version_or_shape(model, planted, tmp_path, capsys):
         ({"colour": "red"}, "config.json is not the config.json of a training run"),
     ):
         path.write_text(json.dumps(config | change))
-        assert message in complaint(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
+        assert message in error_line(capsys, "embed", model, planted[1], "--out", tmp_path / "x.npy")
 
 
-def test_a_disk_that_is_full(model, planted, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_reported(model, planted, tmp_path, capsys, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fastqt.runs.checkpoint.save_file", full)
-    message = complaint_of_training(capsys, planted[0], tmp_path / "run")
+    message = training_error(capsys, planted[0], tmp_path / "run")
     assert "No space left on device" in message
     assert not list((tmp_path / "run").glob("*.partial"))
 
 
-def complaint_of_training(capsys, corpus, out):
+def training_error(capsys, corpus, out):
     assert main(["train", corpus, "--out", str(out), *SMALL]) == 2
     return capsys.readouterr().err
 
@@ -263,6 +263,15 @@ def test_help_version_and_config(capsys):
     assert "backend" in capsys.readouterr().out
 
 
+def test_python_m_fastqt_is_the_command():
+    command = [sys.executable, "-m", "fastqt"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"fastqt {fastqt.__version__}\n"
+    wrong = subprocess.run([*command, "embed", "none", "none.txt", "--out", "x.npy"], capture_output=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr == b"fastqt: no trained model: none is not a directory\n"
+
+
 def test_bench(capsys, monkeypatch):
     monkeypatch.setattr("fastqt.tools.bench.SIZES", ((32, 8), (48, 4)))
     assert main(["bench"]) == 0
@@ -272,7 +281,7 @@ def test_bench(capsys, monkeypatch):
 
 def test_the_demo_without_its_text(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    assert "this Python comes without its language reference" in complaint(capsys, "demo")
+    assert "this Python comes without its language reference" in error_line(capsys, "demo")
 
 
 def test_the_demo(capsys, monkeypatch):
@@ -287,7 +296,7 @@ def test_the_demo(capsys, monkeypatch):
     assert "eager PyTorch" in out
 
 
-def test_the_demos_text_is_prose():
+def test_the_text_of_the_demo_is_prose():
     sentences = [sentence for topic in demo.read_topics() for sentence in topic]
     assert len(sentences) > 1000
     assert not any(mark in sentence for sentence in sentences for mark in (">>>", "::=", "+--", "\n"))
@@ -296,9 +305,9 @@ def test_the_demos_text_is_prose():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_process(planted, tmp_path, number):
+def test_a_signal_stops_a_training_process(planted, tmp_path, number):
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "fastqt.cli", "train", planted[0], "--out", str(run), *SMALL]
+    command = [sys.executable, "-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL]
     process = subprocess.Popen([*command, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True)
     while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
         assert process.poll() is None
@@ -308,11 +317,11 @@ def test_a_signal_to_the_process(planted, tmp_path, number):
     assert process.returncode == 128 + number
     name = signal.Signals(number).name
     assert f"fastqt: stopped by {name} at step " in err.splitlines()[-1]
-    assert err.splitlines()[-1].endswith(f"go on with: fastqt train --resume --out {run}")
+    assert err.splitlines()[-1].endswith(f"continue with: fastqt train --resume --out {run}")
     assert (run / "checkpoint.safetensors").exists()
 
 
-def test_an_interrupt_elsewhere(capsys, monkeypatch):
+def test_ctrl_c_in_another_command(capsys, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""README and docs show what stored runs hold, and the README's Python is true."""
+"""Tables of the README and the documents show stored runs, examples run, and links lead to files."""
 
 import re
 
@@ -14,13 +14,13 @@ TEXT = README.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_figures_are_those_of_stored_runs(page):
+def test_tables_show_stored_runs(page):
     text = page.read_text()
     assert rendered(text) == text, "run `python -m benchmarks.render`"
 
 
 def write_benchmarks(folder):
-    """Small files in the formats of MR and STS-B."""
+    """Writes small files in the formats of MR and STS-B."""
     for name, line in (("MR/all", "{0}\tsentence {1}"), ("STSB/dev", "g\t{1}\ta {1}\tb {0}")):
         path = folder / f"{name}.tsv"
         path.parent.mkdir(parents=True)
@@ -61,6 +61,6 @@ def test_python_examples_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [README, *README.parent.glob("docs/*.md")], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_lead_to_files(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

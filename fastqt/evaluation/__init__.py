@@ -1,4 +1,4 @@
-"""Sentence vectors judged by the protocols of the literature: docs/evaluation.md."""
+"""Evaluation of sentence vectors by the protocols of the literature; see docs/evaluation.md."""
 
 from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
 from fastqt.evaluation.classification import (

@@ -1,4 +1,4 @@
-"""Encoders that a trained one has to beat: averages of word vectors, and random weights."""
+"""Baselines for trained encoders: averages of word vectors, and models with random weights."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ from fastqt.errors import InputError
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text.vectors import read_counts, read_vectors
 
-# Letters with ' or - within, digits, and any other sign by itself.
+# A word, which may contain ' or - between letters; a number; or any other single character.
 TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
 
 
 def tokens(text: str) -> list[str]:
-    """A sentence's words and signs, lower-cased."""
+    """The words, numbers and punctuation marks of a sentence, in lower case."""
     return TOKEN.findall(text.lower().replace("’", "'"))
 
 
 class WordVectors:
-    """The mean of a sentence's word vectors; of no known word, zeros.
+    """Encodes a sentence as the mean of its word vectors.
+
+    Unknown words are skipped. A sentence without a known word has the vector 0.
 
     Args:
-        words: in lower case.
-        vectors: (len(words), d).
-        weights: (len(words),) of the words in the mean, whose divisor stays the number of known words;
-            equal ones if not given.
+        words: the words, in lower case.
+        vectors: (len(words), d) their vectors.
+        weights: (len(words),) factors of the vectors. The divisor of the mean stays the number of known
+            words. Without weights, all factors are 1.
+
+    Raises:
+        ValueError: the shape of `vectors` does not fit.
     """
 
     def __init__(
@@ -50,12 +55,20 @@ class WordVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> WordVectors:
-        """Reads an .npz with `words` and `vectors`, or text, "word v1 … vd" a line, .gz or .xz too."""
+        """Reads word vectors from a file.
+
+        Args:
+            path: an .npz with `words` and `vectors`, or text with a line "word v1 … vd" for each word, which
+                may be compressed as .gz or .xz.
+
+        Raises:
+            InputError: the file is missing or has another format.
+        """
         words, vectors, _ = read_vectors(path)
         return cls(words, vectors)
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(n, d) for n sentences."""
+        """Encodes n sentences; returns (n, d) float32."""
         rows = [[self.row[token] for token in tokens(text) if token in self.row] for text in texts]
         sizes = np.array([len(row) for row in rows])
         columns = np.fromiter((word for row in rows for word in row), dtype=np.int64, count=sizes.sum())
@@ -66,16 +79,21 @@ class WordVectors:
 
 
 class SIF(WordVectors):
-    """Means weighted by smooth inverse frequency, a / (a + p(word)). (Arora, Liang & Ma 2017.)
+    """Encodes a sentence as the mean of its word vectors, weighted by a / (a + p(word)).
 
-    The second step of the method, `remove_component`, needs a set of sentences: `encode` applies it to those
-    given, and `fastqt.evaluation.evaluate` to each task's. A call returns the weighted means alone.
+    The weights are the smooth inverse frequencies of the words. The second step of the method,
+    `remove_component`, depends on a set of sentences: `encode` applies it to the given sentences, and
+    `fastqt.evaluation.evaluate` applies it to the sentences of each task. A plain call returns the weighted
+    means only.
 
     Args:
-        words, vectors: as of `WordVectors`.
-        counts: how often each word occurs in a corpus; one that does not occur has weight 1.
-        total: words of that corpus; the sum of `counts` if not given.
-        a: the smoothing.
+        words: the words, in lower case.
+        vectors: (len(words), d) their vectors.
+        counts: (len(words),) how often each word occurs in a corpus; a word with count 0 has weight 1.
+        total: number of words in that corpus; the sum of `counts` if not given.
+        a: the smoothing constant.
+
+    Source: Arora, Liang and Ma (2017).
     """
 
     def __init__(
@@ -93,35 +111,57 @@ class SIF(WordVectors):
 
     @classmethod
     def load(cls, path: str | Path, counts: str | Path | None = None, *, a: float = 1e-3) -> SIF:
-        """Reads vectors as `WordVectors.load`, and counts of their .npz or of a file "word count" a line."""
+        """Reads word vectors and word counts.
+
+        Args:
+            path: word vectors, as for `WordVectors.load`.
+            counts: a text file with a line "word count" for each word; the `counts` in the .npz if not given.
+            a: the smoothing constant.
+
+        Raises:
+            InputError: a file is missing or has another format, or there are no counts.
+        """
         words, vectors, own = read_vectors(path)
         if counts is None:
             if own is None:
                 raise InputError(f"{path} holds no `counts`: name a file of word counts too")
             return cls(words, vectors, own, a=a)
-        number = read_counts(counts)
-        numbers = np.array([number.get(word, 0) for word in words])
-        return cls(words, vectors, numbers, total=sum(number.values()), a=a)
+        count_of = read_counts(counts)
+        word_counts = np.array([count_of.get(word, 0) for word in words])
+        return cls(words, vectors, word_counts, total=sum(count_of.values()), a=a)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(n, d) for n sentences, less their first principal component."""
+        """Encodes n sentences and removes their first component; returns (n, d) float32."""
         return remove_component(self(texts))
 
 
 def remove_component(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Rows (n, d) less their projection on the first right singular vector of the matrix, not centred."""
+    """Subtracts from each row its projection on the first right singular vector of the matrix.
+
+    Args:
+        vectors: (n, d); they are not centred.
+
+    Returns:
+        (n, d) float32.
+    """
     vectors = np.asarray(vectors, dtype=np.float32)
     _, _, (first,) = randomized_svd(vectors, n_components=1, n_iter=7, random_state=0)
     return vectors - np.outer(vectors @ first, first).astype(np.float32)
 
 
 def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto") -> SentenceEncoder:
-    """The model of a training run's settings and vocabulary as it was before training, with another seed.
+    """A model with the settings and the vocabulary of a run, but with random weights.
 
     Args:
-        directory: what `fastqt train` wrote; its weights are not read.
-        seed: of the weights.
-        device: where to compute.
+        directory: a directory that `fastqt train` wrote; its weights are not read.
+        seed: seed of the weights.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The encoder, on the device.
+
+    Raises:
+        InputError: the directory holds no run.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""How well a logistic regression on frozen vectors tells classes apart."""
+"""Classification of frozen sentence vectors by logistic regression."""
 
 from __future__ import annotations
 
@@ -13,34 +13,51 @@ from torch import Tensor
 
 from fastqt.evaluation.logistic import Classifiers, fit, one_hot
 
-PAPER_GRID = tuple(2.0**power for power in range(9))  # Logeswaran & Lee's C
+# Values of C, the inverse strength of the regularisation.
+PAPER_GRID = tuple(2.0**power for power in range(9))  # Logeswaran and Lee (2018)
 SENTEVAL_GRID = tuple(2.0**power for power in range(-2, 4))
 FOLDS = 10
 
 
 class NestedResult(NamedTuple):
-    """What nested cross-validation finds."""
+    """The results of nested cross-validation."""
 
     accuracy: float  # mean over the folds
-    folds: NDArray[np.float64]  # accuracy of each
-    C: NDArray[np.float64]  # that each chose
-    predictions: NDArray[np.int64]  # (n,) class numbers, each by the classifier that did not see it
+    folds: NDArray[np.float64]  # (folds,) accuracy of each fold
+    C: NDArray[np.float64]  # (folds,) the C that each fold chose
+    predictions: NDArray[np.int64]  # (n,) class of each row, predicted by the fold that tests it
 
 
 class Chosen(NamedTuple):
-    """A classifier, with the C that was chosen for it and the score that decided."""
+    """A trained classifier, its C, and the score for which that C was chosen."""
 
-    classifier: Classifiers  # of one training set
+    classifier: Classifiers  # with one training set, P = 1
     C: float
     score: float
 
     def log_probs(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(n, classes) natural logarithms."""
+        """The log-probabilities of the classes.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            (n, classes) natural logarithms.
+        """
         return self.classifier.log_probs(_tensor(features))[0].double().numpy()
 
 
 def split(labels: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.bool_]:
-    """Which rows each of the folds tests, (folds, n): shuffled, the classes in their shares."""
+    """Draws shuffled folds that keep the shares of the classes.
+
+    Args:
+        labels: (n,) class numbers.
+        folds: number of folds.
+        seed: seed of the shuffle.
+
+    Returns:
+        (folds, n) bool; row f marks the examples that fold f tests.
+    """
     tests = np.zeros((folds, len(labels)), dtype=bool)
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)
     for fold, (_, rows) in enumerate(shuffled):
@@ -57,27 +74,31 @@ def nested_cross_validation(
     seed: int = 0,
     tests: NDArray[np.bool_] | None = None,  # (folds, n)
 ) -> NestedResult:
-    """Accuracy in cross-validation, each fold with a C from cross-validation within its training rows.
+    """Measures accuracy by nested cross-validation.
 
-    Of equal scores the smallest C wins.
+    Each outer fold chooses its C by an inner cross-validation of its training rows. Among equal scores, the
+    smallest C is chosen.
 
     Args:
-        features: (n, d), used as they are: not standardised.
-        labels: (n,) class numbers from 0.
+        features: (n, d); they are not standardised.
+        labels: (n,) class numbers, counted from 0.
         grid: values of C, ascending.
-        folds: of both cross-validations.
-        seed: of the shuffles.
-        tests: which rows each fold tests, in place of shuffled folds.
+        folds: number of folds of the outer and of the inner cross-validation.
+        seed: seed of the shuffles.
+        tests: (folds, n) bool, the rows that each outer fold tests; drawn by `split` if not given.
+
+    Returns:
+        The mean accuracy, and accuracies, values of C and predictions of the folds.
     """
     outer = split(labels, folds, seed) if tests is None else tests
-    trained, tested = [], []
+    train_sets, test_sets = [], []
     for test in outer:
         within = np.flatnonzero(~test)
         inner = np.zeros((folds, len(labels)), dtype=bool)
         inner[:, within] = split(labels[within], folds, seed)
-        trained += [*(~test & ~inner), ~test]
-        tested += [*inner, test]
-    train, held_out = np.array(trained), np.array(tested)
+        train_sets += [*(~test & ~inner), ~test]
+        test_sets += [*inner, test]
+    train, held_out = np.array(train_sets), np.array(test_sets)
     data = _tensor(features)
     scores, guesses = [], []
     for classifiers in fit(data, _targets(labels), train, grid):
@@ -85,11 +106,11 @@ def nested_cross_validation(
         right = ((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)
         scores.append(right.reshape(len(outer), folds + 1))
         guesses.append(guess[folds :: folds + 1])
-    score = np.array(scores)  # (C, fold, inner folds and the test)
+    score = np.array(scores)  # (C, outer fold, inner folds followed by the outer test)
     choice = score[:, :, :folds].mean(axis=2).argmax(axis=0)
-    each = np.arange(len(outer))
-    accuracies = score[choice, each, folds]
-    predictions = np.array(guesses)[choice, each]  # (fold, n)
+    outer_fold = np.arange(len(outer))
+    accuracies = score[choice, outer_fold, folds]
+    predictions = np.array(guesses)[choice, outer_fold]  # (outer fold, n)
     return NestedResult(
         float(accuracies.mean()),
         accuracies,
@@ -106,17 +127,30 @@ def cross_validated(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Chosen:
-    """A classifier of all rows, with the C that does best in cross-validation; of equals the smallest."""
+    """Chooses C by cross-validation, and trains a classifier on all rows with it.
+
+    Among equal scores, the smallest C is chosen.
+
+    Args:
+        features: (n, d); they are not standardised.
+        labels: (n,) class numbers, counted from 0.
+        grid: values of C, ascending.
+        folds: number of folds.
+        seed: seed of the shuffle.
+
+    Returns:
+        The classifier, its C and the mean accuracy of the folds at that C.
+    """
     held_out = split(labels, folds, seed)
     train = np.concatenate([~held_out, np.ones((1, len(labels)), dtype=bool)])
     data = _tensor(features)
-    scores, whole = [], []
+    scores, full = [], []
     for classifiers in fit(data, _targets(labels), train, grid):
         guess = classifiers.log_probs(data)[:folds].argmax(dim=2).numpy()
         scores.append((((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)).mean())
-        whole.append(Classifiers(classifiers.weight[-1:], classifiers.bias[-1:]))
+        full.append(Classifiers(classifiers.weight[-1:], classifiers.bias[-1:]))
     best = int(np.argmax(scores))
-    return Chosen(whole[best], grid[best], float(scores[best]))
+    return Chosen(full[best], grid[best], float(scores[best]))
 
 
 def held_out_validated(
@@ -127,31 +161,51 @@ def held_out_validated(
     *,
     grid: Sequence[float] = PAPER_GRID,
 ) -> Chosen:
-    """A classifier of all rows, with the C of the best score on held-out rows; of equals the smallest.
+    """Trains a classifier on all rows, with the C that scores best on held-out rows.
+
+    Among equal scores, the smallest C is chosen.
 
     Args:
-        features, targets: see `fastqt.evaluation.logistic.fit`.
-        validation: features (m, d) of the held-out rows.
-        score: of their log-probabilities (m, classes); higher is better.
+        features: (n, d); they are not standardised.
+        targets: (n, classes) shares of each class; rows sum to 1.
+        validation: (m, d) features of the held-out rows.
+        score: maps their log-probabilities (m, classes) to a score; higher is better.
+        grid: values of C, ascending.
+
+    Returns:
+        The classifier, its C and its score.
     """
-    everything = np.ones((1, len(features)), dtype=bool)
+    all_rows = np.ones((1, len(features)), dtype=bool)
     best: Chosen | None = None
-    for C, classifier in zip(grid, fit(_tensor(features), targets, everything, grid), strict=True):
+    for C, classifier in zip(grid, fit(_tensor(features), targets, all_rows, grid), strict=True):
         chosen = Chosen(classifier, C, 0.0)
         value = score(chosen.log_probs(validation))
         if best is None or value > best.score:
             best = chosen._replace(score=value)
-    assert best is not None  # a grid is not empty
+    assert best is not None  # because the grid is not empty
     return best
 
 
 def accuracy(log_probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The share of rows whose likeliest class is theirs."""
+    """The share of rows whose likeliest class is the right one.
+
+    Args:
+        log_probs: (n, classes).
+        labels: (n,) class numbers.
+    """
     return float((log_probs.argmax(axis=1) == labels).mean())
 
 
 def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.floating]:
-    """[|u − v|, u ∘ v], (n, 2d): what a classifier of pairs sees."""
+    """The features [|u − v|, u ∘ v] of pairs of sentences.
+
+    Args:
+        u: (n, d) vectors of the first sentences.
+        v: (n, d) vectors of the second sentences.
+
+    Returns:
+        (n, 2d).
+    """
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
@@ -159,11 +213,17 @@ def ensemble(
     log_probs: Sequence[NDArray[np.float64]],  # (n, classes) each
     scores: Sequence[float],
 ) -> NDArray[np.float64]:
-    """The weighted mean of several models' log-probabilities (n, classes).
+    """The weighted mean of the log-probabilities of several models.
 
     Args:
-        log_probs: of each model.
-        scores: of each model on validation data, positive; divided by their sum they are the weights.
+        log_probs: for each model its log-probabilities (n, classes).
+        scores: for each model its score on validation data, positive. The weights are proportional to them.
+
+    Returns:
+        (n, classes).
+
+    Raises:
+        ValueError: the number of scores is wrong, or a score is not positive.
     """
     weights = np.asarray(scores, dtype=np.float64)
     if len(weights) != len(log_probs) or not len(weights):
@@ -185,21 +245,26 @@ def limited_data(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> dict[int, NDArray[np.float64]]:
-    """Test accuracies of classifiers that were shown only so many training examples.
+    """Test accuracy as a function of the number of training examples.
+
+    C is chosen by cross-validation of the drawn examples.
 
     Args:
-        features, labels: the training set (n, d) and (n,), classes numbered from 0.
-        test_features, test_labels: the test set.
-        sizes: numbers of examples; drawn with the classes in their shares.
-        repeats: draws for each size.
-        grid, folds, seed: C is chosen by cross-validation of the examples drawn, in no more folds than the
-            rarest class there has examples.
+        features: (n, d) training set.
+        labels: (n,) its class numbers, counted from 0.
+        test_features: (m, d) test set.
+        test_labels: (m,) its class numbers.
+        sizes: numbers of training examples. They are drawn so that the classes keep their shares.
+        repeats: number of draws for each size.
+        grid: values of C, ascending.
+        folds: number of folds; at most the number of drawn examples of the rarest class.
+        seed: seed of the draws and the folds.
 
     Returns:
-        For each size the accuracies of its draws, (repeats,).
+        For each size the test accuracies (repeats,) of its draws.
 
     Raises:
-        ValueError: a size at which a class would have fewer than two examples, or above the whole set's.
+        ValueError: a size is larger than the training set, or leaves a class with fewer than two examples.
     """
     curve = {}
     for size in sizes:

@@ -1,4 +1,4 @@
-"""The files of the benchmarks: tab-separated columns, a folder a task."""
+"""Reads the files of the benchmarks: tab-separated columns, in one folder per task."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SUFFIXES = (".tsv.xz", ".tsv.gz", ".tsv")
 
 
 class Labelled(NamedTuple):
-    """Sentences and their classes."""
+    """Sentences with class labels."""
 
     labels: NDArray[np.str_]
     texts: list[str]
 
 
 class Pairs(NamedTuple):
-    """Pairs of sentences; `gold` is a class or a score of each, `subset` where it comes from."""
+    """Pairs of sentences: `gold` is the class or the score of each pair, `subset` names its source."""
 
     gold: NDArray[np.float64]
     first: list[str]
@@ -31,22 +31,48 @@ class Pairs(NamedTuple):
 
 
 def find(data: Path, *names: str) -> list[Path] | None:
-    """The files DATA/NAME with one of the three suffixes; None unless all are there."""
+    """Finds the files of a task.
+
+    Args:
+        data: the data directory.
+        names: paths below it, without suffix.
+
+    Returns:
+        One path for each name, with one of `SUFFIXES`; None if a file is missing.
+    """
     found = [
         next((path for end in SUFFIXES if (path := data / (name + end)).exists()), None) for name in names
     ]
-    there = [path for path in found if path is not None]
-    return there if len(there) == len(names) else None
+    existing = [path for path in found if path is not None]
+    return existing if len(existing) == len(names) else None
 
 
 def read_labelled(path: Path, *, text: int = 1) -> Labelled:
-    """Reads a label in the first column and a sentence in column `text`, counted from 0."""
+    """Reads sentences with labels.
+
+    Args:
+        path: the file; the labels are in its first column.
+        text: column of the sentence, counted from 0.
+
+    Raises:
+        InputError: the file cannot be read or has too few columns.
+    """
     rows = _columns(path, text + 1)
     return Labelled(np.array([row[0] for row in rows]), [row[text] for row in rows])
 
 
 def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) -> Pairs:
-    """Reads a number in column `gold`, two sentences from column `first` on, and perhaps a subset's name."""
+    """Reads pairs of sentences with a gold score.
+
+    Args:
+        path: the file.
+        gold: column of the score, counted from 0.
+        first: column of the first sentence; the second sentence is in the next column.
+        subset: column of the subset's name; without it, the name is that of the file.
+
+    Raises:
+        InputError: the file cannot be read, has too few columns, or a score is not a number.
+    """
     rows = _columns(path, max(first + 2, gold + 1))
     try:
         numbers = np.array([float(row[gold]) for row in rows])

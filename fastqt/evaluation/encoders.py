@@ -1,4 +1,4 @@
-"""From what a command line names to an encoder, and to the key under which its vectors are kept."""
+"""Loads the encoder that a command line names, with a key for the cache of its vectors."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ from fastqt.runs.model import SentenceEncoder
 READ_BYTES = 1 << 20
 
 
-class Named(NamedTuple):
-    """An encoder and a digest of all that its vectors depend on."""
+class NamedEncoder(NamedTuple):
+    """An encoder, and a digest of everything that its vectors depend on."""
 
     encode: Encode
     key: str
 
 
-def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: int = 0) -> Named:
-    """Makes the encoder that a name stands for.
+def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: int = 0) -> NamedEncoder:
+    """Loads an encoder by its name.
 
     Args:
-        name: a directory that `fastqt train` wrote, `random:DIR` (its model with fresh weights),
+        name: a directory that `fastqt train` wrote, `random:DIR` (that model with random weights),
             `word-vectors:FILE`, `sif:FILE` or `sif:FILE,COUNTS`.
-        device: where a model computes.
-        raw: do not scale the halves of a model's vectors to norm 1.
-        seed: of the fresh weights.
+        device: "auto", "cpu" or "cuda", for a trained model.
+        raw: do not scale the vectors of a model, or their halves, to norm 1.
+        seed: seed of the random weights.
+
+    Returns:
+        The encoder, a function from a list of n sentences to (n, d), and a key for its cache.
 
     Raises:
-        InputError: a file that is missing or damaged, or `raw` with word vectors.
+        InputError: a file is missing or damaged, or `raw` is used with word vectors.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind in ("word-vectors", "sif"):
         if raw:
             raise InputError(f"raw: wanted a trained model, got {name}")
         if kind == "word-vectors":
-            return Named(WordVectors.load(rest), _digest(kind, rest))
+            return NamedEncoder(WordVectors.load(rest), _digest(kind, rest))
         files = rest.split(",")
         if len(files) > 2:
             raise InputError(f"wanted sif:FILE or sif:FILE,COUNTS, got {name}")
-        return Named(SIF.load(*files), _digest(kind, *files))
-    fresh = bool(colon) and kind == "random"
-    directory = rest if fresh else name
+        return NamedEncoder(SIF.load(*files), _digest(kind, *files))
+    is_random = bool(colon) and kind == "random"
+    directory = rest if is_random else name
     encoder = (
         random_encoder(directory, seed=seed, device=device)
-        if fresh
+        if is_random
         else SentenceEncoder.load(directory, device)
     )
-    files = [f"{directory}/{file}" for file in (CONFIG, VOCABULARY, *(() if fresh else (MODEL,)))]
-    what = f"random {seed}" if fresh else "model"
-    return Named(partial(encoder.encode, normalize=not raw), _digest(f"{what} {raw}", *files))
+    files = [f"{directory}/{file}" for file in (CONFIG, VOCABULARY, *(() if is_random else (MODEL,)))]
+    description = f"random {seed}" if is_random else "model"
+    return NamedEncoder(partial(encoder.encode, normalize=not raw), _digest(f"{description} {raw}", *files))
 
 
 def _digest(kind: str, *files: str) -> str:

@@ -1,4 +1,4 @@
-"""Classifiers without training: the means of vectors as their weights."""
+"""Classifiers that need no training: their weights are means of vectors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scipy.special import logsumexp
 
 
 class MeanClassifier(NamedTuple):
-    """How well class means classify."""
+    """The results of a classifier whose weights are class means."""
 
     accuracy: float
-    loss: float  # mean over the test rows of logsumexp(W x) − (W x)_label: CURL's supervised loss
+    loss: float  # mean over the test rows of logsumexp(W x) − (W x)_label, CURL's supervised loss
 
 
 def mean_classifier(
@@ -22,15 +22,22 @@ def mean_classifier(
     test_features: NDArray[np.floating],  # (m, d)
     test_labels: NDArray[np.int64],  # (m,)
 ) -> MeanClassifier:
-    """Judges the linear classifier whose weights are the classes' mean vectors. (Arora et al. 2019, L_sup^μ.)
+    """Evaluates the linear classifier whose weights are the mean vectors of the classes.
 
     Args:
-        features, labels: rows whose means are taken; classes numbered from 0, each with a row.
-        test_features, test_labels: rows that are classified.
+        features: (n, d) the rows whose means are taken.
+        labels: (n,) their class numbers, counted from 0; each class needs a row.
+        test_features: (m, d) the rows to classify.
+        test_labels: (m,) their class numbers.
+
+    Returns:
+        Accuracy and loss on the test rows.
+
+    Source: Arora et al. (2019), L_sup^μ.
     """
     data = np.asarray(features, dtype=np.float64)
     weights = np.stack([data[labels == number].mean(axis=0) for number in range(labels.max() + 1)])
-    return _judge(weights, test_features, test_labels)
+    return _evaluate(weights, test_features, test_labels)
 
 
 def few_shot(
@@ -41,14 +48,21 @@ def few_shot(
     repeats: int = 10,
     seed: int = 0,
 ) -> list[MeanClassifier]:
-    """Tells sentences of a class from random ones, by the mean of a few of each.
+    """Classifies sentences as members of a class or as random sentences, by the means of a few of each.
 
     Args:
-        positives: the class's vectors; those not drawn are tested.
-        others: vectors of random sentences; as many are drawn, and as many tested as positives, if there are.
-        shots: how many of each make a mean.
-        repeats: draws, each with a result.
-        seed: of the draws.
+        positives: (n, d) vectors of the class.
+        others: (m, d) vectors of random sentences.
+        shots: number of vectors of each kind that are drawn for the means. Of the remaining vectors, equally
+            many of each kind are tested.
+        repeats: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        One result for each draw.
+
+    Raises:
+        ValueError: `shots` is less than 1, or leaves no vector of a kind to test.
     """
     if not 1 <= shots < min(len(positives), len(others)):
         raise ValueError(
@@ -64,11 +78,11 @@ def few_shot(
         tested = min(len(own), len(random)) - shots
         weights = np.stack([random[:shots].mean(axis=0), own[:shots].mean(axis=0)])
         test = np.concatenate([random[shots:][:tested], own[shots:][:tested]])
-        results.append(_judge(weights, test, np.repeat([0, 1], tested)))
+        results.append(_evaluate(weights, test, np.repeat([0, 1], tested)))
     return results
 
 
-def _judge(
+def _evaluate(
     weights: NDArray[np.float64], features: NDArray[np.floating], labels: NDArray[np.int64]
 ) -> MeanClassifier:
     scores = np.asarray(features, dtype=np.float64) @ weights.T

@@ -1,4 +1,4 @@
-"""The rows of a pool nearest to others, and sentence analogies."""
+"""Nearest rows of a pool of vectors, and sentence analogies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-ROWS = 1 << 14
+BLOCK_ROWS = 1 << 14  # rows of the pool that are compared at once
 
 
 def nearest_rows(
@@ -15,27 +15,32 @@ def nearest_rows(
     pool: NDArray[np.floating],  # (n, d)
     k: int = 1,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The k rows of a pool with the highest cosine to each query, best first; of equals the earlier.
+    """Finds the k rows of a pool with the highest cosine to each query.
 
-    The pool is read 16,384 rows at a time, and may be a mapped .npy that `fastqt embed` wrote. For a corpus
-    in text see `fastqt.inference.search.nearest`.
+    The pool is read in blocks of 16,384 rows, so it may be a memory-mapped .npy that `fastqt embed` wrote. To
+    search a text file, see `fastqt.inference.search.nearest`.
 
     Args:
         queries: (q, d).
         pool: (n, d).
-        k: how many; fewer are returned where the pool holds fewer.
+        k: number of rows for each query.
 
     Returns:
-        Rows of the pool (q, k) and their cosines (q, k).
+        The row numbers (q, k') and their cosines (q, k'), best first, with k' = min(k, n). Among equal
+        cosines, the earlier row comes first.
+
+    Raises:
+        ValueError: k < 1, or the pool is empty.
     """
     if k < 1 or not len(pool):
         raise ValueError(f"k: wanted from 1 to the pool's {len(pool)} rows, got {k}")
-    wanted = F.normalize(_tensor(queries), dim=1)
-    best, rows = wanted.new_zeros(len(wanted), 0), torch.zeros(len(wanted), 0, dtype=torch.int64)
-    for begin in range(0, len(pool), ROWS):
-        block = F.normalize(_tensor(pool[begin : begin + ROWS]), dim=1)
-        cosines = torch.cat([best, wanted @ block.T], dim=1)
-        numbers = torch.arange(begin, begin + len(block)).expand(len(wanted), -1)
+    unit_queries = F.normalize(_tensor(queries), dim=1)
+    q = len(unit_queries)
+    best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64)
+    for begin in range(0, len(pool), BLOCK_ROWS):
+        block = F.normalize(_tensor(pool[begin : begin + BLOCK_ROWS]), dim=1)
+        cosines = torch.cat([best, unit_queries @ block.T], dim=1)
+        numbers = torch.arange(begin, begin + len(block)).expand(q, -1)
         best, columns = cosines.sort(dim=1, descending=True, stable=True)
         best, columns = best[:, :k], columns[:, :k]
         rows = torch.cat([rows, numbers], dim=1).gather(1, columns)
@@ -49,10 +54,22 @@ def analogies(
     pool: NDArray[np.floating],  # (n, d)
     k: int = 1,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What is to C as B is to A: the rows of a pool nearest to C + B − A; A, B and C are not excluded.
+    """Answers "A is to B as C is to …" by the rows of a pool that are nearest to C + B − A.
+
+    Rows that equal A, B or C are not excluded.
+
+    Args:
+        a: (q, d).
+        b: (q, d).
+        c: (q, d).
+        pool: (n, d).
+        k: number of rows for each question.
 
     Returns:
-        Rows of the pool (q, k), best first, and their cosines (q, k).
+        As `nearest_rows`.
+
+    Raises:
+        ValueError: as `nearest_rows`.
     """
     return nearest_rows(c + b - a, pool, k)
 

@@ -1,4 +1,4 @@
-"""Images by their captions and captions by their images, through a linear map of each side."""
+"""Retrieval of images by captions and of captions by images, with a linear map of each side."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-ROWS = 1024
+BLOCK_ROWS = 1024  # queries that are compared at once
 
 
 class Retrieval(NamedTuple):
-    """Of one direction: the share of queries with an answer among the first so many, and the median rank."""
+    """The results of one direction."""
 
-    r1: float
+    r1: float  # recall@1: the share of queries whose best answer has rank 1
     r5: float
     r10: float
-    median_rank: float  # from 1
+    median_rank: float  # ranks are counted from 1
 
 
 class LinearMaps(nn.Module):
-    """Images and captions mapped into one space, where similarity is cosine.
+    """Maps images and captions into a common space, in which their similarity is the cosine.
 
     Args:
-        image_dim, caption_dim: widths of the vectors given.
+        image_dim: width of the image vectors.
+        caption_dim: width of the caption vectors.
         dim: width of the common space.
     """
 
@@ -37,7 +38,15 @@ class LinearMaps(nn.Module):
         self.caption = nn.Linear(caption_dim, dim)
 
     def forward(self, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit vectors (n, dim) and (m, dim)."""
+        """Maps both sides into the common space.
+
+        Args:
+            images: (n, image_dim).
+            captions: (m, caption_dim).
+
+        Returns:
+            Unit vectors (n, dim) and (m, dim).
+        """
         return F.normalize(self.image(images), dim=1), F.normalize(self.caption(captions), dim=1)
 
     @torch.no_grad()
@@ -47,21 +56,31 @@ class LinearMaps(nn.Module):
         captions: NDArray[np.floating],  # (N, caption_dim)
         owners: NDArray[np.int64],  # (N,)
     ) -> tuple[Retrieval, Retrieval]:
-        """Figures for finding captions by their image (the best of its captions counts), and the reverse."""
+        """Measures the retrieval in both directions.
+
+        Args:
+            images: (I, image_dim).
+            captions: (N, caption_dim).
+            owners: (N,) the number of each caption's image.
+
+        Returns:
+            The results of finding captions by their image, where the image's best caption counts, and of
+            finding images by their caption.
+        """
         x, y = self(_tensor(images), _tensor(captions))
         own = torch.from_numpy(owners)
-        best = torch.full((len(x),), len(y), dtype=torch.int64)
-        reverse = []
-        for begin in range(0, len(y), ROWS):
-            rows = slice(begin, begin + ROWS)
+        image_ranks = torch.full((len(x),), len(y), dtype=torch.int64)
+        caption_ranks = []
+        for begin in range(0, len(y), BLOCK_ROWS):
+            rows = slice(begin, begin + BLOCK_ROWS)
             scores = y[rows] @ x.T  # (rows, I)
-            reverse.append(_rank(scores, scores.gather(1, own[rows, None])))
-        for begin in range(0, len(x), ROWS):
-            scores = x[begin : begin + ROWS] @ y.T
+            caption_ranks.append(_rank(scores, scores.gather(1, own[rows, None])))
+        for begin in range(0, len(x), BLOCK_ROWS):
+            scores = x[begin : begin + BLOCK_ROWS] @ y.T
             theirs = own == torch.arange(begin, begin + len(scores))[:, None]
             highest = scores.masked_fill(~theirs, -torch.inf).amax(dim=1, keepdim=True)
-            best[begin : begin + ROWS] = _rank(scores, highest)
-        return _figures(best[torch.unique(own)]), _figures(torch.cat(reverse))
+            image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores, highest)
+        return _figures(image_ranks[torch.unique(own)]), _figures(torch.cat(caption_ranks))
 
 
 def fit_maps(
@@ -78,21 +97,31 @@ def fit_maps(
     seed: int = 0,
     progress: bool = True,
 ) -> LinearMaps:
-    """Learns the maps: an image is to be nearer to its caption than to another's by a margin, and reversely.
+    """Learns the maps with a margin loss in both directions.
 
-    A pair's loss is the sum of max(0, margin − s(i, c) + s(i, c')) over contrasting captions c' and of
-    max(0, margin − s(i, c) + s(i', c)) over contrasting images i'. (Kiros et al. 2015, section 3.4.)
+    The loss of a pair is the sum of max(0, margin − s(i, c) + s(i, c')) over contrasting captions c', and of
+    max(0, margin − s(i, c) + s(i', c)) over contrasting images i'.
 
     Args:
         images: (I, image_dim).
         captions: (N, caption_dim).
-        owners: (N,) the image of each caption.
+        owners: (N,) the number of each caption's image.
         dim: width of the common space.
-        margin: by which a pair's cosine is to be higher.
-        contrasts: how many of each kind a pair has, sampled from the others of its batch.
-        epochs, batch_size, learning_rate: of Adam; a batch holds so many captions with their images.
-        seed: of the initial maps, the batches and the contrasts.
+        margin: how much higher the cosine of a pair should be than that of its contrasts.
+        contrasts: number of contrasting captions, and of images, for each pair; sampled from its batch.
+        epochs: number of passes over the captions.
+        batch_size: number of captions in a batch; their images are the batch's images.
+        learning_rate: of Adam.
+        seed: seed of the initial maps, the batches and the contrasts.
         progress: show a bar on a terminal.
+
+    Returns:
+        The maps, in evaluation mode.
+
+    Raises:
+        ValueError: `owners` does not name an image for each caption.
+
+    Source: Kiros et al. (2015), section 3.4.
     """
     if len(owners) != len(captions) or owners.min() < 0 or owners.max() >= len(images):
         raise ValueError(
@@ -106,8 +135,8 @@ def fit_maps(
         optimizer = torch.optim.Adam(maps.parameters(), learning_rate)
         for _ in tqdm(range(epochs), desc="maps", unit="epoch", disable=None if progress else True):
             for rows in torch.randperm(len(y)).split(batch_size):
-                shown, told = maps(x[own[rows]], y[rows])
-                loss = _margin_loss(shown, told, own[rows], margin, contrasts)
+                u, v = maps(x[own[rows]], y[rows])
+                loss = _margin_loss(u, v, own[rows], margin, contrasts)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -126,16 +155,17 @@ def _margin_loss(
     loss = scores.new_zeros(())
     for direction in (scores, scores.T):
         violations = (margin - direction.diagonal()[:, None] + direction).clamp(min=0)
-        # Random keys in place of sampling: each row's highest few among those that are not its own.
+        # Sampling without replacement: each row takes the contrasts with the highest random keys. A caption
+        # of the same image has the key -1, and counts 0 if it is taken nevertheless.
         keys = torch.rand(scores.shape).masked_fill(~others, -1)
         chosen = keys.topk(min(contrasts, len(scores)), dim=1).indices
         loss = loss + (violations * others).gather(1, chosen).sum(dim=1).mean()
     return loss
 
 
-def _rank(scores: Tensor, reached: Tensor) -> Tensor:
-    """1 and how many scores of a row are higher than the one reached."""
-    return 1 + (scores > reached).sum(dim=1)
+def _rank(scores: Tensor, right: Tensor) -> Tensor:
+    """The rank, counted from 1, that the score of the right answer has among the scores of its row."""
+    return 1 + (scores > right).sum(dim=1)
 
 
 def _figures(ranks: Tensor) -> Retrieval:

@@ -1,4 +1,4 @@
-"""Scores of pairs: correlations with human judgement, relatedness, alignment and uniformity."""
+"""Semantic similarity of pairs: correlation with human scores, relatedness, alignment, uniformity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECIMALS = 6
 
 
 class Correlation(NamedTuple):
-    """With the judges' scores; 0 where either side is constant."""
+    """Correlation coefficients with the gold scores; 0 if one side is constant."""
 
     pearson: float
     spearman: float
@@ -27,32 +27,52 @@ def cosines(
     u: NDArray[np.floating],  # (n, d)
     v: NDArray[np.floating],  # (n, d)
 ) -> NDArray[np.float64]:
-    """Cosine of each pair of rows, (n,), to six decimals; 0 with a row of zeros."""
-    # Beyond the sixth is the noise of float32 vectors, and would rank what is equal.
+    """The cosine of each pair of rows, rounded to six decimals.
+
+    Args:
+        u: (n, d).
+        v: (n, d).
+
+    Returns:
+        (n,); 0 for a pair with a row of zeros.
+    """
+    # The digits after the sixth are rounding errors of float32 vectors. They would give equal cosines
+    # different ranks.
     return np.asarray((_unit(u) * _unit(v)).sum(axis=1).round(DECIMALS))
 
 
 def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Correlation:
-    """Pearson's and Spearman's coefficient."""
+    """Pearson's and Spearman's correlation coefficients.
+
+    Args:
+        scores: (n,) scores of the pairs.
+        gold: (n,) gold scores.
+    """
     if np.ptp(scores) == 0 or np.ptp(gold) == 0:
         return Correlation(0.0, 0.0)
     return Correlation(float(stats.pearsonr(scores, gold)[0]), float(stats.spearmanr(scores, gold)[0]))
 
 
 class SubsetCorrelations(NamedTuple):
-    """Of one year's task: of each subset, and put together in three ways."""
+    """The correlations of one STS task: for each subset, and aggregated in three ways."""
 
     subsets: dict[str, Correlation]
-    pairs: dict[str, int]  # in each subset
+    pairs: dict[str, int]  # number of pairs in each subset
     all: Correlation  # of all pairs as one set
-    mean: Correlation  # over the subsets
-    wmean: Correlation  # over the subsets, weighted by their pairs
+    mean: Correlation  # mean over the subsets
+    wmean: Correlation  # mean over the subsets, weighted by their numbers of pairs
 
 
 def correlate_subsets(
     scores: NDArray[np.floating], gold: NDArray[np.floating], subset: NDArray[np.str_]
 ) -> SubsetCorrelations:
-    """Correlations of the subsets of a semantic textual similarity task, and their three aggregates."""
+    """The correlations of a task that consists of subsets, and their three aggregates.
+
+    Args:
+        scores: (n,) scores of the pairs.
+        gold: (n,) gold scores.
+        subset: (n,) the name of each pair's subset.
+    """
     names = sorted(set(subset.tolist()))
     each = {name: correlate(scores[subset == name], gold[subset == name]) for name in names}
     pairs = {name: int((subset == name).sum()) for name in names}
@@ -67,9 +87,21 @@ def correlate_subsets(
 
 
 def floor_split(scores: NDArray[np.floating], classes: int = 5) -> NDArray[np.float64]:
-    """Scores y in [1, classes] as distributions (n, classes) over 1..classes with mean y.
+    """Turns scores into distributions over the classes 1 … `classes` that have the scores as their means.
 
-    The share 1 − (y − ⌊y⌋) is that of class ⌊y⌋, the rest that of the next. (Tai et al. 2015, section 4.2.)
+    Class ⌊y⌋ has the probability 1 − (y − ⌊y⌋), and the next class has the rest.
+
+    Args:
+        scores: (n,) in [1, classes].
+        classes: number of classes.
+
+    Returns:
+        (n, classes).
+
+    Raises:
+        ValueError: a score is outside [1, classes].
+
+    Source: Tai et al. (2015), section 4.2.
     """
     y = np.asarray(scores, dtype=np.float64)
     if not ((y >= 1) & (y <= classes)).all():
@@ -78,14 +110,14 @@ def floor_split(scores: NDArray[np.floating], classes: int = 5) -> NDArray[np.fl
 
 
 class Relatedness(NamedTuple):
-    """Of predicted with judged relatedness."""
+    """The results of predicting the relatedness of the test pairs."""
 
     pearson: float
     spearman: float
-    mse: float
+    mse: float  # mean squared error
     C: float
     dev_pearson: float
-    predictions: NDArray[np.float64]
+    predictions: NDArray[np.float64]  # (n,)
 
 
 def relatedness(
@@ -96,12 +128,21 @@ def relatedness(
     grid: Sequence[float] = PAPER_GRID,
     classes: int = 5,
 ) -> Relatedness:
-    """Predicts the relatedness of pairs: p·[1..classes] with p learnt from distributions (`floor_split`).
+    """Predicts the relatedness of pairs by a classifier over the scores 1 … `classes`.
+
+    The classifier learns the distributions of `floor_split`; the prediction is the mean of its probabilities.
 
     Args:
-        train, dev, test: vectors u (n, d) and v (n, d) of the pairs, and scores (n,) in [1, classes].
-        grid: values of C; that with the highest Pearson coefficient on dev is taken.
+        train: vectors u (n, d) and v (n, d) of the training pairs, and scores (n,) in [1, classes].
+        dev: the same for the development pairs.
+        test: the same for the test pairs.
+        grid: values of C, ascending. The one with the highest Pearson coefficient on `dev` is chosen.
         classes: the highest score.
+
+    Returns:
+        The correlations, the error and the predictions on `test`, and the chosen C.
+
+    Source: Tai et al. (2015), section 4.2.
     """
     values = np.arange(1.0, classes + 1)
     chosen = held_out_validated(
@@ -120,7 +161,17 @@ def alignment(
     u: NDArray[np.floating],  # (n, d)
     v: NDArray[np.floating],  # (n, d)
 ) -> float:
-    """E ‖x − y‖² over pairs of positives, vectors scaled to norm 1. (Wang & Isola 2020.)"""
+    """The mean of ‖x − y‖² over positive pairs, with all vectors scaled to norm 1.
+
+    Args:
+        u: (n, d) one side of the pairs.
+        v: (n, d) the other side.
+
+    Returns:
+        A number from 0 to 4; lower is better.
+
+    Source: Wang and Isola (2020).
+    """
     return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean())
 
 
@@ -128,7 +179,17 @@ def uniformity(
     vectors: NDArray[np.floating],  # (n, d)
     t: float = 2.0,
 ) -> float:
-    """log E exp(−t ‖x − y‖²) over pairs of different rows, scaled to norm 1. (Wang & Isola 2020.)"""
+    """The logarithm of the mean of exp(−t ‖x − y‖²) over all pairs of different rows, scaled to norm 1.
+
+    Args:
+        vectors: (n, d).
+        t: the factor in the exponent.
+
+    Returns:
+        A number up to 0; it is lower the more evenly the vectors lie on the sphere.
+
+    Source: Wang and Isola (2020).
+    """
     return metrics.uniformity(torch.from_numpy(_unit(vectors)), t)
 
 

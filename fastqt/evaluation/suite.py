@@ -1,4 +1,4 @@
-"""One encoder, all tasks, one set of figures."""
+"""Evaluates one encoder on all tasks."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from fastqt.evaluation.tasks import Options, read_tasks
 from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed
 from fastqt.runs.checkpoint import write_text
 
-DETAILS = ("subsets", "folds", "C", "t")  # that the table leaves to the JSON
+DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
 
 
 @dataclass(frozen=True)
 class Results:
-    """The figures of each task, and how they came about."""
+    """The results of each task, and how they were obtained."""
 
     tasks: dict[str, dict[str, Any]]
     settings: dict[str, Any]
-    seconds: dict[str, float]  # of encoding and of each task
-    sentences: int  # that were looked up, each once
-    width: int  # of a vector
+    seconds: dict[str, float]  # for encoding, and for each task
+    sentences: int  # number of distinct sentences with a vector
+    width: int  # of a sentence vector
 
     def table(self) -> str:
-        """A line a figure: task, what, how much."""
+        """The results as text: each line has a task, the name of a figure and its value."""
         rows = [
             (task, name, f"{value:.4f}")
             for task, figures in self.tasks.items()
@@ -49,7 +49,15 @@ class Results:
         return "\n".join(f"{t:<{sizes[0]}}  {n:<{sizes[1]}}  {v:>{sizes[2]}}" for t, n, v in rows)
 
     def save(self, path: Path, **about: Any) -> None:
-        """Writes all figures as JSON, with versions, date, processor, and what the caller adds."""
+        """Writes all results as JSON, with the date, the processor and the versions of the libraries.
+
+        Args:
+            path: the file to write; its directory must exist.
+            about: further entries.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         run = {
             **about,
             "date": datetime.now(timezone.utc).date().isoformat(),
@@ -82,24 +90,27 @@ def evaluate(
     cache: Cache | None = None,
     progress: bool = True,
 ) -> Results:
-    """Judges sentence vectors by the protocols of the literature; see docs/evaluation.md.
+    """Evaluates sentence vectors by the protocols of the literature; see docs/evaluation.md.
 
     Args:
-        encode: a list of sentences to an array (n, d). If it has an attribute `per_task`, that is applied to
-            the vectors (n, d) of each task's distinct sentences.
-        data: a directory with a folder a task.
-        tasks: names such as MR or STSB; None means all whose files are there.
-        seed: of the folds.
+        encode: a function from a list of n sentences to an array (n, d). If it has an attribute `per_task`,
+            that function is applied to the vectors (n, d) of the distinct sentences of each task.
+        data: directory with one folder per task.
+        tasks: names such as MR or STSB; None means all tasks whose files exist.
+        seed: seed of the folds.
         grid: values of C for logistic regression, ascending.
-        sst: train SST2 on all labelled "phrases" or on whole "sentences".
-        tokenised: read the STS tasks lower-cased and tokenised, as SentEval prepares them.
-        t: of uniformity.
-        cache: keeps vectors on disk.
+        sst: train SST2 on all labelled "phrases", or on whole "sentences" only.
+        tokenised: read the STS tasks lower-cased and tokenised, as in SentEval.
+        t: the factor in the exponent of the uniformity.
+        cache: where vectors are kept on disk.
         progress: show bars on a terminal.
 
+    Returns:
+        The results of the tasks.
+
     Raises:
-        InputError: files that are missing or damaged, an unknown task, an option out of its range, or an
-            `encode` that does not return finite vectors (n, d).
+        InputError: a file is missing or damaged, a task is unknown, an option is outside its range, or
+            `encode` does not return finite vectors (n, d).
     """
     options = Options(seed, tuple(grid), sst, tokenised, t)
     _check(options)
@@ -114,11 +125,11 @@ def evaluate(
     for name, task in bar:
         bar.set_description(name)
         start = time.perf_counter()
-        own = vectors
+        task_vectors = vectors
         if per_task is not None:
             distinct = list(dict.fromkeys(task.texts()))
-            own = Vectors(distinct, per_task(vectors(distinct)))
-        figures[name] = task.judge(own, options)
+            task_vectors = Vectors(distinct, per_task(vectors(distinct)))
+        figures[name] = task.evaluate(task_vectors, options)
         seconds[name] = time.perf_counter() - start
     return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
 
@@ -132,14 +143,14 @@ def _check(options: Options) -> None:
         raise InputError(f"t: wanted a positive number, got {options.t}")
 
 
-def _figures(figures: dict[str, Any], within: str = "") -> Iterator[tuple[str, float]]:
+def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in figures.items():
         if name in DETAILS:
             continue
         if isinstance(value, dict):
-            yield from _figures(value, f"{within}{name} ")
+            yield from _figures(value, f"{prefix}{name} ")
         else:
-            yield within + name, value
+            yield prefix + name, value
 
 
 def _processor() -> str:

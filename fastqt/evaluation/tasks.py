@@ -1,4 +1,4 @@
-"""The benchmarks: what each reads, which sentences it needs, and how it judges their vectors."""
+"""The tasks: the files that each reads, the sentences that it needs, and the evaluation of their vectors."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ from fastqt.evaluation.logistic import one_hot
 from fastqt.evaluation.similarity import alignment, correlate_subsets, cosines, relatedness, uniformity
 from fastqt.evaluation.vectors import Vectors
 
-ALIGNED = 4.0  # pairs with a higher score are positives
+POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the literature does in more than one way."""
+    """Choices that the literature makes in more than one way."""
 
     seed: int = 0
     grid: Sequence[float] = PAPER_GRID  # values of C
-    sst: str = "phrases"  # SST2's training set: all labelled phrases, or whole "sentences"
-    tokenised: bool = False  # STS as SentEval prepares it: lower-cased, tokens apart
-    t: float = 2.0  # of uniformity
+    sst: str = "phrases"  # training set of SST2: all labelled "phrases", or whole "sentences" only
+    tokenised: bool = False  # read the STS texts lower-cased and tokenised, as in SentEval
+    t: float = 2.0  # the factor in the exponent of the uniformity
 
 
 class Task(Protocol):
-    """A benchmark that has been read."""
+    """A task whose files have been read."""
 
-    def texts(self) -> Iterable[str]: ...
+    def texts(self) -> Iterable[str]:
+        """All sentences of the task."""
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]: ...
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        """The results of the task by name, from the vectors of its sentences."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class CrossValidated:
     def texts(self) -> Iterable[str]:
         return self.examples.texts
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
-        _, (labels,) = _numbered(self.examples)
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        _, (labels,) = _class_numbers(self.examples)
         result = nested_cross_validation(
             vectors(self.examples.texts), labels, grid=options.grid, seed=options.seed
         )
@@ -67,7 +69,7 @@ class CrossValidated:
 
 @dataclass(frozen=True)
 class TrainTest:
-    """TREC: C by cross-validation of the training set."""
+    """TREC: C is chosen by cross-validation of the training set."""
 
     train: Labelled
     test: Labelled
@@ -75,16 +77,16 @@ class TrainTest:
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.test.texts)
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
-        _, (labels, wanted) = _numbered(self.train, self.test)
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        _, (labels, test_labels) = _class_numbers(self.train, self.test)
         chosen = cross_validated(vectors(self.train.texts), labels, grid=options.grid, seed=options.seed)
-        found = accuracy(chosen.log_probs(vectors(self.test.texts)), wanted)
-        return {"accuracy": found, "cv_accuracy": chosen.score, "C": chosen.C}
+        test_accuracy = accuracy(chosen.log_probs(vectors(self.test.texts)), test_labels)
+        return {"accuracy": test_accuracy, "cv_accuracy": chosen.score, "C": chosen.C}
 
 
 @dataclass(frozen=True)
 class TrainDevTest:
-    """SST2: C by the development set."""
+    """SST2: C is chosen on the development set."""
 
     train: Labelled
     dev: Labelled
@@ -93,22 +95,22 @@ class TrainDevTest:
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.dev.texts, self.test.texts)
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
-        classes, (labels, dev, wanted) = _numbered(self.train, self.dev, self.test)
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        classes, (labels, dev_labels, test_labels) = _class_numbers(self.train, self.dev, self.test)
         chosen = held_out_validated(
             vectors(self.train.texts),
             one_hot(labels, classes),
             vectors(self.dev.texts),
-            lambda log_probs: accuracy(log_probs, dev),
+            lambda log_probs: accuracy(log_probs, dev_labels),
             grid=options.grid,
         )
-        found = accuracy(chosen.log_probs(vectors(self.test.texts)), wanted)
-        return {"accuracy": found, "dev_accuracy": chosen.score, "C": chosen.C}
+        test_accuracy = accuracy(chosen.log_probs(vectors(self.test.texts)), test_labels)
+        return {"accuracy": test_accuracy, "dev_accuracy": chosen.score, "C": chosen.C}
 
 
 @dataclass(frozen=True)
 class Paraphrase:
-    """MRPC: pair features, C by cross-validation of the training set, accuracy and F1."""
+    """MRPC: accuracy and F1 on pair features; C is chosen by cross-validation of the training set."""
 
     train: Pairs
     test: Pairs
@@ -116,8 +118,8 @@ class Paraphrase:
     def texts(self) -> Iterable[str]:
         return _texts(self.train, self.test)
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
-        labels, wanted = self.train.gold.astype(np.int64), self.test.gold.astype(np.int64)
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        labels, test_labels = self.train.gold.astype(np.int64), self.test.gold.astype(np.int64)
         chosen = cross_validated(
             pair_features(vectors(self.train.first), vectors(self.train.second)),
             labels,
@@ -126,8 +128,8 @@ class Paraphrase:
         )
         log_probs = chosen.log_probs(pair_features(vectors(self.test.first), vectors(self.test.second)))
         return {
-            "accuracy": accuracy(log_probs, wanted),
-            "f1": float(f1_score(wanted, log_probs.argmax(axis=1))),
+            "accuracy": accuracy(log_probs, test_labels),
+            "f1": float(f1_score(test_labels, log_probs.argmax(axis=1))),
             "cv_accuracy": chosen.score,
             "C": chosen.C,
         }
@@ -135,7 +137,7 @@ class Paraphrase:
 
 @dataclass(frozen=True)
 class Related:
-    """SICK: relatedness from 1 to 5, learnt."""
+    """SICK: predicts the relatedness of pairs, from 1 to 5."""
 
     train: Pairs
     dev: Pairs
@@ -144,7 +146,7 @@ class Related:
     def texts(self) -> Iterable[str]:
         return _texts(self.train, self.dev, self.test)
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         parts = [
             (vectors(part.first), vectors(part.second), part.gold)
             for part in (self.train, self.dev, self.test)
@@ -156,14 +158,14 @@ class Related:
 
 @dataclass(frozen=True)
 class Similar:
-    """STS12 to STS16 and STS-B: the cosine's correlation with the judges, nothing learnt."""
+    """STS12 to STS16 and STS-B: correlation of the cosines with the gold scores, without training."""
 
-    parts: dict[str, Pairs]  # one, or several that are reported apart
+    parts: dict[str, Pairs]  # several parts are reported separately
 
     def texts(self) -> Iterable[str]:
         return _texts(*self.parts.values())
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         results = {name: self._correlations(part, vectors) for name, part in self.parts.items()}
         return results if len(results) > 1 else next(iter(results.values()))
 
@@ -183,16 +185,16 @@ class Similar:
 
 @dataclass(frozen=True)
 class AlignedUniform:
-    """Alignment of STS-B's positive pairs, and uniformity of its sentences, of the development set."""
+    """Alignment of the positive pairs and uniformity of all sentences in the development set of STS-B."""
 
     pairs: Pairs
 
     def texts(self) -> Iterable[str]:
         return _texts(self.pairs)
 
-    def judge(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         first, second = vectors(self.pairs.first), vectors(self.pairs.second)
-        positive = self.pairs.gold > ALIGNED
+        positive = self.pairs.gold > POSITIVE_SCORE
         return {
             "alignment": alignment(first[positive], second[positive]),
             "uniformity": uniformity(np.concatenate([first, second]), options.t),
@@ -204,15 +206,15 @@ def _texts(*parts: Pairs) -> Iterable[str]:
     return chain.from_iterable(chain(part.first, part.second) for part in parts)
 
 
-def _numbered(*parts: Labelled) -> tuple[int, list[NDArray[np.int64]]]:
-    """How many classes there are, and each part's labels as their numbers."""
+def _class_numbers(*parts: Labelled) -> tuple[int, list[NDArray[np.int64]]]:
+    """The number of classes, and the labels of each part as class numbers (n,)."""
     classes = np.unique(np.concatenate([part.labels for part in parts]))
     return len(classes), [np.searchsorted(classes, part.labels) for part in parts]
 
 
 def _read_sts(year: Path) -> Task:
     pairs = read_pairs(year, gold=1, first=2, subset=0)
-    # SentEval leaves this subset of 2013 out, whose licence is its own.
+    # As in SentEval, STS13 is read without SMT, because that subset has a licence of its own.
     kept = (
         np.flatnonzero(pairs.subset != "SMT") if year.name.startswith("STS13") else np.arange(len(pairs.gold))
     )
@@ -220,28 +222,28 @@ def _read_sts(year: Path) -> Task:
     return Similar({"test": Pairs(pairs.gold[kept], first, second, pairs.subset[kept])})
 
 
-def _stsb(path: Path) -> Pairs:
+def _read_stsb(path: Path) -> Pairs:
     return read_pairs(path, gold=1, first=2)
 
 
-def _mrpc(path: Path) -> Pairs:
+def _read_mrpc(path: Path) -> Pairs:
     return read_pairs(path, gold=0, first=3)
 
 
-def _sick(path: Path) -> Pairs:
+def _read_sick(path: Path) -> Pairs:
     return read_pairs(path, gold=0, first=1)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's files lie below the data directory, and how they are read."""
+    """The files of a task, and the function that reads them."""
 
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # paths below the data directory, without suffix
     read: Callable[..., Task]
 
 
 def sources(options: Options) -> dict[str, Source]:
-    """All tasks by name."""
+    """The sources of all tasks by name."""
     tokenised = "_tok" if options.tokenised else ""
     stsb = [f"STSB{tokenised}/{part}" for part in ("train", "dev", "test")]
     splits = ("train", "dev", "test")
@@ -255,39 +257,47 @@ def sources(options: Options) -> dict[str, Source]:
             ("TREC/train", "TREC/test"),
             lambda *paths: TrainTest(*(read_labelled(path, text=2) for path in paths)),
         ),
-        "MRPC": Source(("MRPC/train", "MRPC/test"), lambda *paths: Paraphrase(*map(_mrpc, paths))),
+        "MRPC": Source(("MRPC/train", "MRPC/test"), lambda *paths: Paraphrase(*map(_read_mrpc, paths))),
         "SST2": Source(
             tuple(f"SST2/{options.sst}.{split}" for split in splits),
             lambda *paths: TrainDevTest(*map(read_labelled, paths)),
         ),
         "SICK": Source(
-            tuple(f"SICK/{split}" for split in splits), lambda *paths: Related(*map(_sick, paths))
+            tuple(f"SICK/{split}" for split in splits), lambda *paths: Related(*map(_read_sick, paths))
         ),
         **{f"STS{year}": Source((f"STS{tokenised}/STS{year}",), _read_sts) for year in years},
         "STSB": Source(
-            (stsb[1], stsb[2]), lambda dev, test: Similar({"dev": _stsb(dev), "test": _stsb(test)})
+            (stsb[1], stsb[2]), lambda dev, test: Similar({"dev": _read_stsb(dev), "test": _read_stsb(test)})
         ),
-        "ALIGN": Source((stsb[1],), lambda dev: AlignedUniform(_stsb(dev))),
+        "ALIGN": Source((stsb[1],), lambda dev: AlignedUniform(_read_stsb(dev))),
     }
 
 
 def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dict[str, Task]:
-    """Reads the tasks named, or all that are there.
+    """Reads tasks.
+
+    Args:
+        data: directory with one folder per task.
+        names: the tasks to read; None means all tasks whose files exist.
+        options: decides which variant of a task's files is read.
+
+    Returns:
+        The tasks by name.
 
     Raises:
-        InputError: a task that does not exist, or whose files are not in `data`.
+        InputError: `data` is not a directory, a task is unknown, or its files are missing or damaged.
     """
     if not data.is_dir():
         raise InputError(f"data: {data} is not a directory")
-    known = sources(options)
-    there = {name: paths for name, source in known.items() if (paths := find(data, *source.files))}
-    if not there:
-        raise InputError(f"data: {data} holds none of the tasks {', '.join(known)}")
-    chosen = list(there) if names is None else list(dict.fromkeys(names))
+    all_sources = sources(options)
+    available = {name: paths for name, source in all_sources.items() if (paths := find(data, *source.files))}
+    if not available:
+        raise InputError(f"data: {data} holds none of the tasks {', '.join(all_sources)}")
+    chosen = list(available) if names is None else list(dict.fromkeys(names))
     for name in chosen:
-        if name not in known:
-            raise InputError(f"tasks: wanted some of {', '.join(known)}, got {name!r}")
-        if name not in there:
-            files = " and ".join(f"{file}.tsv.xz" for file in known[name].files)
-            raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(there)}")
-    return {name: known[name].read(*there[name]) for name in chosen}
+        if name not in all_sources:
+            raise InputError(f"tasks: wanted some of {', '.join(all_sources)}, got {name!r}")
+        if name not in available:
+            files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
+            raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")
+    return {name: all_sources[name].read(*available[name]) for name in chosen}

@@ -1,4 +1,4 @@
-"""Each distinct sentence is encoded once, and its vector kept: in memory, and on disk if wanted."""
+"""Encodes each distinct sentence once, and keeps its vector in memory and, if wanted, on disk."""
 
 from __future__ import annotations
 
@@ -14,48 +14,57 @@ from tqdm import tqdm
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import replacing, write_text
 
-BATCH = 4096
+BATCH = 4096  # sentences in one call of the encoder
 
-Encode = Callable[[list[str]], Any]  # sentences to an array (n, d)
+Encode = Callable[[list[str]], Any]  # from n sentences to an array (n, d)
 
 
 class Cache(NamedTuple):
-    """Where vectors outlive a run: DIRECTORY/KEY.npy, and their sentences in DIRECTORY/KEY.json."""
+    """Where vectors are kept on disk: vectors in DIRECTORY/KEY.npy, their sentences in DIRECTORY/KEY.json."""
 
     directory: Path
-    key: str  # of the encoder's content: another encoder, another key
+    key: str  # identifies the encoder: encoders with different vectors need different keys
 
 
 class Vectors:
-    """The vectors of some distinct sentences."""
+    """The vectors of distinct sentences.
+
+    Args:
+        texts: n distinct sentences.
+        matrix: (n, d) their vectors.
+    """
 
     def __init__(self, texts: Sequence[str], matrix: NDArray[np.float32]) -> None:
         self.texts, self.matrix = texts, matrix
         self._row = {text: row for row, text in enumerate(texts)}
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """The vectors (n, d) of sentences that are all among these."""
+        """Looks up sentences, which must all be known; returns their vectors (n, d)."""
         return self.matrix[[self._row[text] for text in texts]]
 
 
 def embed(
     encode: Encode, texts: Iterable[str], *, cache: Cache | None = None, progress: bool = True
 ) -> Vectors:
-    """Encodes each distinct sentence once, in batches of sentences of like length.
+    """Encodes each distinct sentence once, in batches of sentences of similar length.
 
     Args:
-        encode: takes a list of sentences, returns an array (n, d).
-        texts: sentences, in any order and number.
-        cache: where vectors are looked up and new ones added.
+        encode: a function from a list of n sentences to an array (n, d).
+        texts: sentences, which may repeat.
+        cache: vectors that it holds are read from it, and new ones are added.
         progress: show a bar on a terminal.
 
+    Returns:
+        The vectors of all sentences.
+
     Raises:
-        InputError: `encode` returned what is not (n, d) or not finite.
+        InputError: `encode` returned an array of another shape or with NaN or infinity, or the cache is
+            damaged.
     """
     wanted = dict.fromkeys(texts)
     known = Vectors([], np.zeros((0, 0), dtype=np.float32)) if cache is None else _load(cache)
-    there = set(known.texts)
-    new = sorted((text for text in wanted if text not in there), key=len)
+    known_texts = set(known.texts)
+    new = sorted((text for text in wanted if text not in known_texts), key=len)
     if not new:
         return known
     bar = tqdm(
@@ -88,8 +97,8 @@ def _load(cache: Cache) -> Vectors:
         return Vectors([], np.zeros((0, 0), dtype=np.float32))
     try:
         sentences = json.loads(texts.read_text(encoding="utf-8"))
-        # Rows are only ever added, and the matrix is written first: what it holds beyond is of a run that
-        # was cut off between the two files.
+        # Rows are only added, and the matrix is written before the sentences. If a run was killed between the
+        # two writes, the matrix has more rows than there are sentences, and these are ignored.
         return Vectors(sentences, np.load(matrix, allow_pickle=False)[: len(sentences)])
     except (OSError, ValueError) as error:
         raise InputError(f"{texts} and {matrix.name} are damaged, remove them: {error}") from error

@@ -1,1 +1,1 @@
-"""What trained models are used for: vectors of texts, neighbours, further words, sentences in between."""
+"""Uses of a trained model: sentence vectors, search, vocabulary expansion, interpolation."""

@@ -1,4 +1,4 @@
-"""Text files to matrices of sentence vectors, streamed."""
+"""Turns a text file into a file of sentence vectors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from fastqt.runs.model import SentenceEncoder
 from fastqt.text import read_blocks
 
 
-def embed_file(
+def write_vectors(
     encoder: SentenceEncoder, source: str, out: str | Path, *, normalize: bool = True
 ) -> tuple[int, int]:
-    """Writes the vector of each sentence of a text file to an .npy file, in order, in constant memory.
+    """Writes the vectors of the sentences of a text file to an .npy file.
+
+    The text is streamed, so memory does not grow with it.
 
     Args:
         encoder: the model.
-        source: see `fastqt.text.read_blocks`; blank lines have no row.
-        out: an .npy file, float32; it is there whole or not at all.
-        normalize: scale both halves of a vector to norm 1.
+        source: path of the text, see `fastqt.text.read_blocks`. Blank lines are skipped.
+        out: path of the .npy file, written atomically: a float32 matrix with one row per sentence, in order.
+        normalize: scale each vector to norm 1; for QuickThoughts, each of its two halves.
 
     Returns:
-        The matrix's shape.
+        The shape of the matrix: (number of sentences, width of a vector).
 
     Raises:
         InputError: the text cannot be read or holds no sentence, or `out` cannot be written.
@@ -44,7 +46,8 @@ def embed_file(
                 rows += len(vectors)
             if rows == 0:
                 raise InputError(f"nothing to embed: no sentence in {source}")
-            # numpy leaves room in the header for the number of rows to grow.
+            # The number of rows is known only now. numpy pads the header, so that the final one fits in
+            # place.
             file.seek(0)
             _write_header(file, rows, width)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A trained model with the words of pre-trained vectors added to its own."""
+"""Vocabulary expansion: adds the words of pre-trained word vectors to a trained model."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from fastqt.text.expansion import expand_table, expand_vocabulary
 from fastqt.text.vocabulary import UNKNOWN
 
 
-def expand_model(
+def add_words(
     directory: str | Path, words: Sequence[str], vectors: NDArray[np.floating], out: str | Path
 ) -> int:
-    """Writes a model whose encoders know further words, for `fastqt embed` and the like to load.
+    """Writes a copy of a trained model whose encoders know further words.
 
-    Each table of word vectors has a map of its own, see `fastqt.text.expansion`. Sentences of words that the
-    model was trained on keep their vectors. Words that no text is ever cut into are left out.
+    An affine map from the pre-trained vectors to the model's word vectors is fitted to the words that both
+    have; each embedding table has its own map (see `fastqt.text.expansion`). The words of the model keep
+    their vectors. A word that the model's tokenizer would split is left out, because no text would ever
+    contain it.
 
     Args:
-        directory: what `fastqt train` wrote.
-        words: distinct; upper and lower case differ, as in the model's vocabulary.
-        vectors: (len(words), W) pre-trained; more of the words than W must be in the vocabulary.
-        out: a directory, made if absent, without a model in it.
+        directory: a directory that `fastqt train` wrote.
+        words: distinct words, case-sensitive as in the model's vocabulary.
+        vectors: (len(words), W) pre-trained vectors; more than W of the words must be in the vocabulary.
+        out: directory of the new model. It is created if it does not exist, and must not hold a model.
 
     Returns:
-        How many words were added.
+        The number of words that were added.
 
     Raises:
-        InputError: as `SentenceEncoder.load`; `out` holds a model; or words and vectors that do not fit.
+        InputError: the model cannot be loaded, `out` holds a model, or words and vectors do not fit each
+            other or the model.
+
+    Source: Kiros et al. (2015), section 2.2.
     """
     if vectors.ndim != 2 or len(vectors) != len(words):
         raise InputError(f"vectors: wanted ({len(words)}, W) for {len(words)} words, got {vectors.shape}")

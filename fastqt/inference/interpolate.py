@@ -1,4 +1,4 @@
-"""Sentences between sentences: what GLOSS generates on the way from one latent vector to another."""
+"""Sentences that GLOSS generates along the way from one latent vector to another."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from fastqt.nn import Gloss
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import Vocabulary, pad
 
-PARALLEL = 1e-6  # sine of an angle that has no plane of its own
+PARALLEL = 1e-6  # two vectors count as parallel if the sine of their angle is smaller
 
 
-def between(
+def sentences_between(
     encoder: SentenceEncoder, source: str, target: str, *, steps: int = 4, slerp: bool = False
 ) -> list[tuple[float, str]]:
-    """What a GLOSS model generates at latent vectors from one sentence's to another's, both inferred.
+    """Generates sentences at latent vectors between those of two sentences.
+
+    The latent vectors of both sentences are inferred.
 
     Args:
         encoder: a GLOSS model.
-        source, target: sentences.
-        steps: how many vectors lie between the two, at equal distances.
-        slerp: see `interpolate`.
+        source: the first sentence.
+        target: the last sentence.
+        steps: number of latent vectors between the two, at equal distances.
+        slerp: see `vectors_between`.
 
     Returns:
-        steps + 2 pairs: the share of `target`, 0 to 1, and words, as many as `target`'s and `source`'s
-        numbers of words in that proportion; those of the positional decoder in order, others the
-        likeliest first.
+        steps + 2 pairs: the share of `target`, from 0 to 1, and the generated words. Their number is
+        interpolated too. The positional decoder gives words in order, the bag of words the likeliest first.
 
     Raises:
-        InputError: another model, blank text, or steps < 0.
+        InputError: the model is not a GLOSS model, a sentence is blank, or steps < 0.
 
     Source: Singh, Fan and Auli (2019), table 2.
     """
@@ -47,29 +49,29 @@ def between(
     tokens, lengths = (x.to(encoder.device) for x in pad(encoder.vocabulary.encode([source, target])))
     shares = torch.arange(steps + 2, device=encoder.device) / (steps + 1)
     first, last = model.infer(tokens, lengths)
-    latents = interpolate(first, last, shares, slerp=slerp)
+    latents = vectors_between(first, last, shares, slerp=slerp)
     counts = model.targets(tokens, lengths).sum(1).to(shares.dtype)
-    numbers = torch.lerp(counts[0], counts[1], shares).round().long()
-    # GLOSS takes no checkpoint: its lexicon is a vocabulary of words.
+    word_counts = torch.lerp(counts[0], counts[1], shares).round().long()
+    # A GLOSS model has no Hugging Face tokenizer, so its lexicon is always a Vocabulary.
     vocabulary = cast(Vocabulary, encoder.vocabulary)
-    texts = spelt(vocabulary, model.generate(latents, numbers), numbers)
+    texts = _to_text(vocabulary, model.generate(latents, word_counts), word_counts)
     return [(step / (steps + 1), text) for step, text in enumerate(texts)]
 
 
-def interpolate(source: Tensor, target: Tensor, shares: Tensor, *, slerp: bool = False) -> Tensor:
-    """Vectors on the way from one to another.
+def vectors_between(source: Tensor, target: Tensor, shares: Tensor, *, slerp: bool = False) -> Tensor:
+    """Interpolates between two vectors.
 
     Args:
-        source, target: (d,).
-        shares: (K,) in [0, 1], of `target`.
-        slerp: let the direction turn at a constant rate and the norm change at one, on a sphere if both
-            norms are equal. Parallel and opposite vectors, between which there is no such way or not one
-            alone, and vectors of norm 0 are joined by a straight line all the same.
+        source: (d,) the vector at share 0.
+        target: (d,) the vector at share 1.
+        shares: (K,) shares of `target`, in [0, 1].
+        slerp: turn the direction at a constant rate, and change the norm linearly. Otherwise, and for
+            parallel or opposite vectors and vectors of norm 0, the way is a straight line.
 
     Returns:
-        (K, d).
+        The vectors (K, d).
 
-    Source: Shoemake, "Animating rotation with quaternion curves" (1985), of the turning direction.
+    Source: Shoemake, "Animating rotation with quaternion curves" (1985), for the direction.
     """
     shares = shares[:, None]
     straight = (1 - shares) * source + shares * target
@@ -77,7 +79,7 @@ def interpolate(source: Tensor, target: Tensor, shares: Tensor, *, slerp: bool =
     if not slerp or not all(norms):
         return straight
     units = source / norms[0], target / norms[1]
-    # The angle by its tangent: an arc cosine is inexact where it is small.
+    # The angle is computed from its tangent, because the arc cosine is inexact for small angles.
     angle = 2 * torch.atan2((units[0] - units[1]).norm(), (units[0] + units[1]).norm())
     if angle.sin() < PARALLEL:
         return straight
@@ -87,13 +89,12 @@ def interpolate(source: Tensor, target: Tensor, shares: Tensor, *, slerp: bool =
     return turned * torch.lerp(norms[0], norms[1], shares)
 
 
-def spelt(vocabulary: Vocabulary, tokens: Tensor, lengths: Tensor) -> list[str]:
-    """Words for the ids that `Gloss.generate` gives.
-
-    Args:
-        tokens: (B, L) int64.
-        lengths: (B,) int64 in [0, L].
-    """
+def _to_text(
+    vocabulary: Vocabulary,
+    tokens: Tensor,  # (B, L) int64
+    lengths: Tensor,  # (B,) int64, in [0, L]
+) -> list[str]:
+    """The words of the token ids that `Gloss.generate` returns, joined by blanks."""
     word = vocabulary.tokenizer.id_to_token
     rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
     return [" ".join(str(word(id)) for id in ids[:length]) for ids, length in rows]

@@ -1,4 +1,4 @@
-"""The sentences of a corpus that are nearest to a query, in constant memory."""
+"""Searches a corpus for the sentences that are nearest to a query."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastqt.text import read_blocks
 
 
 class Neighbor(NamedTuple):
-    """A sentence found."""
+    """A sentence of the corpus."""
 
-    cosine: float
+    cosine: float  # to the query
     sentence: str
     file: str
-    line: int  # from 1
+    line: int  # counted from 1
 
 
 def nearest(
@@ -27,28 +27,31 @@ def nearest(
 ) -> list[list[Neighbor]]:
     """The k sentences of a corpus with the highest cosine to each query, best first.
 
-    The corpus is streamed. Of equal cosines the earlier sentence wins; a sentence that occurs twice is
-    found twice.
+    The corpus is streamed, so memory does not grow with it. Among equal cosines, the earlier sentence comes
+    first. A sentence that occurs twice is found twice.
 
     Args:
-        encoder: the model; vectors are [f(s) ; g(s)] with both halves of norm 1.
+        encoder: the model. The vectors of QuickThoughts are [f(s) ; g(s)], with both halves at norm 1.
         queries: sentences.
-        corpus: files, see `fastqt.text.read_blocks`.
-        k: how many; fewer are returned where the corpus holds fewer.
+        corpus: paths of text files, see `fastqt.text.read_blocks`.
+        k: number of sentences for each query.
+
+    Returns:
+        One list for each query; shorter than k if the corpus holds fewer sentences.
 
     Raises:
-        InputError: k < 1, a blank query, or a corpus that cannot be read or is empty.
+        InputError: k < 1, a query is blank, or the corpus cannot be read or is empty.
     """
     if k < 1:
         raise InputError(f"k: wanted at least 1, got {k}")
     if not queries or not all(query.strip() for query in queries):
         raise InputError("query: wanted a sentence, got blank text")
-    wanted = F.normalize(torch.from_numpy(encoder.encode(list(queries))), dim=1)
+    query_vectors = F.normalize(torch.from_numpy(encoder.encode(list(queries))), dim=1)
     best = torch.empty(len(queries), 0)
     found: list[list[Neighbor]] = [[] for _ in queries]
     for block in read_blocks(corpus):
         vectors = F.normalize(torch.from_numpy(encoder.encode(block.sentences)), dim=1)
-        scores = torch.cat([best, wanted @ vectors.T], dim=1)
+        scores = torch.cat([best, query_vectors @ vectors.T], dim=1)
         best, columns = scores.sort(dim=1, descending=True, stable=True)
         best, columns = best[:, :k], columns[:, :k]
         for row, earlier in enumerate(found):

@@ -1,1 +1,1 @@
-"""What a directory that a training wrote holds: settings, checkpoints, and the model."""
+"""The contents of a run's directory: the settings, the checkpoint and the model."""

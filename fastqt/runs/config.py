@@ -1,4 +1,4 @@
-"""What a training run is: one frozen dataclass, saved as the run's config.json and offered as options."""
+"""The settings of a training, stored as the run's config.json and offered as command-line options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from fastqt._version import __version__
 from fastqt.errors import InputError
 
-FORMAT = 1  # of config.json, and of the files that lie beside it
+FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
 ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
 
-# What the sources train with: a model, and it with bags of words.
-SOURCES: dict[str, dict[str, Any]] = {
+# The defaults that depend on the model, or on the model and its encoder ("quickthoughts bow"), as in the
+# papers.
+MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "quickthoughts": {
         "batch_size": 400,
         "context_size": 1,
@@ -27,16 +28,16 @@ SOURCES: dict[str, dict[str, Any]] = {
     },
     "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
 }
-SOURCES["simcse"] = SOURCES["quickthoughts"] | {"batch_size": 64, "max_length": 32}
-SOURCES["mixcse"] = SOURCES["simcse"]
-SOURCES["simcse huggingface"] = SOURCES["mixcse huggingface"] = {"learning_rate": 3e-5}
-SOURCES["gloss-bow"] = SOURCES["quickthoughts"] | {
-    "batch_size": 512,  # which the paper does not say
+MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {"batch_size": 64, "max_length": 32}
+MODEL_DEFAULTS["mixcse"] = MODEL_DEFAULTS["simcse"]
+MODEL_DEFAULTS["simcse huggingface"] = MODEL_DEFAULTS["mixcse huggingface"] = {"learning_rate": 3e-5}
+MODEL_DEFAULTS["gloss-bow"] = MODEL_DEFAULTS["quickthoughts"] | {
+    "batch_size": 512,  # not given in the paper
     "learning_rate": 3e-4,
     "clip": 25.0,
     "epochs": 210,
 }
-SOURCES["gloss-pos"] = SOURCES["gloss-bow"]
+MODEL_DEFAULTS["gloss-pos"] = MODEL_DEFAULTS["gloss-bow"]
 
 
 def option(
@@ -47,7 +48,18 @@ def option(
     at_least: float | None = None,
     below: float = math.inf,
 ) -> Any:
-    """A setting that is an option on the command line too; None is the source's choice, or none at all."""
+    """Declares a setting that is also a command-line option.
+
+    Args:
+        default: the value if none is given. None means no value, or the value in `MODEL_DEFAULTS`.
+        help: the help text of the option.
+        choices: the allowed values, if only some are allowed.
+        at_least: the smallest allowed number, if there is one.
+        below: the value must be less than this number.
+
+    Returns:
+        A dataclass field.
+    """
     return field(
         default=default, metadata={"help": help, "choices": choices, "at_least": at_least, "below": below}
     )
@@ -55,77 +67,106 @@ def option(
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The settings of a training. The defaults are those of the model's source: Logeswaran & Lee (2018) for
-    QuickThoughts, Singh, Fan & Auli (2019) for GLOSS, the authors' code for SimCSE and MixCSE, but for a
-    learning rate that suits encoders which begin from nothing.
+    """The settings of a training.
+
+    The defaults are those of each model's source. Only the learning rate of SimCSE and MixCSE differs: it
+    suits encoders that are trained from scratch.
+
+    Args:
+        corpus: paths of the text files, which are read in this order.
+        (others): see the help text of each option.
 
     Raises:
-        InputError: a value outside its range; the message names the field.
+        InputError: a value is outside its range; the message names the field.
+
+    Source: Logeswaran and Lee (2018) for QuickThoughts; Singh, Fan and Auli (2019) for GLOSS; the authors'
+    code for SimCSE and MixCSE.
     """
 
-    corpus: tuple[str, ...]  # files, read one after the other
-    valid: str | None = option(None, "held-out text for validation")
+    corpus: tuple[str, ...]
+    valid: str | None = option(None, "held-out text to validate on")
     dev: str | None = option(
-        None, "sentence pairs with gold scores, as STS-B's dev.tsv: keep the model that ranks them best"
+        None, "sentence pairs with gold scores, such as STS-B's dev.tsv: keep the model that ranks them best"
     )
-    model: str = option("quickthoughts", "what to learn from", choices=MODELS)
+    model: str = option("quickthoughts", "what to train", choices=MODELS)
     encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
-    checkpoint: str | None = option(None, "of a huggingface encoder: a directory with model and tokenizer")
-    pooling: str = option("cls", "of its tokens' states", choices=("cls", "cls_before_pooler", "mean"))
-    word_dim: int = option(
-        300, "width of word vectors (and of a bow, transformer or gloss sentence vector)", at_least=1
+    checkpoint: str | None = option(
+        None, "directory with the model and the tokenizer, for --encoder huggingface"
     )
-    hidden_size: int = option(1000, "width of a gru or lstm sentence vector", at_least=1)
-    layers: int = option(6, "of a transformer", at_least=1)
-    heads: int = option(5, "of attention in each of them", at_least=1)
-    feedforward: int = option(1000, "width of their inner layer", at_least=1)
+    pooling: str = option(
+        "cls",
+        "how a huggingface encoder pools its token states",
+        choices=("cls", "cls_before_pooler", "mean"),
+    )
+    word_dim: int = option(
+        300,
+        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss",
+        at_least=1,
+    )
+    hidden_size: int = option(1000, "width of the sentence vectors of gru and lstm", at_least=1)
+    layers: int = option(6, "number of transformer layers", at_least=1)
+    heads: int = option(5, "attention heads of each transformer layer", at_least=1)
+    feedforward: int = option(1000, "inner width of each transformer layer", at_least=1)
     dropout: float = option(
-        0.1, "in a transformer, and of the vectors of simcse and mixcse", at_least=0, below=1
+        0.1,
+        "dropout rate of a transformer, and of the sentence vectors of simcse and mixcse",
+        at_least=0,
+        below=1,
     )
     cell: str = option(
-        "reset-after", "gru cell: torch's, or the paper's", choices=("reset-after", "reset-before")
+        "reset-after",
+        "gru cell: that of torch, or that of the paper",
+        choices=("reset-after", "reset-before"),
     )
-    init: str = option("paper", "initialisation: the paper's, or torch's", choices=("paper", "torch"))
+    init: str = option(
+        "paper", "initialisation: that of the paper, or that of torch", choices=("paper", "torch")
+    )
     batch_size: int = option(
-        None, "sentences a batch (default: 400, for bow 1500; simcse, mixcse 64; gloss 512)", at_least=2
+        None, "sentences per batch (default: 400; bow 1500; simcse and mixcse 64; gloss 512)", at_least=2
     )
-    context_size: int = option(None, "sentences on each side to predict (default: 1, for bow 3)", at_least=1)
+    context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
     scale: float = option(20.0, "inverse temperature of simcse and mixcse", at_least=0)
-    mix: float = option(0.2, "share of a sentence's own positive in its mixed negative", at_least=0, below=1)
+    mix: float = option(
+        0.2, "share of a sentence's own positive in its mixed negative, for mixcse", at_least=0, below=1
+    )
     form: str = option(
         "slides",
-        "of mixcse: with a mixed negative a row, or the authors' code's 3 N columns",
+        "loss of mixcse: one mixed negative per row, or the 3 N columns of the authors' code",
         choices=("slides", "released"),
     )
-    radius: float = option(2.0, "of the ball of gloss's latent vectors", at_least=1e-6)
+    radius: float = option(2.0, "radius of the ball that holds the latent vectors of gloss", at_least=1e-6)
     latents: str = option(
         "rows",
-        "a step of gloss moves latent vectors: the batch's, or all by momentum",
+        "latent vectors that a step of gloss moves: those of the batch, or all of them by momentum",
         choices=("rows", "all"),
     )
-    documents: str = option("cut", "context windows at document boundaries", choices=("cut", "cross"))
-    vocab_size: int = option(50_000, "word types, <unk> among them", at_least=2)
-    unknown: str = option("keep", "other words: kept as <unk>, or dropped", choices=("keep", "drop"))
+    documents: str = option(
+        "cut", "context windows end at document boundaries, or cross them", choices=("cut", "cross")
+    )
+    vocab_size: int = option(50_000, "number of words in the vocabulary, including <unk>", at_least=2)
+    unknown: str = option(
+        "keep", "words outside the vocabulary become <unk>, or are dropped", choices=("keep", "drop")
+    )
     max_length: int = option(
-        None, "words of a sentence that are used (default: 50; for simcse, mixcse 32)", at_least=1
+        None, "longer sentences are cut to this many words (default: 50; simcse and mixcse 32)", at_least=1
     )
     learning_rate: float = option(
         None,
-        "of Adam, constant (default: 5e-4; for gloss 3e-4; for simcse, mixcse of huggingface 3e-5)",
+        "constant learning rate of Adam (default: 5e-4; gloss 3e-4; simcse and mixcse with huggingface 3e-5)",
         at_least=0,
     )
     clip: float = option(
-        None, "largest norm of the gradient; 0 for any (default: 5; for gloss 25)", at_least=0
+        None, "largest norm of the gradient; 0 for no limit (default: 5; gloss 25)", at_least=0
     )
     clip_by: str = option(
-        "global", "norm over all weights, or variable by variable", choices=("global", "variable")
+        "global", "norm over all weights, or of each variable separately", choices=("global", "variable")
     )
-    epochs: int = option(None, "passes over the corpus (default: 1; for gloss 210)", at_least=1)
-    steps: int | None = option(None, "stop after so many batches", at_least=1)
-    seed: int = option(0, "of the initialisation", at_least=0)
+    epochs: int = option(None, "passes over the corpus (default: 1; gloss 210)", at_least=1)
+    steps: int | None = option(None, "stop after this many batches", at_least=1)
+    seed: int = option(0, "seed of the random numbers", at_least=0)
     report_every: int = option(50, "steps between reports", at_least=1)
     valid_every: int = option(500, "steps between validations", at_least=1)
-    valid_batches: int = option(10, "batches of the held-out text that are used", at_least=1)
+    valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
 
@@ -134,7 +175,9 @@ class TrainConfig:
             _check(setting, getattr(self, setting.name))
         if not self.corpus:
             raise InputError("corpus: wanted at least one file, got none")
-        for name, value in (SOURCES[self.model] | SOURCES.get(f"{self.model} {self.encoder}", {})).items():
+        for name, value in (
+            MODEL_DEFAULTS[self.model] | MODEL_DEFAULTS.get(f"{self.model} {self.encoder}", {})
+        ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
@@ -149,12 +192,19 @@ class TrainConfig:
             )
 
     def to_json(self) -> str:
-        """The text of config.json."""
+        """The settings as the text of config.json."""
         return json.dumps({"format": FORMAT, "fastqt": __version__, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
-        """Reads config.json."""
+        """Reads settings that `to_json` wrote.
+
+        Args:
+            path: the config.json of a run.
+
+        Raises:
+            InputError: the file is missing or damaged, or has another format.
+        """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             written_by = values.pop("fastqt")
@@ -169,16 +219,20 @@ class TrainConfig:
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not the config.json of a training run: {error}") from error
 
-    def check_resumes(self, begun: TrainConfig) -> None:
-        """Raises an InputError that names the first setting with which a begun run cannot go on."""
-        for name in (setting.name for setting in fields(self) if setting.name not in FREE):
-            was, now = getattr(begun, name), getattr(self, name)
+    def check_resumes(self, stored: TrainConfig) -> None:
+        """Checks that a run that was started with the settings `stored` can continue with these settings.
+
+        Raises:
+            InputError: a setting differs that must not; the message names the first one.
+        """
+        for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
+            was, now = getattr(stored, name), getattr(self, name)
             if was != now:
-                raise InputError(f"cannot resume: {name} is {now!r}, but the run was begun with {was!r}")
+                raise InputError(f"cannot resume: {name} is {now!r}, but the run was started with {was!r}")
 
 
-# Where the text lies, how long to go on and how often to look do not change what a step computes.
-FREE = {
+# These settings do not change what a step computes, so a resumed run may change them.
+CHANGEABLE_ON_RESUME = {
     "corpus",
     "valid",
     "dev",

@@ -1,4 +1,4 @@
-"""From a run's settings to its model, and from its directory to a model that embeds."""
+"""Builds the model that a run's settings describe, and loads trained models from a run's directory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fastqt.text.vocabulary import Unknown
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
-CHECKPOINT_SHAPE = "huggingface"  # folder of a run, for its encoders' configuration and their tokenizer
-ROWS = 512  # sentences that are encoded at once
+HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
+BATCH_SIZE = 512  # sentences that are encoded together
 
 Model = QuickThoughts | SimCSE | Gloss
 
@@ -40,13 +40,16 @@ Model = QuickThoughts | SimCSE | Gloss
 def build_model(
     config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True
 ) -> Model:
-    """A freshly initialised model of the kind that a run's settings name.
+    """A freshly initialised model of the kind that the settings name.
 
     Args:
-        config: the settings.
+        config: the settings of the run.
         vocab_size: number of token ids.
-        sentences: how many GLOSS has latent vectors for.
-        pretrained: begin with the weights of the settings' checkpoint, if they name one.
+        sentences: number of latent vectors of a GLOSS model, one for each training sentence.
+        pretrained: load the weights of the Hugging Face checkpoint, if the settings name one.
+
+    Returns:
+        The model, on the CPU.
     """
     if config.model.startswith("gloss"):
         return Gloss(
@@ -66,13 +69,22 @@ def build_model(
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
-    """A freshly initialised sentence encoder, or that of a checkpoint."""
+    """A freshly initialised sentence encoder, or the encoder of a Hugging Face checkpoint.
+
+    Args:
+        config: the settings of the run.
+        vocab_size: number of token ids.
+        pretrained: load the weights of the Hugging Face checkpoint, if the settings name one.
+
+    Returns:
+        The encoder, on the CPU.
+    """
     if config.checkpoint is not None:
         from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
 
-        given = (config.checkpoint,) if pretrained else untrained(config.checkpoint)
+        source = (config.checkpoint,) if pretrained else untrained(config.checkpoint)
         return HuggingFaceEncoder(
-            *given, pooling=cast("Pooling", config.pooling), max_length=config.max_length
+            *source, pooling=cast("Pooling", config.pooling), max_length=config.max_length
         )
     init = cast("Init", config.init)
     if config.encoder == "bow":
@@ -97,24 +109,36 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
-    """The vocabulary in a run's directory, or its checkpoint's tokenizer there."""
+    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint.
+
+    Args:
+        config: the settings of the run.
+        directory: its directory.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     if config.encoder == "huggingface":
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
-        return CheckpointVocabulary.load(directory / CHECKPOINT_SHAPE, max_length=config.max_length)
+        return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
     return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
 
 
 def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
-    """Writes into a run's directory what `load_lexicon` reads."""
+    """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
     if isinstance(lexicon, Vocabulary):
         write_text(directory / VOCABULARY, lexicon.to_json())
     else:
-        cast("CheckpointVocabulary", lexicon).save(directory / CHECKPOINT_SHAPE)
+        cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here."""
+    """The device for the setting "auto", "cpu" or "cuda"; "auto" prefers a GPU.
+
+    Raises:
+        InputError: "cuda" is wanted and torch sees no CUDA device.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device: wanted cuda, but torch sees no CUDA device here")
     if name == "auto":
@@ -124,7 +148,13 @@ def choose_device(name: str) -> torch.device:
 
 @dataclass
 class SentenceEncoder:
-    """A trained model with its vocabulary: text in, vectors out."""
+    """A model with its vocabulary, which turns text into vectors.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        vocabulary: turns sentences into token ids.
+        device: the device of the model.
+    """
 
     model: Model
     vocabulary: Lexicon
@@ -132,18 +162,27 @@ class SentenceEncoder:
 
     @classmethod
     def load(cls, directory: str | Path, device: str = "auto", *, trained: bool = True) -> SentenceEncoder:
-        """Reads what `fastqt train` wrote; unless `trained`, the weights are fresh ones and not read.
+        """Loads a model that `fastqt train` wrote.
+
+        Args:
+            directory: the directory of the run.
+            device: "auto", "cpu" or "cuda".
+            trained: read the weights. Otherwise the model is freshly initialised.
+
+        Returns:
+            The encoder, on the device.
 
         Raises:
-            InputError: a file is missing, damaged, from another version or does not fit the others.
+            InputError: a file is missing or damaged, is from another version, or does not fit the others.
         """
         directory = Path(directory)
         if not directory.is_dir():
             raise InputError(f"no trained model: {directory} is not a directory")
         config = TrainConfig.load(directory / CONFIG)
         vocabulary = load_lexicon(config, directory)
-        if config.checkpoint is not None:  # which may be gone, and its weights are not wanted
-            config = replace(config, checkpoint=str(directory / CHECKPOINT_SHAPE))
+        # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
+        if config.checkpoint is not None:
+            config = replace(config, checkpoint=str(directory / HUGGINGFACE))
         is_gloss = config.model.startswith("gloss")
         sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss and trained else 0
         model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
@@ -154,18 +193,21 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
-        """Vectors (len(sentences), model.embedding_dim) float32 in the order given.
+        """Encodes sentences in batches of similar length.
 
         Args:
-            sentences: text, none of it blank; encoded 512 at a time, sorted by length.
-            normalize: scale to norm 1, of QuickThoughts each encoder's half.
+            sentences: the texts; none of them may be blank.
+            normalize: scale each vector to norm 1; for QuickThoughts, each of the two encoders' halves.
+
+        Returns:
+            Vectors (len(sentences), model.embedding_dim) float32, in the order of the sentences.
         """
         ids, lengths = self.vocabulary.encode(sentences)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(lengths, kind="stable")
         vectors: list[NDArray[np.float32]] = []
-        for begin in range(0, len(order), ROWS):
-            rows = order[begin : begin + ROWS]
+        for begin in range(0, len(order), BATCH_SIZE):
+            rows = order[begin : begin + BATCH_SIZE]
             words = [ids[starts[row] : starts[row] + lengths[row]] for row in rows]
             tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
             encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)

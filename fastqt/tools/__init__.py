@@ -1,1 +1,1 @@
-"""What the command line shows beside training: a demonstration, a benchmark, plots."""
+"""Commands beside training: a demonstration, a benchmark and plots."""

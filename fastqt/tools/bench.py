@@ -1,4 +1,4 @@
-"""The fused loss beside its eager equivalent: how far apart, how long, how much memory."""
+"""Compares the fused loss with eager PyTorch: their values, times and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ MIB = 1 << 20
 
 
 def window_matrix(size: int, context_size: int) -> Tensor:
-    """The targets of QuickThoughts as a matrix (size, size): rows uniform over neighbours, 0 elsewhere."""
+    """The targets of QuickThoughts as a dense matrix.
+
+    Args:
+        size: number of sentences.
+        context_size: number of neighbours on each side.
+
+    Returns:
+        (size, size) float32; each row is uniform over the sentence's neighbours, and 0 elsewhere.
+    """
     offset = torch.arange(size)[:, None] - torch.arange(size)
     near = ((offset.abs() <= context_size) & (offset != 0)).float()
     return near / near.sum(dim=1, keepdim=True)
@@ -30,27 +38,37 @@ def eager_contrastive_loss(
     candidates: Tensor,  # (N, D)
     targets: Tensor,  # (N, N)
 ) -> Tensor:
-    """What `contrastive_loss` replaces: the score matrix, its diagonal set to 0, torch's KL divergence."""
+    """The loss that `contrastive_loss` computes, in plain PyTorch with the whole score matrix."""
     scores = (queries @ candidates.T).fill_diagonal_(0)
     return F.kl_div(F.log_softmax(scores, dim=1), targets, reduction="batchmean")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Fused against eager, forward and backward, on random inputs (N, D)."""
+    """Fused and eager loss, forward and backward, on random inputs (N, D)."""
 
     N: int
     D: int
     fused_seconds: float
     eager_seconds: float
-    fused_bytes: int | None  # peak above inputs and targets; None where the system does not tell
+    fused_bytes: int | None  # peak memory above inputs and targets; None if the system does not report it
     eager_bytes: int | None
     loss_difference: float  # relative
     gradient_difference: float  # relative, in the L2 norm
 
 
 def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Comparison:
-    """Measures both losses on the CPU, taking turns; times are medians of `repeats`."""
+    """Measures both losses on the CPU.
+
+    Args:
+        N: number of sentences.
+        D: width of the vectors.
+        context_size: number of neighbours on each side.
+        repeats: both losses run this often, in turns; the medians of the times are reported.
+
+    Returns:
+        Times, memory and differences.
+    """
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (
         (torch.randn(N, D, generator=generator) / D**0.25).requires_grad_() for _ in range(2)
@@ -66,8 +84,8 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
     def _with_gradients(loss: Tensor) -> list[Tensor]:
         return [loss.detach(), *torch.autograd.grad(loss, [queries, candidates])]
 
-    ours, fused_bytes = peak_memory(fused)
-    theirs, eager_bytes = peak_memory(eager)
+    fused_result, fused_bytes = peak_memory(fused)
+    eager_result, eager_bytes = peak_memory(eager)
     times: dict[Callable[[], list[Tensor]], list[float]] = {fused: [], eager: []}
     for _ in range(repeats):
         for function, seconds in times.items():
@@ -81,19 +99,28 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
         _median(times[eager]),
         fused_bytes,
         eager_bytes,
-        float((ours[0] - theirs[0]).abs() / theirs[0].abs()),
-        float(torch.cat(_minus(ours[1:], theirs[1:])).norm() / torch.cat(theirs[1:]).norm()),
+        float((fused_result[0] - eager_result[0]).abs() / eager_result[0].abs()),
+        float(
+            torch.cat(_minus(fused_result[1:], eager_result[1:])).norm() / torch.cat(eager_result[1:]).norm()
+        ),
     )
 
 
 def peak_memory(function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], int | None]:
-    """A function's result, and by how many bytes the process grew at most while it ran (Linux)."""
+    """Runs a function and measures by how much the process grew at most while it ran.
+
+    Args:
+        function: what to run, without arguments.
+
+    Returns:
+        The function's result, and the growth in bytes; None where /proc does not report it (not Linux).
+    """
     status = Path("/proc/self/status")
-    # What malloc holds on to would be used again unseen.
+    # Memory that malloc kept from earlier calls would be used again without being counted.
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is in use
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM) to the memory in use
     except OSError:
         return function(), None
     before = _status_bytes(status, "VmRSS")
@@ -114,8 +141,8 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def table() -> None:
-    """Prints a comparison for each of `SIZES` as it is made."""
+def print_comparisons() -> None:
+    """Prints one line for each of `SIZES`, as soon as it is measured."""
     print(f"contrastive loss, forward and backward, float32, {torch.get_num_threads()} threads")
     print(
         f"{'N':>7} {'D':>6} {'eager ms':>10} {'fused ms':>10} {'faster':>8} "
@@ -132,5 +159,5 @@ def table() -> None:
 
 
 def mebibytes(size: int | None) -> str:
-    """Bytes as MiB, or a dash for what is not known."""
+    """A number of bytes as text in MiB; a dash for None."""
     return "-" if size is None else f"{size / MIB:.1f}"

@@ -1,4 +1,4 @@
-"""QuickThoughts learnt in a minute, offline, from the prose of this Python's own language reference."""
+"""The demonstration: trains QuickThoughts on the text of Python's own language reference, offline."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastqt.inference.search import nearest
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder
 from fastqt.tools.bench import compare, mebibytes
-from fastqt.train.loop import train
+from fastqt.train import train
 from fastqt.train.progress import Display
 
 STEPS, REPORT_EVERY = 600, 100
-COMPARED = (4096, 512)  # (N, D) of the loss
-HELD_OUT = 8  # every eighth topic is for validation
+COMPARED = (4096, 512)  # (N, D) at which the loss is compared with eager PyTorch
+HELD_OUT = 8  # every eighth topic is held out for validation
 QUERIES = (
     "The expression list is evaluated from left to right.",
     "Return true if all characters in the string are digits.",
@@ -29,8 +29,8 @@ NOT_PROSE = re.compile(r"::=|>>>|->|\.\.\. |\+--|==|\|")
 SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.?!])\s+(?=[A-Z\"'(])")
 
 
-def demo() -> None:
-    """Trains, and shows what was learnt and what the fused loss is worth.
+def run() -> None:
+    """Trains a small model, prints what it learns, and compares the loss with eager PyTorch.
 
     Raises:
         InputError: this Python comes without `pydoc_data.topics`.
@@ -67,7 +67,11 @@ def demo() -> None:
 
 
 def read_topics() -> Iterator[list[str]]:
-    """The prose of each topic of `pydoc_data.topics`, as sentences in order; repeated paragraphs once."""
+    """The prose of `pydoc_data.topics`: for each topic its sentences in order, without repeated paragraphs.
+
+    Raises:
+        InputError: this Python comes without `pydoc_data.topics`.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -88,7 +92,7 @@ def read_topics() -> Iterator[list[str]]:
 
 
 def _prose(paragraph: str) -> str:
-    """A paragraph in one line without its markup; empty if it is code, a table, a heading or a signature."""
+    """A paragraph on one line and without markup; "" for code, tables, headings and signatures."""
     text = " ".join(paragraph.split())
     text = re.sub(r"^(\* |[0-9]+\. |\[[0-9]+\] )", "", text)
     text = re.sub(r"[*\"`]|\[[0-9]+\]", "", text)
@@ -102,16 +106,17 @@ def _write(path: Path, documents: list[list[str]]) -> None:
 
 
 class _Table(Display):
-    """A row a report, on standard output."""
+    """Prints one row of a table per report, on standard output."""
 
     @staticmethod
     def note(text: str) -> None:
-        """Nothing: a page of text is read in no time."""
+        """Prints nothing, because reading this small text takes no time."""
 
     def report(self, line: dict[str, float]) -> None:
         if self._bar is not None:
             self._bar.clear()
-        # Each accuracy is a share of N-1 rows; together they are one of N.
+        # Each accuracy is a share of the N-1 rows that have that neighbour. The demo shows a share of all N
+        # rows.
         rows = 1 - line["chance"]
         picked = rows * (line["forward_accuracy"] + line["backward_accuracy"])
         held_out = rows * (line["validation_forward_accuracy"] + line["validation_backward_accuracy"])

@@ -1,4 +1,4 @@
-"""Figures of trainings, out of what `fastqt train` and `fastqt evaluate` leave in a run's directory."""
+"""Draws the figures of trainings from the files that `fastqt train` and `fastqt evaluate` wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HELD_OUT = "validation_"
-# What goes into one panel of the training curves, by the names in metrics.jsonl.
+# The panels of the training curves, and the names in metrics.jsonl that each of them shows.
 PANELS = {
     "loss": ("loss",),
     "accuracy": ("forward_accuracy", "backward_accuracy", "chance"),
@@ -29,28 +29,31 @@ PANELS = {
     "norm": ("latent_norm",),
     "development pairs": ("dev_spearman",),
 }
-PANELS_A_ROW = 3
-# By which figure a training is judged while it runs, the first that there is.
-JUDGED_BY = ("dev_spearman", "validation_forward_accuracy")
+PANELS_PER_ROW = 3
+# The metrics on held-out data that are drawn over the hours of training.
+HELD_OUT_METRICS = ("dev_spearman", "validation_forward_accuracy")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a training."""
+    """The stored data of one training."""
 
     name: str
     config: TrainConfig
     lines: list[dict[str, float]]  # of metrics.jsonl
-    # Of its evaluation, None without one: the mean over classifications, and a vector's width.
-    accuracy: Any
-    width: Any
+    # From evaluation.json; None if the run was not evaluated.
+    accuracy: Any  # mean over the classification tasks
+    width: Any  # of a sentence vector
 
     @classmethod
     def load(cls, directory: str | Path) -> Run:
-        """Reads a run's directory.
+        """Reads the files in a run's directory.
+
+        Args:
+            directory: a directory that `fastqt train` wrote.
 
         Raises:
-            InputError: it holds no run, or no report yet.
+            InputError: the directory holds no run, metrics.jsonl has no line yet, or a file is damaged.
         """
         directory = Path(directory)
         config = TrainConfig.load(directory / CONFIG)
@@ -64,16 +67,26 @@ class Run:
         return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """A figure over steps or hours, where it was reported."""
-        there = [line for line in self.lines if name in line]
+        """The values of a metric, at all lines that report it.
+
+        Args:
+            name: the metric's name in metrics.jsonl.
+            over: "step", or "seconds" for the time in hours.
+
+        Returns:
+            The steps or hours, and the values.
+        """
+        lines = [line for line in self.lines if name in line]
         unit = 3600 if over == "seconds" else 1
-        return [line[over] / unit for line in there], [line[name] for line in there]
+        return [line[over] / unit for line in lines], [line[name] for line in lines]
 
     def has(self, name: str) -> bool:
+        """Whether any line reports this metric."""
         return any(name in line for line in self.lines)
 
     @property
     def hours(self) -> float:
+        """The time of the whole training."""
         return self.lines[-1]["seconds"] / 3600
 
 
@@ -89,23 +102,25 @@ def _evaluation(path: Path) -> tuple[Any, Any]:
     return (sum(accuracies) / len(accuracies) if accuracies else None), width
 
 
-def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """Draws all figures that the runs have the data for.
+def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Draws all figures for which the runs have data.
 
-    training.svg: each reported figure over the steps, thin on the training text, thick on held-out text.
-    efficiency.svg: held-out accuracy over the hours of training, and the mean accuracy over the hours that a
-    whole training took. sizes.svg: that mean over the width of a sentence's vector. views.svg: uniformity
-    over alignment, a point a report, dark ones late.
+    - training.svg: each metric over the steps; a thin line on the training text, a thick one on held-out
+    text. - efficiency.svg: the metrics on held-out data over the hours of training, and the mean accuracy of
+    the
+      evaluation over the hours of the whole training.
+    - sizes.svg: that mean accuracy over the width of a sentence vector.
+    - views.svg: uniformity over alignment, one point per report; later reports are darker.
 
     Args:
-        directories: runs, as `fastqt train` wrote them; with `evaluation.json` where they were evaluated.
-        out: the directory for the figures, made if absent.
+        directories: directories that `fastqt train` wrote, with evaluation.json if the run was evaluated.
+        out: directory for the figures. It is created if it does not exist.
 
     Returns:
-        The files written.
+        The paths of the written files.
 
     Raises:
-        InputError: a directory holds no run, or matplotlib is not installed.
+        InputError: a directory holds no run, a file is damaged, or matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -113,7 +128,7 @@ def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
         raise InputError("plot: needs matplotlib; pip install 'fastqt[plot]'") from None
     runs = [Run.load(directory) for directory in directories]
     evaluated = [run for run in runs if run.accuracy is not None]
-    judged = [(run, name) for run in runs for name in JUDGED_BY if run.has(name)]
+    held_out = [(run, name) for run in runs for name in HELD_OUT_METRICS if run.has(name)]
     views = [run for run in runs if run.has("uniformity")]
     figures: dict[str, list[Callable[[Axes], None]]] = {
         "training": [
@@ -122,7 +137,7 @@ def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
             if any(run.has(name) for run in runs for name in names)
         ],
         "efficiency": [
-            *([partial(_efficiency, judged=judged)] if judged else []),
+            *([partial(_efficiency, held_out=held_out)] if held_out else []),
             *([partial(_scores, runs=evaluated, over="hours")] if evaluated else []),
         ],
         "sizes": [partial(_scores, runs=evaluated, over="width")] if len(evaluated) > 1 else [],
@@ -130,12 +145,12 @@ def plot(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
     }
     Path(out).mkdir(parents=True, exist_ok=True)
     written = []
-    for name, drawn in figures.items():
-        if drawn:
-            columns = min(len(drawn), PANELS_A_ROW)
-            rows = math.ceil(len(drawn) / columns)
+    for name, panels in figures.items():
+        if panels:
+            columns = min(len(panels), PANELS_PER_ROW)
+            rows = math.ceil(len(panels) / columns)
             figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
-            for number, draw in enumerate(drawn, start=1):
+            for number, draw in enumerate(panels, start=1):
                 axes = figure.add_subplot(rows, columns, number)
                 draw(axes)
                 axes.grid(alpha=0.3)
@@ -159,8 +174,8 @@ def _training(axes: Axes, runs: list[Run], title: str) -> None:
     axes.set(xlabel="step", ylabel=title)
 
 
-def _efficiency(axes: Axes, judged: list[tuple[Run, str]]) -> None:
-    for run, name in judged:
+def _efficiency(axes: Axes, held_out: list[tuple[Run, str]]) -> None:
+    for run, name in held_out:
         label = name.removeprefix(HELD_OUT).replace("_", " ")
         axes.plot(*run.series(name, over="seconds"), label=f"{run.name} {label}")
     axes.set(xlabel="hours of training", ylabel="on held-out text")

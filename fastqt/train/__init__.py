@@ -1,4 +1,4 @@
-"""Training of all models: one loop that may be stopped and resumed at any step."""
+"""Training of all models: one loop, which can be stopped and resumed at any step."""
 
 from fastqt.train.loop import Outcome, train
 

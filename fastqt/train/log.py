@@ -1,4 +1,4 @@
-"""metrics.jsonl, the file that the figures of a training go to."""
+"""The log of a training's metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from fastqt.errors import InputError
 
 
 class MetricsLog:
-    """metrics.jsonl: a JSON object a line, appended, and cut back to a known length on resuming."""
+    """Appends to metrics.jsonl, one JSON object per line.
+
+    A training that was killed may have written lines after its last checkpoint. The resumed training computes
+    these steps again, so the file is first cut back to its length at the checkpoint.
+
+    Args:
+        path: the file; it is created if it does not exist.
+        length: bytes of the file to keep.
+
+    Raises:
+        InputError: the file is shorter than `length`.
+    """
 
     def __init__(self, path: Path, length: int = 0) -> None:
         path.touch()
@@ -22,13 +33,15 @@ class MetricsLog:
         self._file.seek(length)
 
     def write(self, line: dict[str, float]) -> None:
+        """Appends one line and hands it to the operating system."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def sync(self) -> int:
-        """Brings the lines to the disk; returns how many bytes there are."""
+        """Flushes all lines to the disk. Returns the length of the file in bytes."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Training: a pass over a corpus, batch by batch, that may be stopped and resumed at any step."""
+"""The training loop, which can be stopped and resumed at any step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from fastqt.errors import InputError
-from fastqt.runs import checkpoint as files
+from fastqt.runs import checkpoint
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
@@ -24,22 +24,28 @@ from fastqt.text.batches import too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
 from fastqt.train.log import MetricsLog
-from fastqt.train.objectives import Vectors, objective
+from fastqt.train.objectives import Measured, build_objective
 from fastqt.train.optim import clip_gradients
 from fastqt.train.progress import Display, StopRequest
 
 if TYPE_CHECKING:
     from fastqt.evaluation.development import DevelopmentPairs
 
-RUN_FILES = (files.CONFIG, files.VOCABULARY, files.METRICS, files.MODEL, files.CHECKPOINT)
+RUN_FILES = (
+    checkpoint.CONFIG,
+    checkpoint.VOCABULARY,
+    checkpoint.METRICS,
+    checkpoint.MODEL,
+    checkpoint.CHECKPOINT,
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended."""
+    """How a call of `train` ended."""
 
-    step: int
-    stopped_by: int | None  # the signal that ended it before its time
+    step: int  # the number of steps taken, over all calls
+    stopped_by: int | None  # the signal that stopped the training before its last step
     metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote
 
 
@@ -48,41 +54,53 @@ def train(
 ) -> Outcome:
     """Trains a model and writes it to a directory.
 
-    `out` gets config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or with `dev`
-    the best) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
-    training computes bit for bit what an uninterrupted one does on the same machine with as many threads.
+    The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
+    the best one if `config.dev` is given) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint
+    and end the training. A resumed training computes the same bits as an uninterrupted one on the same
+    machine with the same number of threads.
 
     Args:
-        config: the settings. QuickThoughts streams its corpus, which may be larger than memory; SimCSE and
-            MixCSE, which shuffle it, hold four bytes a word.
-        out: a directory, made if absent; it must not hold a run, unless that one is resumed.
-        resume: go on from the last checkpoint in `out`; begin where there is none.
-        display: what shows the progress.
+        config: the settings. QuickThoughts streams its corpus, which may be larger than memory. The other
+            models shuffle their corpus, and therefore hold it in memory at four bytes per word.
+        out: the directory. It is created if it does not exist. It must not hold a run unless `resume` is set.
+        resume: continue from the last checkpoint in `out`, or start if there is none.
+        display: the class that shows the progress.
+
+    Returns:
+        The last step, the signal that stopped the training if one did, and the last metrics.
 
     Raises:
-        InputError: the text, the settings or the directory cannot be used.
+        InputError: the text, the settings or the directory cannot be used, or the loss is not finite.
     """
     directory = Path(out)
-    _prepare(directory, config, resume)
-    saved = directory / files.CHECKPOINT
-    progress = files.read_progress(saved) if resume and saved.exists() else None
+    _prepare_directory(directory, config, resume)
+    path = directory / checkpoint.CHECKPOINT
+    progress = checkpoint.read_progress(path) if resume and path.exists() else None
     corpus = _corpus_files(config, directory, resume)
     if progress is None:
-        display.note(f"reading {', '.join(corpus)} for its vocabulary")
-        vocabulary, progress = _begin(config, corpus)
+        display.note(f"reading {', '.join(corpus)} to build the vocabulary")
+        vocabulary, progress = _read_corpus(config, corpus)
     else:
-        _check_unchanged(corpus, progress.corpus_bytes)
+        _check_corpus_unchanged(corpus, progress.corpus_bytes)
         vocabulary = load_lexicon(config, directory)
     trainer = Trainer(config, corpus, vocabulary, directory, progress)
     if progress.step:
-        files.load_checkpoint(saved, trainer.model, trainer.optimizer)
-    files.write_text(directory / files.CONFIG, config.to_json())
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+    checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
     save_lexicon(vocabulary, directory)
     return trainer.run(display)
 
 
 class Trainer:
-    """One training: model, optimiser, and how far it has come."""
+    """One training: its model, its optimiser and its progress.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        vocabulary: turns their sentences into token ids.
+        directory: where the metrics, the checkpoints and the model are written.
+        progress: where to continue; `Progress()` to start.
+    """
 
     def __init__(
         self,
@@ -94,41 +112,51 @@ class Trainer:
     ) -> None:
         self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
         self.directory, self.progress = directory, progress
-        self.objective = objective(config, corpus, vocabulary, choose_device(config.device))
+        self.objective = build_objective(config, corpus, vocabulary, choose_device(config.device))
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
-        self.pairs = None if config.dev is None else _development_pairs(config.dev)
-        self.judges = bool(self.objective.held_out) or self.pairs is not None
+        self.dev_pairs = None if config.dev is None else _development_pairs(config.dev)
+        self.can_validate = bool(self.objective.held_out) or self.dev_pairs is not None
         self.last_step = config.epochs * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
-    def run(self, show: type[Display] = Display) -> Outcome:
-        """Takes steps until the end, or until a signal asks to stop; leaves everything saved."""
+    def run(self, display_class: type[Display] = Display) -> Outcome:
+        """Trains until the last step or until a signal arrives, then saves a checkpoint.
+
+        Args:
+            display_class: what shows the progress.
+
+        Returns:
+            As `train`.
+
+        Raises:
+            InputError: the loss is not finite.
+        """
         config, progress = self.config, self.progress
-        log = MetricsLog(self.directory / files.METRICS, progress.metrics_length)
+        log = MetricsLog(self.directory / checkpoint.METRICS, progress.metrics_length)
         line: dict[str, float] = {}
         sentences, began = 0, time.perf_counter()
         size = config.batch_size
         with (
             contextlib.closing(log),
-            show(self.last_step * size, progress.step * size) as display,
+            display_class(self.last_step * size, progress.step * size) as display,
             StopRequest() as stop,
         ):
-            for batch in self._remaining():
-                loss, vectors = self.step(batch)
+            for batch in self._remaining_batches():
+                loss, measured = self.step(batch)
                 sentences += len(batch.lengths)
                 display.advance(len(batch.lengths))
                 ends, stops = progress.step == self.last_step, stop.signal is not None
-                validates = self.judges and (ends or progress.step % config.valid_every == 0)
+                validates = self.can_validate and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
                 if reports or saves:
                     self._check_finite(loss)
                 if reports:
                     rate = sentences / (time.perf_counter() - began)
-                    line = self._measure(loss, vectors, validates)
+                    line = self._measure(loss, measured, validates)
                     progress.seconds += time.perf_counter() - began
                     sentences, began = 0, time.perf_counter()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
@@ -140,8 +168,15 @@ class Trainer:
                     break
         return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
 
-    def step(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
-        """One step of the optimiser. Returns the loss, a scalar, and what it is of, detached."""
+    def step(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
+        """Takes one step of the optimiser.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,).
+
+        Returns:
+            The loss, a scalar, and the tensors for `Objective.measure`; all detached.
+        """
         self.optimizer.zero_grad()
         loss, (a, b) = self.objective.loss(batch)
         loss.backward()
@@ -152,7 +187,7 @@ class Trainer:
         self.objective.constrain(batch)
         return loss.detach(), (a.detach(), b.detach())
 
-    def _remaining(self) -> Iterator[Batch | Sample]:
+    def _remaining_batches(self) -> Iterator[Batch | Sample]:
         progress = self.progress
         while progress.step < self.last_step:
             for batch, position in self.objective.batches(progress):
@@ -164,37 +199,40 @@ class Trainer:
             progress.epoch += 1
             progress.position = None
 
-    def _measure(self, loss: Tensor, vectors: Vectors, validates: bool) -> dict[str, float]:
-        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(vectors)}
+    def _measure(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
+        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
         if validates and self.objective.held_out:
             line |= self.objective.validate()
-        if validates and self.pairs is not None:
-            line |= self._judge(self.pairs)
+        if validates and self.dev_pairs is not None:
+            line |= self._evaluate_pairs(self.dev_pairs)
         return line
 
-    def _judge(self, pairs: DevelopmentPairs) -> dict[str, float]:
-        """How well the model ranks the development pairs; keeps it if none before did better."""
+    def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
+        """Evaluates the model on the development pairs, and saves it if it is the best so far."""
         self.model.eval()
-        figures = pairs.judge(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
+        figures = pairs.evaluate(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
         self.model.train()
         if figures["dev_spearman"] > self.progress.best:
             self.progress.best = figures["dev_spearman"]
-            files.save_model(self.directory / files.MODEL, self.model)
+            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
         return figures
 
     def _check_finite(self, loss: Tensor) -> None:
         if not math.isfinite(loss.item()):
             step = self.progress.step
             raise InputError(
-                f"the loss is {loss.item()} at step {step}: begin anew with a lower learning_rate"
+                f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
     def _save(self, log: MetricsLog, seconds: float) -> None:
         self.progress.metrics_length = log.sync()
         progress = replace(self.progress, seconds=self.progress.seconds + seconds)
-        files.save_checkpoint(self.directory / files.CHECKPOINT, self.model, self.optimizer, progress)
-        if self.progress.best == -math.inf:  # there are no pairs, or they were not looked at yet
-            files.save_model(self.directory / files.MODEL, self.model)
+        checkpoint.save_checkpoint(
+            self.directory / checkpoint.CHECKPOINT, self.model, self.optimizer, progress
+        )
+        # With development pairs, model.safetensors holds the best model, once there is one.
+        if self.progress.best == -math.inf:
+            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
 
 
 def _development_pairs(path: str) -> DevelopmentPairs:
@@ -205,32 +243,38 @@ def _development_pairs(path: str) -> DevelopmentPairs:
     return DevelopmentPairs(path)
 
 
-def _prepare(directory: Path, config: TrainConfig, resume: bool) -> None:
+def _prepare_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with files.replacing(directory / ".writable") as probe:
+        with checkpoint.replacing(directory / ".writable") as probe:
             probe.touch()
         (directory / ".writable").unlink()
     except OSError as error:
         raise InputError(f"cannot write to {directory}: {error.strerror}") from error
     if not resume and any((directory / name).exists() for name in RUN_FILES):
         raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
-    if resume and (directory / files.CONFIG).exists():
-        config.check_resumes(TrainConfig.load(directory / files.CONFIG))
+    if resume and (directory / checkpoint.CONFIG).exists():
+        config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
 
 
 def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
-    """The corpus's files; standard input can be read but once, so it is kept in the run's directory."""
-    kept = directory / files.CORPUS
-    if STDIN in config.corpus and not (resume and kept.exists()):
-        with files.replacing(kept) as partial, partial.open("wb") as file:
+    """The paths of the corpus.
+
+    Standard input can be read only once, so it is copied to the run's directory.
+    """
+    copy = directory / checkpoint.CORPUS
+    if STDIN in config.corpus and not (resume and copy.exists()):
+        with checkpoint.replacing(copy) as partial, partial.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    return [str(kept) if name == STDIN else name for name in config.corpus]
+    return [str(copy) if name == STDIN else name for name in config.corpus]
 
 
-def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
-    """Reads the corpus once: counts its sentences and takes its vocabulary, if no checkpoint has one."""
-    progress = Progress(corpus_bytes=tuple(_sizes(corpus)))
+def _read_corpus(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once to count its sentences and to build the vocabulary.
+
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
+    """
+    progress = Progress(corpus_bytes=tuple(_file_sizes(corpus)))
 
     def sentences() -> Iterator[str]:
         for block in read_blocks(corpus):
@@ -252,16 +296,16 @@ def _begin(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
     return vocabulary, progress
 
 
-def _checkpoint_vocabulary(checkpoint: str, max_length: int) -> Lexicon:
+def _checkpoint_vocabulary(directory: str, max_length: int) -> Lexicon:
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
     try:
-        return CheckpointVocabulary.load(checkpoint, max_length=max_length)
+        return CheckpointVocabulary.load(directory, max_length=max_length)
     except ImportError as error:
         raise InputError(str(error)) from error
 
 
-def _sizes(corpus: list[str]) -> Iterator[int]:
+def _file_sizes(corpus: list[str]) -> Iterator[int]:
     for name in corpus:
         try:
             yield Path(name).stat().st_size
@@ -269,11 +313,11 @@ def _sizes(corpus: list[str]) -> Iterator[int]:
             raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
-def _check_unchanged(corpus: list[str], sizes: tuple[int, ...]) -> None:
+def _check_corpus_unchanged(corpus: list[str], sizes: tuple[int, ...]) -> None:
     if len(corpus) != len(sizes):
         raise InputError(
-            f"cannot resume: {len(corpus)} corpus files given, but the run was begun with {len(sizes)}"
+            f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
         )
-    for name, size, was in zip(corpus, _sizes(corpus), sizes, strict=True):
+    for name, size, was in zip(corpus, _file_sizes(corpus), sizes, strict=True):
         if size != was:
-            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run was begun")
+            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")

@@ -1,4 +1,4 @@
-"""What a training learns: from which batches, by which loss, and which figures are reported of it."""
+"""Training objectives: for each kind of model its batches, its loss and the metrics that are reported."""
 
 from __future__ import annotations
 
@@ -19,78 +19,94 @@ from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, batches
 from fastqt.train.optim import Adam, RowAdam
 
 B = TypeVar("B", bound=Batch | Sample)
-Vectors = tuple[Tensor, Tensor]
+Measured = tuple[Tensor, Tensor]  # two tensors of a step, from which `Objective.measure` computes metrics
 
 
 class Objective(ABC, Generic[B]):
-    """A model, what it is trained on, and for what.
+    """A model together with its batches, its loss and its metrics.
 
     Args:
         config: the settings.
-        corpus: files to train on.
-        vocabulary: how to encode them.
+        corpus: paths of the text files to train on.
+        vocabulary: turns their sentences into token ids.
         device: where to compute.
 
     Attributes:
-        model: what is trained.
-        smallest: fewest sentences that make a batch.
+        model: the model to train, freshly initialised with the seed of the settings.
+        held_out: the batches of the validation text; empty if the settings name none.
+        min_batch_size: the last batch of an epoch is dropped if it has fewer sentences.
     """
 
     def __init__(
         self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
-        self.smallest = 2
+        self.min_batch_size = 2
         torch.manual_seed(config.seed)
-        # A checkpoint's model comes in evaluation mode.
-        self.model: Any = self._model().to(device).train()
-        self.held_out = list(self._held_out())
+        # transformers returns a checkpoint's model in evaluation mode.
+        self.model: Any = self._build_model().to(device).train()
+        self.held_out = list(self._held_out_batches())
 
-    def _model(self) -> Model:
+    def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary))
 
     def optimizer(self) -> Adam:
-        """What takes the steps."""
+        """The optimiser of the model's parameters."""
         return Adam(self.model.parameters(), lr=self.config.learning_rate)
 
     def constrain(self, batch: B) -> None:
-        """Brings the model back to where it has to lie, after a step on a batch."""
+        """Projects the model onto its constraints after a step on `batch`. Most models have none."""
         return
 
     def steps(self, sentences: int) -> int:
-        """Batches of one pass over so many sentences."""
+        """The number of batches in one epoch over this many sentences."""
         full, rest = divmod(sentences, self.config.batch_size)
-        return full + (rest >= self.smallest)
+        return full + (rest >= self.min_batch_size)
 
     @abstractmethod
     def batches(self, progress: Progress) -> Iterator[tuple[B, Position | None]]:
-        """What is left of a pass, batch by batch, and where in the corpus one goes on after each."""
+        """The remaining batches of the current epoch.
+
+        Args:
+            progress: how far the training has come.
+
+        Yields:
+            A batch, and the position in the corpus from which a resumed training continues after it (None for
+            objectives whose batches follow from the seed and the step alone).
+        """
 
     @abstractmethod
-    def loss(self, batch: B | Batch) -> tuple[Tensor, Vectors]:
-        """The loss of a batch, a scalar, and what it is a loss of."""
+    def loss(self, batch: B | Batch) -> tuple[Tensor, Measured]:
+        """Computes the loss of a batch.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,); for validation always a `Batch`.
+
+        Returns:
+            The loss, a scalar, and the tensors for `measure`.
+        """
 
     @abstractmethod
-    def measure(self, vectors: Vectors) -> dict[str, float]:
-        """Figures of what a loss was of."""
+    def measure(self, measured: Measured) -> dict[str, float]:
+        """The metrics of a batch by name, from the tensors that `loss` returned."""
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Means of the loss and its figures over the held-out batches."""
+        """Means of the loss and of the metrics over the held-out batches; names begin with `validation_`."""
         rows = []
-        with self._validating():
+        with self._validation_mode():
             for batch in self.held_out:
-                loss, vectors = self.loss(batch)
-                rows.append({"loss": loss.item(), **self.measure(vectors)})
+                loss, measured = self.loss(batch)
+                rows.append({"loss": loss.item(), **self.measure(measured)})
         return {f"validation_{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
     @contextlib.contextmanager
-    def _validating(self) -> Iterator[None]:
+    def _validation_mode(self) -> Iterator[None]:
         self.model.eval()
         yield
         self.model.train()
 
-    def _held_out(self) -> Iterator[Batch]:
+    def _held_out_batches(self) -> Iterator[Batch]:
         config = self.config
         if config.valid is None:
             return
@@ -100,22 +116,22 @@ class Objective(ABC, Generic[B]):
 
 
 class ContextObjective(Objective[Batch]):
-    """QuickThoughts: tell a sentence's neighbours from all others of a batch in the corpus's order."""
+    """QuickThoughts: find each sentence's neighbours among all sentences of a batch in corpus order."""
 
     def __init__(
         self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
-        self.smallest = config.context_size + 1
+        self.min_batch_size = config.context_size + 1
 
     def batches(self, progress: Progress) -> Iterator[tuple[Batch, Position | None]]:
         size = self.config.batch_size
         for batch in batches(
-            self.corpus, self.vocabulary, size, start=progress.position, smallest=self.smallest
+            self.corpus, self.vocabulary, size, start=progress.position, smallest=self.min_batch_size
         ):
             yield batch, batch.position
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Vectors]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Measured]:
         queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
         documents = batch.document_ids.to(self.device) if self.config.documents == "cut" else None
         loss = contrastive_loss(
@@ -123,13 +139,13 @@ class ContextObjective(Objective[Batch]):
         )
         return loss, (queries, candidates)
 
-    def measure(self, vectors: Vectors) -> dict[str, float]:
-        forward, backward = context_accuracy(*vectors)
-        return {"forward_accuracy": forward, "backward_accuracy": backward, "chance": 1 / len(vectors[0])}
+    def measure(self, measured: Measured) -> dict[str, float]:
+        forward, backward = context_accuracy(*measured)
+        return {"forward_accuracy": forward, "backward_accuracy": backward, "chance": 1 / len(measured[0])}
 
 
 class ShuffledObjective(Objective[Sample]):
-    """Batches of sentences in random order, from a corpus in memory."""
+    """An objective on batches of sentences in random order. The corpus is held in memory."""
 
     def __init__(
         self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
@@ -144,24 +160,25 @@ class ShuffledObjective(Objective[Sample]):
             seed=self.config.seed,
             epoch=progress.epoch,
             first=first,
-            smallest=self.smallest,
+            smallest=self.min_batch_size,
         ):
             yield sample, None
 
 
 class ViewsObjective(ShuffledObjective):
-    """SimCSE and MixCSE: tell a sentence's second view from all others of a batch."""
+    """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
 
-    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
+    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
         views = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
         return self.model.loss(*views), views
 
-    def measure(self, vectors: Vectors) -> dict[str, float]:
-        return view_figures(*vectors, mix=self.config.mix)
+    def measure(self, measured: Measured) -> dict[str, float]:
+        return view_figures(*measured, mix=self.config.mix)
 
     @contextlib.contextmanager
-    def _validating(self) -> Iterator[None]:
-        # Without dropout there is but one view: let it be the same one whenever it is looked at.
+    def _validation_mode(self) -> Iterator[None]:
+        # Dropout stays on, because without it both views would be equal. A fixed seed gives the same dropout
+        # masks in every validation, so that the validations of a training can be compared.
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(self.config.seed)
@@ -169,26 +186,35 @@ class ViewsObjective(ShuffledObjective):
 
 
 class GlossObjective(ShuffledObjective):
-    """GLOSS: name each sentence's words from a latent vector of its own."""
+    """GLOSS: predict the words of each sentence from a latent vector of its own."""
 
     def __init__(
         self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
     ) -> None:
         super().__init__(config, corpus, vocabulary, device)
-        self.smallest = 1
+        self.min_batch_size = 1
 
-    def _model(self) -> Model:
+    def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
 
     def optimizer(self) -> Adam:
-        kind = RowAdam if self.config.latents == "rows" else Adam
-        return kind(self.model.parameters(), lr=self.config.learning_rate)
+        optimizer_class = RowAdam if self.config.latents == "rows" else Adam
+        return optimizer_class(self.model.parameters(), lr=self.config.learning_rate)
 
     def constrain(self, batch: Sample) -> None:
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
 
-    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Vectors]:
-        """The loss, and of what is held out that of inferred vectors; these, and the loss of a word."""
+    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
+        """Computes the loss of a batch.
+
+        The latent vectors of held-out sentences are not learnt, so they are inferred first.
+
+        Args:
+            batch: B sentences; a `Batch` holds held-out sentences.
+
+        Returns:
+            The loss, a scalar; the latent vectors (B, d) and the loss per word, a scalar.
+        """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):
             latents = self.model.latents_of(batch.rows.to(self.device))
@@ -198,15 +224,15 @@ class GlossObjective(ShuffledObjective):
         words = self.model.targets(tokens, lengths).sum().clamp(min=1)
         return loss, (latents, loss * len(lengths) / words)
 
-    def measure(self, vectors: Vectors) -> dict[str, float]:
-        latents, loss_per_word = vectors
+    def measure(self, measured: Measured) -> dict[str, float]:
+        latents, loss_per_word = measured
         return {"loss_per_word": loss_per_word.item(), "latent_norm": latents.norm(dim=1).mean().item()}
 
 
-def objective(
+def build_objective(
     config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
 ) -> Objective[Any]:
-    """What a run's settings ask for."""
-    kinds: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
-    kinds |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
-    return kinds.get(config.model, ViewsObjective)(config, corpus, vocabulary, device)
+    """The objective of the model that the settings name. For the arguments see `Objective`."""
+    classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
+    classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
+    return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device)

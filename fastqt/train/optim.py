@@ -1,8 +1,9 @@
-"""Adam over embedding tables, of which a batch touches a tenth: exact, without a dense gradient a step.
+"""Adam for embedding tables: the steps of dense Adam without a new dense gradient in each step.
 
-A dense gradient of a (50,000, 300) table is 60 MB of fresh memory that is zeroed, summed, scaled and read,
-although only the rows of the batch's words differ from zero. Here backward gives those rows alone, and one
-table of zeros is kept for the optimiser to read them from.
+A batch uses only about a tenth of the words. A dense gradient of a (50,000, 300) table would nevertheless
+allocate, zero, sum, scale and read 60 MB in each step. Here the backward pass returns the gradients of the
+used rows only. They are written into one table of zeros that is kept between the steps, and torch's fused
+Adam reads the gradient from that table.
 """
 
 from __future__ import annotations
@@ -17,54 +18,64 @@ from fastqt.nn.sparse_gradients import distinct_rows, row_gradient
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, fused, which takes sparse gradients of tables too and treats them as dense ones.
+    """Fused `torch.optim.Adam` that also accepts sparse gradients and treats them as dense ones.
 
-    Unlike torch's SparseAdam, rows without a gradient go on moving by their momentum.
+    A row without a gradient still moves by its momentum, as in dense Adam. (In torch's SparseAdam it does
+    not.)
+
+    Args:
+        parameters: the tensors to optimise.
+        lr: learning rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, lr=lr, fused=True)
-        self._dense: dict[Tensor, Tensor] = {}
+        self._dense_gradients: dict[Tensor, Tensor] = {}
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure is not evaluated
-        touched: list[tuple[Tensor, Tensor]] = []
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported
+        """Takes one step. The gradients of tables are reset to None; dense gradients are kept."""
+        tables: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     rows, values = distinct_rows(parameter.grad)
-                    parameter.grad = self._as_dense(parameter, rows, values, group)
-                    touched.append((parameter, rows))
+                    parameter.grad = self._dense_gradient(parameter, rows, values, group)
+                    tables.append((parameter, rows))
         super().step()
-        for parameter, rows in touched:
+        for parameter, rows in tables:
             if parameter.grad is not None:
                 parameter.grad.index_fill_(0, rows, 0)
             parameter.grad = None
 
-    def _as_dense(
+    def _dense_gradient(
         self,
         table: Tensor,  # (n, D)
         rows: Tensor,  # (B,) int64, distinct
         values: Tensor,  # (B, D)
         group: dict[str, Any],
     ) -> Tensor | None:
-        """What torch's step is to see of a table's sparse gradient, (n, D); None for nothing."""
-        if table not in self._dense:
-            self._dense[table] = torch.zeros_like(table)
-        return self._dense[table].index_copy_(0, rows, values)
+        """The table's gradient (n, D) for torch's step; None if torch's step must skip the table."""
+        if table not in self._dense_gradients:
+            self._dense_gradients[table] = torch.zeros_like(table)
+        return self._dense_gradients[table].index_copy_(0, rows, values)
 
 
 class RowAdam(Adam):
-    """Adam in which a row of a table moves only when it has a gradient, and counts its own steps.
+    """Adam that treats each row of a table with a sparse gradient as a parameter of its own.
 
-    A parameter with a sparse gradient takes in each row named the step that Adam would take if that row
-    were a parameter of its own: moments, and the correction of their bias, know the row's gradients alone.
-    Other rows stay where they are, and nothing of the table's size is read or made. Parameters with dense
-    gradients are treated as by `torch.optim.Adam`.
+    A row moves only in the steps in which it has a gradient, and it counts these steps itself: its moments
+    and their bias correction depend on the row's own gradients only. All other rows stay unchanged, and no
+    memory of the table's size is read or written. Parameters with dense gradients are handled as by
+    `torch.optim.Adam`.
+
+    Args:
+        parameters: the tensors to optimise.
+        lr: learning rate.
     """
 
     @torch.no_grad()
-    def _as_dense(self, table: Tensor, rows: Tensor, values: Tensor, group: dict[str, Any]) -> None:
-        """Moves the rows; torch's step sees nothing."""
+    def _dense_gradient(self, table: Tensor, rows: Tensor, values: Tensor, group: dict[str, Any]) -> None:
+        """Updates the rows here and returns None, so that torch's step skips the table."""
         lr, betas, eps = group["lr"], group["betas"], group["eps"]
         state = self.state[table]
         if not state:
@@ -76,15 +87,22 @@ class RowAdam(Adam):
         for key, value in (("step", count), ("exp_avg", mean), ("exp_avg_sq", square)):
             state[key].index_copy_(0, rows, value)
         corrections = (1 - beta ** count.double()[:, None] for beta in betas)
-        of_mean, of_square = (correction.to(table.dtype) for correction in corrections)
-        root = square.div_(of_square).sqrt_().add_(eps)
-        table.index_add_(0, rows, mean.div_(of_mean).div_(root), alpha=-lr)
+        mean_correction, square_correction = (correction.to(table.dtype) for correction in corrections)
+        root = square.div_(square_correction).sqrt_().add_(eps)
+        table.index_add_(0, rows, mean.div_(mean_correction).div_(root), alpha=-lr)
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales gradients, sparse ones too, in place to a common norm of at most `max_norm`; returns the norm.
+    """Scales all gradients in place so that their total L2 norm is at most `max_norm`.
 
-    The same as `torch.nn.utils.clip_grad_norm_`.
+    The result is that of `torch.nn.utils.clip_grad_norm_`. Sparse gradients are accepted too.
+
+    Args:
+        parameters: the tensors whose gradients are scaled; those without a gradient are skipped.
+        max_norm: the largest allowed norm.
+
+    Returns:
+        The norm before scaling, a scalar.
     """
     grads = []
     for parameter in parameters:

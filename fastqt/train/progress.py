@@ -1,4 +1,4 @@
-"""What a training shows while it runs, and how it is asked to stop."""
+"""The display of a running training, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-COUNTS = {"step", "sentences_per_second", "seconds"}
+NOT_METRICS = {"step", "sentences_per_second", "seconds"}  # shown separately, or not at all
 HELD_OUT = "validation_"
 
 
 def _figures(line: dict[str, float]) -> str:
-    """The figures of a report by their names, those of held-out text last."""
-    ours, held_out = (
+    """The metrics of a report as text; those of the held-out text come last."""
+    training, held_out = (
         [(name, value) for name, value in line.items() if name.startswith(HELD_OUT) == held]
         for held in (False, True)
     )
@@ -33,15 +33,15 @@ def _figures(line: dict[str, float]) -> str:
             shown.append(f"{label} {value:.{4 if name == 'chance' else 3}f}")
         return " ".join(shown)
 
-    return show(ours) + (f" | held out: {show(held_out)}" if held_out else "")
+    return show(training) + (f" | held out: {show(held_out)}" if held_out else "")
 
 
 class Display:
-    """A progress bar on a terminal; elsewhere a line a report. Both on standard error.
+    """Shows the progress on standard error: a bar on a terminal, otherwise one line per report.
 
     Args:
-        total: sentences in the whole training.
-        done: sentences of earlier sessions.
+        total: number of sentences in the whole training.
+        done: number of sentences that were trained on before this run was resumed.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -54,18 +54,19 @@ class Display:
 
     @staticmethod
     def note(text: str) -> None:
-        """Says on a terminal what is going on before the training."""
+        """Prints, on a terminal only, what happens before the first step."""
         if sys.stderr.isatty():
             print(text, file=sys.stderr, flush=True)
 
     def advance(self, sentences: int) -> None:
+        """Counts the sentences of one more step."""
         self.done += sentences
         if self._bar is not None:
             self._bar.update(sentences)
 
     def report(self, line: dict[str, float]) -> None:
         """Shows a line of metrics.jsonl."""
-        figures = _figures({name: value for name, value in line.items() if name not in COUNTS})
+        figures = _figures({name: value for name, value in line.items() if name not in NOT_METRICS})
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
             return
@@ -88,27 +89,30 @@ class Display:
 
 
 class StopRequest:
-    """Within this context SIGTERM and Ctrl-C are noted, not obeyed; a second Ctrl-C interrupts at once."""
+    """A context in which SIGTERM and Ctrl-C only set `signal`, so that the training can save and stop.
+
+    A second Ctrl-C raises KeyboardInterrupt at once.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.signal = number
 
     def __enter__(self) -> StopRequest:
-        # Python delivers signals to the main thread, and lets no other set handlers.
+        # Python delivers signals to the main thread only, and other threads may not set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)
+            self._previous_handlers = {
+                number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)
             }
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What the tests of evaluation share."""
+"""Fixtures for the tests of evaluation."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,16 @@ import pytest
 
 @pytest.fixture
 def problem():
-    """Makes examples to classify."""
+    """A function that makes examples to classify."""
     return make_problem
 
 
 def make_problem(n, d, classes, seed=0):
-    """Features of unequal spread about a common mean, as averages of words have, and noisy classes."""
+    """Random features with a common mean and unequal variances, like averages of word vectors; noisy classes.
+
+    Returns:
+        Features (n, d), class numbers (n,), and three random training sets (3, n) bool.
+    """
     generator = np.random.default_rng(seed)
     features = generator.standard_normal((n, d)) * np.exp(-3 * np.arange(d) / d) + generator.standard_normal(
         d

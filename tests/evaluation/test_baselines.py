@@ -1,4 +1,4 @@
-"""Averages of word vectors by hand, and models with fresh weights."""
+"""Averages of word vectors, checked by hand, and models with random weights."""
 
 import lzma
 
@@ -18,7 +18,7 @@ VECTORS = np.array([[1.0, 0], [0, 2], [3, 3], [-1, 1], [0.5, 0]], dtype=np.float
 COUNTS = np.array([900, 60, 30, 10, 0])
 
 
-def test_tokens():
+def test_tokens_are_words_numbers_and_marks():
     assert tokens("The CAT's well-known 20 mice: “don’t!”_") == [
         *["the", "cat's", "well-known", "20", "mice", ":", "“", "don't", "!", "”", "_"]
     ]
@@ -50,7 +50,7 @@ def test_sif_by_hand():
     np.testing.assert_allclose(sif.per_task(sif(texts)), wanted, atol=FLOAT32)
 
 
-def test_the_first_component_is_removed_and_no_other():
+def test_only_the_first_component_is_removed():
     generator = np.random.default_rng(0)
     matrix = generator.standard_normal((50, 8)) + 3 * generator.standard_normal(8)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
@@ -60,7 +60,7 @@ def test_the_first_component_is_removed_and_no_other():
 
 @pytest.fixture
 def files(tmp_path):
-    """The same vectors as an .npz and as text, and counts of words, of which two have no vector."""
+    """The same vectors as .npz and as text, and counts that include two words without a vector."""
     np.savez(tmp_path / "w.npz", words=np.array(WORDS), vectors=VECTORS.astype(np.float16), counts=COUNTS)
     lines = [f"{word} {' '.join(map(str, row))}\n" for word, row in zip(WORDS, VECTORS.tolist(), strict=True)]
     (tmp_path / "w.txt").write_text("".join(lines))
@@ -72,7 +72,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_files_of_vectors(files):
+def test_word_vectors_are_read_from_all_formats(files):
     texts = ["the cat don't", "2 !"]
     wanted = WordVectors(WORDS, VECTORS)(texts)
     keys = set()
@@ -82,13 +82,13 @@ def test_files_of_vectors(files):
         keys.add(named.key)
     own, other = load_encoder(f"sif:{files}/w.npz"), load_encoder(f"sif:{files}/w.txt,{files}/counts.txt")
     np.testing.assert_allclose(own.encode(texts), SIF(WORDS, VECTORS, COUNTS)(texts), rtol=FLOAT32)
-    # The counts' file knows a thousand words more, so that each share is halved.
+    # The file of counts has 1,000 further occurrences, so that each share is halved.
     halved = SIF(WORDS, VECTORS, COUNTS, total=2000)
     np.testing.assert_allclose(other.encode(texts), halved(texts), rtol=FLOAT32)
     assert len({*keys, own.key, other.key}) == 5
 
 
-def test_files_that_hold_no_vectors(files):
+def test_files_without_word_vectors_are_refused(files):
     (files / "ragged.txt").write_text("a 1 2\nb 1\n")
     (files / "latin.txt").write_bytes(b"caf\xe9 1 2\n")
     np.savez(files / "empty.npz", other=VECTORS)

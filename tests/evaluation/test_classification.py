@@ -1,4 +1,4 @@
-"""Cross-validations that do not see what they are tested on, and what is built of classifiers."""
+"""Cross-validation agrees with scikit-learn and never trains on its test rows; ensembles; limited data."""
 
 import numpy as np
 import pytest
@@ -21,13 +21,13 @@ GRID = (0.25, 4.0, 64.0)
 
 
 def search(folds, seed=0):
-    """scikit-learn's own choice of C."""
+    """scikit-learn's search for C, the oracle."""
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=seed)
     return GridSearchCV(LogisticRegression(solver="newton-cholesky", tol=1e-8), {"C": GRID}, cv=shuffled)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_nested_cross_validation_is_scikit_learns(classes, problem):
+def test_nested_cross_validation_agrees_with_scikit_learn(classes, problem):
     features, labels, _ = problem(240, 12, classes, seed=3)
     shuffled = StratifiedKFold(4, shuffle=True, random_state=7)
     wanted = cross_val_score(search(4, seed=7), features, labels, cv=shuffled)
@@ -35,10 +35,10 @@ def test_nested_cross_validation_is_scikit_learns(classes, problem):
     np.testing.assert_allclose(result.folds, wanted)
     assert result.accuracy == pytest.approx(wanted.mean())
     assert accuracy(one_hot(result.predictions, classes), labels) == pytest.approx(wanted.mean(), abs=0.01)
-    assert len(set(result.C)) > 1  # so that there was something to choose
+    assert len(set(result.C)) > 1  # so the choice of C matters in this test
 
 
-def test_cross_validated_is_scikit_learns(problem):
+def test_cross_validated_agrees_with_scikit_learn(problem):
     features, labels, _ = problem(240, 12, 3, seed=4)
     oracle = search(5).fit(features[:200], labels[:200])
     chosen = cross_validated(features[:200], labels[:200], grid=GRID, folds=5)
@@ -49,7 +49,7 @@ def test_cross_validated_is_scikit_learns(problem):
 
 
 def changes_by_test_labels(features, labels):
-    """How many predictions of a fold change when the fold's own labels do, over all folds."""
+    """The number of test predictions, over all folds, that change when the fold's test labels change."""
     tests = split(labels, 5, 0)
     before = nested_cross_validation(features, labels, grid=GRID, folds=5, tests=tests).predictions
     changed = 0
@@ -67,14 +67,14 @@ def leaking_fit(features, targets, rows, grid):
 fit_before_the_leak = module.fit
 
 
-def test_a_folds_labels_do_not_reach_its_predictions(monkeypatch, problem):
+def test_the_test_labels_of_a_fold_do_not_influence_its_predictions(monkeypatch, problem):
     features, labels, _ = problem(100, 40, 2)
     assert changes_by_test_labels(features, labels) == 0
     monkeypatch.setattr(module, "fit", leaking_fit)
     assert changes_by_test_labels(features, labels) > 50
 
 
-def test_labels_without_meaning_give_chance(monkeypatch):
+def test_random_labels_give_chance_accuracy(monkeypatch):
     generator = np.random.default_rng(0)
     features, labels = generator.standard_normal((240, 80)), generator.permutation(np.repeat([0, 1], 120))
     accuracy = nested_cross_validation(features, labels, grid=GRID, folds=5).accuracy
@@ -83,7 +83,7 @@ def test_labels_without_meaning_give_chance(monkeypatch):
     assert nested_cross_validation(features, labels, grid=GRID, folds=5).accuracy > 0.7
 
 
-def test_of_equal_scores_the_smallest_grid_value_wins():
+def test_among_equal_scores_the_smallest_c_is_chosen():
     features, labels = np.repeat([[-1.0], [1.0]], 20, axis=0), np.repeat([0, 1], 20)
     assert set(nested_cross_validation(features, labels, grid=GRID, folds=4).C) == {GRID[0]}
     assert {cross_validated(features, labels, grid=GRID, folds=4).C} == {GRID[0]}
@@ -91,7 +91,7 @@ def test_of_equal_scores_the_smallest_grid_value_wins():
     assert {chosen.C} == {GRID[0]}
 
 
-def test_held_out_rows_choose_and_do_not_teach(problem):
+def test_held_out_rows_choose_c_and_are_not_trained_on(problem):
     features, labels, _ = problem(240, 12, 2)
     scores = []
 
@@ -129,7 +129,7 @@ def test_an_ensemble_by_hand():
             ensemble([first, second], scores)
 
 
-def test_more_data_is_better_and_all_of_it_is_the_classifier(problem):
+def test_limited_data_improves_with_size_and_ends_at_the_full_classifier(problem):
     features, labels, _ = problem(600, 15, 2)
     sets = features[:400], labels[:400], features[400:], labels[400:]
     curve = limited_data(*sets, [20, 400], repeats=4, grid=GRID, folds=4)

@@ -1,4 +1,4 @@
-"""What docs/evaluation.md says runs, and names what there is."""
+"""The example in docs/evaluation.md runs, and all tasks and functions that it names exist."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_the_python_example_runs(tmp_path):
     assert set(names["results"].tasks) == {"MR", "STSB"}
 
 
-def test_all_tasks_and_functions_are_there():
+def test_all_named_tasks_and_functions_exist():
     named = set(re.findall(r"`(\w+)\(", TEXT)) - {"SentenceTransformer"}
     assert named <= set(fastqt.evaluation.__all__) | {"retrieve"}
     table = TEXT[TEXT.index("| task |") : TEXT.index("Files are")]

@@ -1,4 +1,4 @@
-"""Averages of real word vectors on real tasks, against plain scripts that share no code with the package."""
+"""Averages of real word vectors on real tasks, compared with scripts that share no code with the package."""
 
 import csv
 import itertools
@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the benchmarks and word vectors are not here")
 
 GRID = (1.0, 64.0)
-CORRELATION = 1e-4  # float32 vectors, of which a few thousand cosines are ranked
+CORRELATION = 1e-4  # error of a rank correlation over a few thousand float32 cosines
 
 
 def read(path):
@@ -62,7 +62,7 @@ def test_subjectivity(tmp_path):
     shuffled = StratifiedKFold(10, shuffle=True, random_state=0)
     search = GridSearchCV(LogisticRegression(solver="newton-cholesky"), {"C": GRID}, cv=shuffled)
     wanted = cross_val_score(search, features, labels, cv=shuffled)
-    # One example of a fold's 25 may lie on the border, or decide between two C.
+    # One of the 25 examples of a fold may lie on the decision boundary, or decide between two values of C.
     np.testing.assert_allclose(found["folds"], wanted, atol=0.05)
     assert found["accuracy"] == pytest.approx(wanted.mean(), abs=0.005)
     assert found["accuracy"] > 0.75

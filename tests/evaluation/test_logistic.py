@@ -1,4 +1,4 @@
-"""Many logistic regressions at once, against scikit-learn's one by one in float64."""
+"""Many logistic regressions at once, compared with those of scikit-learn one by one in float64."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ GRID = (2.0**-2, 1.0, 16.0, 256.0)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "d", "classes"), [(400, 30, 2), (400, 20, 4), (60, 90, 2), (60, 90, 3)])
-def test_probabilities_are_scikit_learns(n, d, classes, dtype, problem):
+def test_probabilities_agree_with_scikit_learn(n, d, classes, dtype, problem):
     features, labels, rows = problem(n, d, classes)
     data = torch.from_numpy(features).to(dtype)
     for C, classifiers in zip(GRID, fit(data, one_hot(labels, classes), rows, GRID), strict=True):
@@ -24,7 +24,7 @@ def test_probabilities_are_scikit_learns(n, d, classes, dtype, problem):
             np.testing.assert_allclose(own, oracle.predict_proba(features), atol=FITTED[dtype])
 
 
-def test_shares_of_classes_are_weighted_copies_of_a_row(problem):
+def test_soft_targets_equal_weighted_copies_of_a_row(problem):
     features, _, _ = problem(200, 10, 3)
     shares = np.random.default_rng(1).dirichlet(np.ones(3), size=200)
     data = torch.from_numpy(features)
@@ -36,7 +36,7 @@ def test_shares_of_classes_are_weighted_copies_of_a_row(problem):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_objective_has_no_slope_at_the_solution(classes, problem):
+def test_the_gradient_of_the_objective_is_zero_at_the_solution(classes, problem):
     features, labels, rows = problem(300, 20, classes)
     data, C = torch.from_numpy(features), 8.0
     (classifiers,) = fit(data, one_hot(labels, classes), rows, [C])
@@ -51,7 +51,7 @@ def test_the_objective_has_no_slope_at_the_solution(classes, problem):
             assert slope.abs().max() / (C * within.sum()) < FITTED[torch.float64]
 
 
-def test_rows_outside_a_training_set_have_no_say(problem):
+def test_rows_outside_a_training_set_have_no_influence(problem):
     features, labels, rows = problem(200, 10, 2)
     data = torch.from_numpy(features)
     (before,) = fit(data, one_hot(labels, 2), rows, [256.0])
@@ -63,14 +63,14 @@ def test_rows_outside_a_training_set_have_no_say(problem):
 
 
 @pytest.mark.parametrize("d", [5, 40])
-def test_degenerate_features(d):
+def test_constant_features_give_the_shares_of_the_classes(d):
     labels = np.repeat([0, 1, 1, 1], 5)
     for features in (torch.zeros(20, d), torch.ones(20, d)):
         *_, classifier = fit(features, one_hot(labels, 2), np.ones((1, 20), dtype=bool), GRID)
         np.testing.assert_allclose(classifier.log_probs(features)[0].exp(), [[0.25, 0.75]] * 20, atol=1e-3)
 
 
-def test_separable_classes_and_a_class_that_a_set_lacks():
+def test_separable_classes_and_a_class_that_a_training_set_lacks():
     features = torch.eye(3).repeat(10, 1)
     labels = np.tile([0, 1, 2], 10)
     rows = np.stack([np.ones(30, dtype=bool), labels < 2])

@@ -1,4 +1,4 @@
-"""Class means as classifiers, by their formulae."""
+"""Classifiers whose weights are class means, compared with their formulas."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_a_mean_classifier_by_hand():
     assert found.loss == pytest.approx(sum(losses) / 3, rel=FLOAT64)
 
 
-def test_two_classes_cost_the_softplus_of_their_means_difference():
+def test_the_loss_of_two_classes_is_the_softplus_of_their_score_difference():
     generator = np.random.default_rng(0)
     positive, negative, x = generator.standard_normal((3, 10, 4))
     found = mean_classifier(
@@ -35,7 +35,7 @@ def test_two_classes_cost_the_softplus_of_their_means_difference():
     assert found.accuracy == (scores > 0).mean()
 
 
-def test_few_shots_tell_a_class_from_random_sentences():
+def test_few_shots_separate_a_class_from_random_sentences():
     generator = np.random.default_rng(0)
     others = generator.standard_normal((80, 10))
     far, alike = generator.standard_normal((50, 10)) + 2, generator.standard_normal((50, 10))
@@ -47,14 +47,15 @@ def test_few_shots_tell_a_class_from_random_sentences():
     assert results != few_shot(far, others, 5, repeats=6, seed=1)
 
 
-def test_the_shots_are_not_tested():
-    # One-hot rows: a mean of some says nothing on the others, so that only a row drawn would be recognised.
+def test_the_drawn_sentences_are_not_tested():
+    # All rows are one-hot. A mean of some rows has no information about the others, so only a drawn row would
+    # be recognised.
     rows = np.eye(40)
     results = few_shot(rows[:20], rows[20:], 5)
     assert [result.loss for result in results] == pytest.approx([math.log(2)] * 10)
 
 
-def test_more_shots_than_there_are():
+def test_a_wrong_number_of_shots_is_refused():
     for shots in (0, 3, 9):
         with pytest.raises(ValueError, match="shots: wanted at least 1 and fewer than 3 positives"):
             few_shot(np.ones((3, 2)), np.ones((9, 2)), shots)

@@ -1,17 +1,15 @@
-"""Captions by image, neighbours and analogies in pools: planted, and counted by hand."""
+"""Retrieval, nearest rows and analogies, on planted data and by hand."""
 
 import numpy as np
 import pytest
 import torch
 from tolerances import FLOAT32
 
-from fastqt.evaluation import LinearMaps, analogies, fit_maps, nearest_rows
-from fastqt.evaluation import pools as pools_module
-from fastqt.evaluation import retrieval as module
+from fastqt.evaluation import LinearMaps, analogies, fit_maps, nearest_rows, pools, retrieval
 
 
 def planted(images=120, captions=3, seed=0):
-    """Images, and captions that are a noisy linear image of them."""
+    """Images, their captions as noisy linear functions of the images, and the owner of each caption."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((images, 12))
     owners = generator.permutation(np.repeat(np.arange(images), captions))
@@ -19,7 +17,7 @@ def planted(images=120, captions=3, seed=0):
     return x, y + 0.3 * generator.standard_normal(y.shape), owners
 
 
-def test_planted_pairs_are_found_and_unrelated_ones_are_not():
+def test_planted_pairs_are_found_and_shuffled_pairs_are_not():
     maps = fit_maps(*planted(), dim=16, epochs=40, batch_size=60, learning_rate=3e-3)
     x, y, owners = planted(seed=1)
     for found in maps.retrieve(x, y, owners):
@@ -28,10 +26,10 @@ def test_planted_pairs_are_found_and_unrelated_ones_are_not():
     captions, images = maps.retrieve(x, y, np.random.default_rng(0).permutation(owners))
     assert images.r10 < 0.2  # chance: 10 of 120
     assert images.median_rank > 30
-    assert captions.median_rank > 30  # the best of three among 360
+    assert captions.median_rank > 30  # the best of three captions among 360
 
 
-def test_maps_are_those_of_their_seed():
+def test_the_seed_determines_the_maps():
     data = planted(30)
     first, again, other = (fit_maps(*data, dim=4, epochs=1, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.image.weight, again.image.weight)
@@ -39,7 +37,7 @@ def test_maps_are_those_of_their_seed():
 
 
 def test_ranks_by_hand(monkeypatch):
-    monkeypatch.setattr(module, "ROWS", 2)
+    monkeypatch.setattr(retrieval, "BLOCK_ROWS", 2)
     maps = LinearMaps(2, 2, 2)
     for side in (maps.image, maps.caption):
         torch.nn.init.eye_(side.weight)
@@ -47,13 +45,15 @@ def test_ranks_by_hand(monkeypatch):
     angles = np.radians([0, 50, 90]), np.radians([10, 40, 80, 20])
     images, captions = (np.stack([np.cos(a), np.sin(a)], axis=1) for a in angles)
     by_image, by_caption = maps.retrieve(images, captions, np.array([0, 1, 1, 2]))
-    # Image 0 finds 10°; image 1 finds 40°; image 2 has 80° and 40° before its 20°.
+    # Image 0 finds its caption at 10° first, and image 1 finds 40° first. Image 2 has 80° and 40° before its
+    # 20°.
     assert by_image == (2 / 3, 1, 1, 1)
-    # 10° finds image 0, 40° image 1; 80° has 90° before its 50°; 20° has 0° and 50° before its 90°.
+    # Captions 10° and 40° find their images first. Caption 80° has 90° before its 50°, and 20° has 0° and 50°
+    # before 90°.
     assert by_caption == (2 / 4, 1, 1, 1.5)
 
 
-def test_the_margin_loss_of_all_contrasts_and_of_few():
+def test_the_margin_loss_with_all_contrasts_and_with_a_sample():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(8, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     owners = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1])
@@ -64,15 +64,15 @@ def test_the_margin_loss_of_all_contrasts_and_of_few():
                 wanted += max(0, 0.2 - scores[i][i] + scores[i][j]) + max(
                     0, 0.2 - scores[i][i] + scores[j][i]
                 )
-    assert module._margin_loss(x, y, owners, 0.2, 50).item() == pytest.approx(wanted / 8, rel=FLOAT32)
+    assert retrieval._margin_loss(x, y, owners, 0.2, 50).item() == pytest.approx(wanted / 8, rel=FLOAT32)
     torch.manual_seed(0)
-    few = [module._margin_loss(x, y, owners, 0.2, 2).item() for _ in range(2000)]
-    # Two of six contrasts, or of seven where no other row has the same owner.
+    few = [retrieval._margin_loss(x, y, owners, 0.2, 2).item() for _ in range(2000)]
+    # Two of six contrasts are sampled, or two of seven if no other row has the same owner.
     bounds = sorted((wanted / 8 * 2 / 7, wanted / 8 * 2 / 6))
     assert bounds[0] * 0.98 < np.mean(few) < bounds[1] * 1.02
 
 
-def test_owners_that_do_not_fit():
+def test_owners_that_do_not_fit_are_refused():
     x, y, owners = planted(10)
     for wrong in (owners[1:], owners + 1, owners - 1):
         with pytest.raises(ValueError, match="owners: wanted one of 10 images for each of 30 captions, got "):
@@ -80,11 +80,11 @@ def test_owners_that_do_not_fit():
 
 
 @pytest.mark.parametrize("k", [1, 4, 100])
-def test_nearest_rows_are_those_of_the_whole_matrix(k, monkeypatch):
-    monkeypatch.setattr(pools_module, "ROWS", 7)
+def test_nearest_rows_agree_with_a_search_of_the_whole_matrix(k, monkeypatch):
+    monkeypatch.setattr(pools, "BLOCK_ROWS", 7)
     generator = np.random.default_rng(0)
     queries, pool = generator.standard_normal((3, 6)), generator.standard_normal((40, 6))
-    pool[31] = 2 * pool[5]  # equally near: the earlier comes first
+    pool[31] = 2 * pool[5]  # at the same cosine, so the earlier row comes first
     cosines = (queries @ pool.T) / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(pool, axis=1)
     rows, found = nearest_rows(queries, pool, k)
     assert rows.shape == (3, min(k, 40))
@@ -94,7 +94,7 @@ def test_nearest_rows_are_those_of_the_whole_matrix(k, monkeypatch):
     assert tied.tolist() == [[5, 31]]
 
 
-def test_analogies_do_not_exclude_what_they_are_asked_with():
+def test_analogies_do_not_exclude_the_question():
     pool = np.array([[1.0, 0, 0], [0, 1, 0], [1, 0, 5], [0, 1, 5]])
     rows, cosines = analogies(pool[[0]], pool[[1]], pool[[2]], pool)
     assert rows.tolist() == [[3]]
@@ -103,7 +103,7 @@ def test_analogies_do_not_exclude_what_they_are_asked_with():
     assert same.tolist() == [[2]]
 
 
-def test_pools_that_hold_nothing_to_find():
+def test_an_empty_pool_and_k_0_are_refused():
     for pool, k in ((np.ones((3, 2)), 0), (np.ones((0, 2)), 1)):
         with pytest.raises(ValueError, match="k: wanted "):
             nearest_rows(np.ones((1, 2)), pool, k)

@@ -1,4 +1,4 @@
-"""Correlations, aggregates, the floor split, alignment and uniformity, by hand and by direct formulae."""
+"""Correlations, aggregates, floor split, alignment and uniformity, by hand and by direct formulas."""
 
 import math
 
@@ -24,7 +24,7 @@ from fastqt.evaluation import (
 
 
 @given(arrays(np.float64, st.integers(1, 20), elements=st.floats(1, 5)))
-def test_a_floor_split_is_a_distribution_with_the_scores_mean(scores):
+def test_a_floor_split_is_a_distribution_whose_mean_is_the_score(scores):
     shares = floor_split(scores)
     assert shares.shape == (len(scores), 5)
     assert (shares >= 0).all()
@@ -40,17 +40,17 @@ def test_a_floor_split_by_hand():
             floor_split(np.array([2.0, wrong]))
 
 
-def test_cosines_and_what_has_none():
+def test_cosines_including_those_of_zero_vectors():
     u, v = np.array([[3.0, 4.0], [0, 0], [1, 0]]), np.array([[6.0, 8.0], [1, 1], [-2, 0]])
     np.testing.assert_allclose(cosines(u, v), [1, 0, -1])
 
 
-def test_rounding_ranks_no_equal_cosines():
+def test_rounding_errors_do_not_separate_equal_cosines():
     words = np.random.default_rng(0).standard_normal((100, 7, 20)).astype(np.float32)
     assert set(cosines(words.mean(axis=1), words[:, ::-1].mean(axis=1))) == {1}
 
 
-def test_correlations_by_definition():
+def test_correlations_follow_their_definition():
     generator = np.random.default_rng(0)
     x = generator.standard_normal(50)
     y = np.round(x + generator.standard_normal(50))  # with ties
@@ -62,7 +62,7 @@ def test_correlations_by_definition():
 
 
 def test_aggregates_by_hand():
-    # Perfect within each subset but the last, which is reversed; their offsets spoil the pooled pairs.
+    # The correlation is 1 within a and b, and −1 within c. The offsets of b make that of all pairs negative.
     scores = np.array([0.1, 0.2, 0.3, 5.1, 5.2, 5.3, 0.4, 0.3])
     gold = np.array([3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 1.0, 2.0])
     subset = np.array(["a", "a", "a", "b", "b", "b", "c", "c"])
@@ -75,7 +75,7 @@ def test_aggregates_by_hand():
     assert found.all.pearson < 0
 
 
-def test_relatedness_against_a_regression_with_weighted_rows():
+def test_relatedness_agrees_with_a_regression_on_weighted_rows():
     generator = np.random.default_rng(0)
     u, v = generator.standard_normal((2, 300, 6))
     y = np.clip(5 - np.abs(u - v).mean(axis=1) * 1.5 + 0.3 * generator.standard_normal(300), 1, 5)
@@ -99,10 +99,10 @@ def test_relatedness_against_a_regression_with_weighted_rows():
 
 
 @pytest.mark.parametrize("t", [1.0, 2.0])
-def test_alignment_and_uniformity_by_their_formulae(t, monkeypatch):
+def test_alignment_and_uniformity_follow_their_formulas(t, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", 7)
     vectors = np.random.default_rng(0).standard_normal((20, 5)).astype(np.float32)
-    vectors[3] = vectors[11]  # a pair at distance 0 counts, a row with itself does not
+    vectors[3] = vectors[11]  # this pair at distance 0 counts; a row with itself does not
     unit = [[float(x) / math.sqrt(sum(float(y) ** 2 for y in row)) for x in row] for row in vectors]
     kernels = [
         math.exp(-t * sum((a - b) ** 2 for a, b in zip(unit[i], unit[j], strict=True)))

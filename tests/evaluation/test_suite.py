@@ -1,4 +1,4 @@
-"""All tasks on small files with something planted: what is read, encoded, kept, judged and said."""
+"""All tasks on small files with planted classes and scores: reading, encoding, caching, results, errors."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def write(path, rows):
 
 
 def pairs(generator, count):
-    """Pairs that share as many words as their score says."""
+    """Random pairs of sentences; the number of words that they share is their score."""
     for _ in range(count):
         words = generator.sample(WORDS, 10)
         score = generator.randint(1, 5)
@@ -38,7 +38,7 @@ def pairs(generator, count):
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder a task; classes have a word of their own."""
+    """A data directory with one folder per task, in which each class has a word of its own."""
     folder, generator = tmp_path / "data", random.Random(0)
     for name in ("MR", "CR", "SUBJ", "MPQA"):
         rows = [(label, sentence(generator, f"class{label}")) for label in (0, 1) for _ in range(30)]
@@ -64,7 +64,7 @@ def data(tmp_path):
 
 
 class BagOfWords:
-    """Counts of words; remembers what it was asked."""
+    """Encodes a sentence as its word counts, and records the batches that it was given."""
 
     def __init__(self):
         self.batches = []
@@ -77,7 +77,7 @@ class BagOfWords:
         return np.array([[text.split().count(column) for column in columns] for text in texts], dtype=float)
 
 
-def test_all_tasks(data):
+def test_all_tasks_find_what_was_planted(data):
     encode = BagOfWords()
     results = evaluate(encode, data, grid=GRID)
     assert list(results.tasks) == list(sources(Options()))
@@ -93,7 +93,9 @@ def test_all_tasks(data):
         assert figures["all"]["spearman"] > 0.99
         assert figures["subsets"]["one"]["pairs"] == 10
     assert results.tasks["STSB"]["test"]["pearson"] > 0.99
-    assert results.tasks["ALIGN"]["alignment"] == pytest.approx(0)  # of pairs of the same words
+    assert results.tasks["ALIGN"]["alignment"] == pytest.approx(
+        0
+    )  # because positive pairs have the same words
     assert results.tasks["ALIGN"]["uniformity"] < 0
     assert results.width == 21
     asked = [text for batch in encode.batches for text in batch]
@@ -101,7 +103,7 @@ def test_all_tasks(data):
     assert set(results.seconds) == {"encode", *results.tasks}
 
 
-def test_the_figures_of_a_small_file_by_hand(data):
+def test_the_results_of_a_small_file_by_hand(data):
     rows = [("a", 1, "word1 word2", "word1 word3"), ("a", 5, "word1", "word1"), ("b", 0, "word4", "word5")]
     rows += [("b", 4, "word1 word2 word3", "word1 word2"), ("b", 2, "word7 word8", "word8 word9 word1")]
     cosine = np.array([1 / 2, 1, 0, 2 / 6**0.5, 1 / 6**0.5])
@@ -115,7 +117,7 @@ def test_the_figures_of_a_small_file_by_hand(data):
     assert found["wmean"]["pearson"] == pytest.approx((2 + 3 * b) / 5)
 
 
-def test_options_reach_their_tasks(data):
+def test_options_change_their_tasks(data):
     tasks = ["SST2", "STS12", "ALIGN", "MR"]
     plain = evaluate(BagOfWords(), data, tasks, grid=GRID)
     write(data / "STSB_tok" / "dev.tsv.xz", [("main", 5, "word1", "word1"), ("main", 5, "word2", "word2")])
@@ -126,13 +128,13 @@ def test_options_reach_their_tasks(data):
     assert "subsets" in plain.tasks["STS12"]
     assert set(other.tasks["STS12"]) == {"pearson", "spearman"}
     assert other.tasks["ALIGN"]["alignment"] == 0
-    # Of six pairs two are the same word twice, at distance 0, and the others orthogonal, at 2.
+    # Two of the six pairs of rows have the same word, at squared distance 0; the others are orthogonal, at 2.
     assert other.tasks["ALIGN"]["uniformity"] == pytest.approx(np.log((2 + 4 * np.exp(-2)) / 6))
     assert set(other.tasks["MR"]["C"]) <= set(SENTEVAL_GRID)
     assert other.settings["seed"] == 1
 
 
-def test_a_step_of_the_encoders_own_is_taken_task_by_task(data):
+def test_per_task_is_applied_to_each_task_separately(data):
     class Centred(BagOfWords):
         seen = ()
 
@@ -147,7 +149,7 @@ def test_a_step_of_the_encoders_own_is_taken_task_by_task(data):
     assert results.tasks["STS12"] != evaluate(BagOfWords(), data, ["STS12"]).tasks["STS12"]
 
 
-def test_vectors_are_kept(data, tmp_path, monkeypatch):
+def test_vectors_are_cached(data, tmp_path, monkeypatch):
     monkeypatch.setattr(vectors_module, "BATCH", 100)
     cache, encode = Cache(tmp_path / "cache" / "of", "key"), BagOfWords()
     first = evaluate(encode, data, ["STS12", "MR"], grid=GRID, cache=cache)
@@ -159,7 +161,7 @@ def test_vectors_are_kept(data, tmp_path, monkeypatch):
     asked = {text for batch in encode.batches for text in batch}
     assert 0 < len(asked) <= 90
     assert {path.name for path in cache.directory.iterdir()} == {"key.npy", "key.json"}
-    # As when a run ends between the two files.
+    # The cache is now as if a run had been killed between the writes of its two files.
     kept = np.load(cache.directory / "key.npy")
     np.save(cache.directory / "key.npy", np.concatenate([kept, np.ones((5, 21))]))
     years = ["STS14", "STS15"]
@@ -189,7 +191,7 @@ def test_results_as_table_and_file(data, tmp_path):
         results.save(tmp_path / "none" / "out.json")
 
 
-def test_tasks_that_are_not_there(data, tmp_path):
+def test_missing_tasks_are_named(data, tmp_path):
     (data / "MR" / "all.tsv.xz").unlink()
     (data / "TREC" / "test.tsv.xz").unlink()
     assert not {"MR", "TREC"} & set(evaluate(BagOfWords(), data, grid=(1.0,)).tasks)
@@ -227,7 +229,7 @@ def test_other_suffixes_and_damaged_files(data, suffix):
                 evaluate(BagOfWords(), data, ["STSB"])
 
 
-def test_mistaken_options_and_encoders(data):
+def test_wrong_options_and_encoders_are_refused(data):
     for option, message in (
         ({"grid": ()}, r"grid: wanted positive numbers, got \(\)"),
         ({"grid": (1.0, 0.0)}, "grid: wanted positive numbers"),

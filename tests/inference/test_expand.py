@@ -1,4 +1,4 @@
-"""A trained model that learns further words from pre-trained vectors."""
+"""Vocabulary expansion of a trained model by pre-trained word vectors."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from tolerances import FLOAT32, relative
 
 from fastqt.cli import main
 from fastqt.errors import InputError
-from fastqt.inference.expand import expand_model
+from fastqt.inference.expand import add_words
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder
-from fastqt.train.loop import train
+from fastqt.train import train
 
 W = 5
 SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}
@@ -25,15 +25,15 @@ def model(request, planted, tmp_path):
 
 
 def pretrained(model) -> tuple[list[str], np.ndarray]:
-    """Vectors for most of a model's words, for new ones, and for what is no word."""
+    """Vectors for most words of a model, for new words, and for entries that are not words."""
     known = sorted(SentenceEncoder.load(model, "cpu").vocabulary.tokenizer.get_vocab())[5:]
     words = [*NEW, "two words", "hy-phen", "<unk>", *(word for word in known if word != "<unk>")]
     return words, np.random.default_rng(0).normal(size=(len(words), W)).astype(np.float32)
 
 
-def test_new_words_are_known_and_trained_ones_keep_their_vectors(model, tmp_path, capsys):
+def test_new_words_get_vectors_and_old_words_keep_theirs(model, tmp_path, capsys):
     words, vectors = pretrained(model)
-    assert expand_model(model, words, vectors, tmp_path / "expanded") == len(NEW)
+    assert add_words(model, words, vectors, tmp_path / "expanded") == len(NEW)
     before, after = (SentenceEncoder.load(folder, "cpu") for folder in (model, tmp_path / "expanded"))
     old_weights, weights = before.model.state_dict(), after.model.state_dict()
     V = len(before.vocabulary)
@@ -66,7 +66,7 @@ def test_new_words_are_known_and_trained_ones_keep_their_vectors(model, tmp_path
 
 
 @pytest.mark.parametrize("model", ["bow"], indirect=True)
-def test_what_does_not_fit_is_named(model, tmp_path):
+def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
     words, vectors = pretrained(model)
     for arguments, message in (
         ((words[:-1], vectors), r"vectors: wanted \(\d+, W\)"),
@@ -77,19 +77,19 @@ def test_what_does_not_fit_is_named(model, tmp_path):
         ),
     ):
         with pytest.raises(InputError, match=message):
-            expand_model(model, *arguments, tmp_path / "expanded")
+            add_words(model, *arguments, tmp_path / "expanded")
         assert not (tmp_path / "expanded").exists()
     with pytest.raises(InputError, match="already holds a model"):
-        expand_model(model, words, vectors, model)
+        add_words(model, words, vectors, model)
     with pytest.raises(InputError, match="no trained model"):
-        expand_model(tmp_path / "absent", words, vectors, tmp_path / "expanded")
+        add_words(tmp_path / "absent", words, vectors, tmp_path / "expanded")
 
 
-def test_a_model_without_a_table_of_words_is_refused(planted, tmp_path):
+def test_a_model_without_word_vectors_is_refused(planted, tmp_path):
     config = TrainConfig((planted[0],), model="gloss-bow", word_dim=6, batch_size=48, steps=2, device="cpu")
     train(config, tmp_path / "model")
     with pytest.raises(InputError, match="wanted a model with word vectors of its own, got gloss-bow"):
-        expand_model(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
+        add_words(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
 
 
 def test_the_command_reads_files_of_vectors(planted, tmp_path, capsys):
@@ -103,6 +103,6 @@ def test_the_command_reads_files_of_vectors(planted, tmp_path, capsys):
     for name in ("vectors.npz", "vectors.txt"):
         out = tmp_path / f"of_{name}"
         assert main(["expand", str(run), str(tmp_path / name), "--out", str(out)]) == 0
-        assert capsys.readouterr().out == f"{out}: {len(NEW)} words more\n"
+        assert capsys.readouterr().out == f"{out}: {len(NEW)} words added\n"
     one, other = ((tmp_path / f"of_{name}" / "model.safetensors") for name in ("vectors.npz", "vectors.txt"))
     assert one.read_bytes() == other.read_bytes()

@@ -1,4 +1,4 @@
-"""GLOSS from text to text: training, resuming, embedding, and sentences between sentences."""
+"""GLOSS from end to end: training, resuming, embedding and interpolated sentences."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.cli import main
 from fastqt.errors import InputError
-from fastqt.inference.interpolate import between, interpolate
+from fastqt.inference.interpolate import sentences_between, vectors_between
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary
-from fastqt.train.loop import train
+from fastqt.train import train
 
 MODELS = ("gloss-bow", "gloss-pos")
 SMALL = {"word_dim": 6, "batch_size": 48, "report_every": 3}
@@ -31,8 +31,8 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def learnt(request, tmp_path_factory):
-    """A directory with a model that knows five sentences by heart."""
+def trained(request, tmp_path_factory):
+    """The directory of a model that has memorised five sentences."""
     corpus = tmp_path_factory.mktemp("corpus") / "five.txt"
     corpus.write_text("\n".join(SENTENCES))
     run = corpus.parent / "run"
@@ -42,8 +42,8 @@ def learnt(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_steps_are_those_of_numpy(planted, tmp_path, model):
-    """Batches that the seed shuffles, the paper's options, and <unk> for most words."""
+def test_steps_agree_with_numpy(planted, tmp_path, model):
+    """With shuffled batches, the options of the paper, and <unk> for most words."""
     config = TrainConfig((planted[0],), model=model, vocab_size=30, steps=3, seed=5, clip=1.0, **SMALL)
     assert (config.learning_rate, config.epochs, replace(config, clip=None).clip) == (3e-4, 210, 25)
     train(config, tmp_path / "run")
@@ -63,12 +63,12 @@ def test_steps_are_those_of_numpy(planted, tmp_path, model):
     assert line["latent_norm"] == pytest.approx(np.linalg.norm(latents, axis=1).mean(), rel=1e-3)
     for name, stored in load_file(tmp_path / "run" / "model.safetensors").items():
         if name != "radius":
-            # A step of Adam is 3e-4 long, in the direction of the gradient's sign.
+            # For comparison: the first step of Adam changes each weight by the learning rate, 3e-4.
             assert (stored.double() - torch.from_numpy(oracle.values[name])).abs().max() < 1e-6, name
 
 
 @pytest.mark.parametrize("latents", ["rows", "all"])
-def test_a_step_moves_the_latents_it_is_to(planted, tmp_path, latents):
+def test_a_step_moves_the_right_latent_vectors(planted, tmp_path, latents):
     config = TrainConfig((planted[0],), model="gloss-bow", latents=latents, steps=3, **SMALL)
     train(config, tmp_path / "run")
     stored = load_file(tmp_path / "run" / "model.safetensors")["latents"]
@@ -87,8 +87,8 @@ def test_a_step_moves_the_latents_it_is_to(planted, tmp_path, latents):
 @pytest.mark.parametrize(
     ("model", "latents"), [("gloss-bow", "rows"), ("gloss-bow", "all"), ("gloss-pos", "rows")]
 )
-@pytest.mark.parametrize("pause", [4, 10])  # within the first pass, and at its end
-def test_a_run_in_two_parts(planted, tmp_path, model, latents, pause):
+@pytest.mark.parametrize("pause", [4, 10])  # within the first epoch, and at its end
+def test_a_paused_training_equals_an_uninterrupted_one(planted, tmp_path, model, latents, pause):
     config = TrainConfig((planted[0],), model=model, latents=latents, epochs=2, **SMALL | {"report_every": 1})
     config = replace(config, steps=13)
     train(config, tmp_path / "whole")
@@ -121,84 +121,84 @@ def test_held_out_sentences_are_inferred(planted, tmp_path):
     assert line["validation_latent_norm"] == pytest.approx(latents.norm(dim=1).mean().item(), rel=FLOAT32)
 
 
-def test_a_model_is_loaded_as_it_was(learnt):
-    encoder = SentenceEncoder.load(learnt)
+def test_a_loaded_model_has_the_stored_weights(trained):
+    encoder = SentenceEncoder.load(trained)
     assert encoder.model.latents.shape == (5, 200)
-    stored = load_file(learnt / "model.safetensors")
+    stored = load_file(trained / "model.safetensors")
     assert stored.keys() == encoder.model.state_dict().keys()
     assert all(torch.equal(stored[name], value) for name, value in encoder.model.state_dict().items())
 
 
-def test_sentences_learnt_by_heart_are_generated(learnt):
-    encoder = SentenceEncoder.load(learnt)
-    tokens, lengths, _ = Corpus([str(learnt.parent / "five.txt")], encoder.vocabulary).sample(np.arange(5))
+def test_memorised_sentences_are_generated(trained):
+    encoder = SentenceEncoder.load(trained)
+    tokens, lengths, _ = Corpus([str(trained.parent / "five.txt")], encoder.vocabulary).sample(np.arange(5))
     words = encoder.model.generate(encoder.model.latents.detach(), lengths)
     if encoder.model.decoder == "bow":
         words, tokens = words.sort(1).values, tokens.sort(1).values
     assert torch.equal(words, tokens)
 
 
-def test_the_way_between_two_sentences_has_them_at_its_ends(learnt, capsys):
-    encoder = SentenceEncoder.load(learnt)
+def test_interpolation_begins_and_ends_with_the_two_sentences(trained, capsys):
+    encoder = SentenceEncoder.load(trained)
     order = sorted if encoder.model.decoder == "bow" else list
-    found = between(encoder, SENTENCES[2], SENTENCES[3])
+    found = sentences_between(encoder, SENTENCES[2], SENTENCES[3])
     assert [share for share, _ in found] == [0, 0.2, 0.4, 0.6, 0.8, 1]
     texts = [text.split() for _, text in found]
     assert order(texts[0]) == order(SENTENCES[2].split())
     assert order(texts[-1]) == order(SENTENCES[3].split())
     assert [len(text) for text in texts] == [6, 6, 5, 5, 4, 4]
     arguments = ["--from", SENTENCES[2], "--to", SENTENCES[3], "--steps", "1", "--slerp"]
-    assert main(["interpolate", str(learnt), *arguments]) == 0
+    assert main(["interpolate", str(trained), *arguments]) == 0
     ends = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in ends] == ["0.00", "0.50", "1.00"]
     assert [ends[0][1:], ends[2][1:]] == [texts[0], texts[-1]]
 
 
-def test_a_gloss_model_embeds_and_finds(learnt, tmp_path, capsys):
-    text = str(learnt.parent / "five.txt")
-    assert main(["embed", str(learnt), text, "--out", str(tmp_path / "x.npy")]) == 0
+def test_a_gloss_model_embeds_and_searches(trained, tmp_path, capsys):
+    text = str(trained.parent / "five.txt")
+    assert main(["embed", str(trained), text, "--out", str(tmp_path / "x.npy")]) == 0
     assert "5 x 200 float32" in capsys.readouterr().out
     np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "x.npy"), axis=1), 1, rtol=1e-5)
-    assert main(["neighbors", str(learnt), text, "--query", SENTENCES[1], "-k", "2"]) == 0
+    assert main(["neighbors", str(trained), text, "--query", SENTENCES[1], "-k", "2"]) == 0
     assert f"1.000  {SENTENCES[1]}  " in capsys.readouterr().out.splitlines()[1]
 
 
-def test_interpolation():
+def test_vectors_between_follow_their_definition():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 7, dtype=torch.float64, generator=generator)
     shares = torch.tensor([0.0, 0.2, 0.5, 1.0], dtype=torch.float64)
-    straight = interpolate(a, b, shares)
+    straight = vectors_between(a, b, shares)
     assert relative(straight, np.outer(1 - shares, a) + np.outer(shares, b)) < FLOAT64
-    arc = interpolate(a, b, shares, slerp=True)
+    arc = vectors_between(a, b, shares, slerp=True)
     assert relative(arc[[0, 3]], torch.stack([a, b])) < FLOAT64
     assert relative(arc.norm(dim=1), (1 - shares) * a.norm() + shares * b.norm()) < FLOAT64
     cosines = (arc @ a) / (arc.norm(dim=1) * a.norm())
     whole = torch.arccos(a @ b / (a.norm() * b.norm()))
     assert relative(torch.arccos(cosines[1:]), shares[1:] * whole) < FLOAT64
-    # In the plane of both.
+    # The arc lies in the plane of both vectors.
     assert torch.linalg.matrix_rank(torch.cat([arc, torch.stack([a, b])])) == 2
 
 
 @pytest.mark.parametrize("other", [lambda a: 3 * a, lambda a: -2 * a, lambda a: 0 * a], ids=range(3))
-def test_a_line_where_there_is_no_arc(other):
+def test_slerp_of_parallel_vectors_is_a_straight_line(other):
     a = torch.tensor([1.0, -2.0, 3.0])
     shares = torch.tensor([0.0, 0.25, 1.0])
     for pair in ((a, other(a)), (other(a), a)):
-        assert torch.equal(interpolate(*pair, shares, slerp=True), interpolate(*pair, shares))
+        assert torch.equal(vectors_between(*pair, shares, slerp=True), vectors_between(*pair, shares))
 
 
-def test_what_cannot_be_interpolated(learnt, planted, tmp_path, capsys):
-    encoder = SentenceEncoder.load(learnt)
+def test_wrong_arguments_of_interpolation_are_refused(trained, planted, tmp_path, capsys):
+    encoder = SentenceEncoder.load(trained)
     with pytest.raises(InputError, match="from: wanted a sentence, got blank text"):
-        between(encoder, " ", "a")
+        sentences_between(encoder, " ", "a")
     with pytest.raises(InputError, match="steps: wanted at least 0, got -1"):
-        between(encoder, "b", "a", steps=-1)
+        sentences_between(encoder, "b", "a", steps=-1)
     train(TrainConfig((planted[0],), steps=1, **SMALL), tmp_path / "other")
     assert main(["interpolate", str(tmp_path / "other"), "--from", "a", "--to", "b"]) == 2
     assert "interpolate: wanted a model trained with --model gloss-" in capsys.readouterr().err
 
 
-def test_a_radius_that_cannot_be():
+def test_a_radius_of_0_is_refused():
     with pytest.raises(InputError, match="radius: wanted at least 1e-06, got 0"):
         TrainConfig(("x",), model="gloss-bow", radius=0.0)
     assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9).radius, 3)

@@ -1,4 +1,4 @@
-"""Embedding and searching, against the whole corpus at once."""
+"""Streamed embedding and search, compared with the whole corpus in one matrix."""
 
 import tracemalloc
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.inference.embed import embed_file
+from fastqt.inference.embed import write_vectors
 from fastqt.inference.search import nearest
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
@@ -29,8 +29,8 @@ def lines(path):
         return [(number, line.strip()) for number, line in enumerate(file, start=1) if line.strip()]
 
 
-def vectors(encoder, path):
-    """One sentence after the other, (N, 2D) float64, not normalised."""
+def oracle_vectors(encoder, path):
+    """The vectors (N, 2D) float64 of the sentences, encoded one by one and not normalised."""
     rows = []
     for _, sentence in lines(path):
         ids = torch.tensor([encoder.vocabulary.encode([sentence]).ids.tolist()])
@@ -47,11 +47,11 @@ def normalized_halves(matrix):
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_rows_are_the_sentences_in_order(encoder, planted, tmp_path, normalize, monkeypatch):
-    monkeypatch.setattr(reader, "READ_BYTES", 1000)  # several blocks
-    shape = embed_file(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
+def test_rows_are_the_vectors_of_the_sentences_in_order(encoder, planted, tmp_path, normalize, monkeypatch):
+    monkeypatch.setattr(reader, "READ_BYTES", 1000)  # so that the text is read in several blocks
+    shape = write_vectors(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
     matrix = np.load(tmp_path / "x.npy")
-    wanted = vectors(encoder, planted[1])
+    wanted = oracle_vectors(encoder, planted[1])
     if normalize:
         wanted = normalized_halves(wanted)
     assert matrix.dtype == np.float32
@@ -60,32 +60,32 @@ def test_rows_are_the_sentences_in_order(encoder, planted, tmp_path, normalize, 
     assert {path.name for path in tmp_path.iterdir()} == {"x.npy", "planted.txt", "held_out.txt"}
 
 
-def test_the_file_can_be_mapped(encoder, planted, tmp_path):
-    embed_file(encoder, planted[1], tmp_path / "x.npy")
+def test_the_file_can_be_memory_mapped(encoder, planted, tmp_path):
+    write_vectors(encoder, planted[1], tmp_path / "x.npy")
     assert isinstance(np.load(tmp_path / "x.npy", mmap_mode="r"), np.memmap)
 
 
-def test_embedding_a_failing_text_leaves_what_was_there(encoder, tmp_path):
+def test_embedding_an_unreadable_text_keeps_the_old_file(encoder, tmp_path):
     (tmp_path / "x.npy").write_text("before")
     for text, message in ((b"fine\n\xff\n", "not UTF-8"), (b"\n\n", "nothing to embed: no sentence in ")):
         (tmp_path / "text.txt").write_bytes(text)
         with pytest.raises(InputError, match=message):
-            embed_file(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
+            write_vectors(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
         assert (tmp_path / "x.npy").read_text() == "before"
         assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".txt"}
 
 
-def test_an_output_that_cannot_be_written(encoder, planted, tmp_path):
+def test_an_output_that_cannot_be_written_is_named(encoder, planted, tmp_path):
     with pytest.raises(InputError, match=r"cannot write .*absent/x\.npy: No such file or directory"):
-        embed_file(encoder, planted[1], tmp_path / "absent" / "x.npy")
+        write_vectors(encoder, planted[1], tmp_path / "absent" / "x.npy")
 
 
 @pytest.mark.parametrize("k", [1, 7, 1000])
-def test_neighbours_are_those_of_the_whole_matrix(encoder, planted, k, monkeypatch):
+def test_neighbours_agree_with_a_search_of_the_whole_matrix(encoder, planted, k, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 1000)
     queries = ["place3 topic4word1", lines(planted[1])[5][1]]
     pool = [(planted[file], number, sentence) for file in (0, 1) for number, sentence in lines(planted[file])]
-    matrix = normalized_halves(np.concatenate([vectors(encoder, path) for path in planted]))
+    matrix = normalized_halves(np.concatenate([oracle_vectors(encoder, path) for path in planted]))
     for query, found in zip(queries, nearest(encoder, queries, planted, k), strict=True):
         vector = encoder.encode([query])[0].astype(np.float64)
         cosines = matrix @ vector / np.linalg.norm(vector) / np.linalg.norm(matrix, axis=1)
@@ -99,7 +99,7 @@ def test_neighbours_are_those_of_the_whole_matrix(encoder, planted, k, monkeypat
 
 
 class ExactEncoder:
-    """Vectors without rounding, so that equal sentences have equal cosines in every block."""
+    """Returns vectors without rounding errors, so that equal sentences have equal cosines in every block."""
 
     def encode(self, sentences):
         return np.array(
@@ -107,14 +107,14 @@ class ExactEncoder:
         )
 
 
-def test_of_equals_the_earlier_wins(tmp_path, monkeypatch):
+def test_among_equal_cosines_the_earlier_sentence_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 30)
     (tmp_path / "twins.txt").write_text("twin\nother\n" * 9)
     (found,) = nearest(ExactEncoder(), ["twin"], [str(tmp_path / "twins.txt")], 3)
     assert [neighbor.line for neighbor in found] == [1, 3, 5]
 
 
-def test_bad_searches(encoder, planted, tmp_path):
+def test_wrong_arguments_of_a_search_are_refused(encoder, planted, tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(InputError, match="k: wanted at least 1, got 0"):
         nearest(encoder, ["a"], planted, 0)
@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_text(encoder, planted, tmp_path, monkeypa
         path = tmp_path / f"{repeats}.txt"
         path.write_text((Path(planted[0]).read_text() + "\n\n") * repeats)
         tracemalloc.start()
-        embed_file(encoder, str(path), tmp_path / "x.npy")
+        write_vectors(encoder, str(path), tmp_path / "x.npy")
         nearest(encoder, ["place1"], [str(path)])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

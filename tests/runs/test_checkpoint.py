@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, whatever moment the machine stops at."""
+"""Files are written atomically, so that a crash at any moment leaves the old or the new file."""
 
 import os
 import stat
@@ -18,8 +18,8 @@ from fastqt.runs.checkpoint import (
 from fastqt.train.optim import Adam
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    """Data, then the name, then the directory that holds the name: after a power cut old or new is there."""
+def test_a_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    """First the data are synced, then the file is renamed, then the directory is synced."""
     path = tmp_path / "config.json"
     path.write_text("old")
     events = []
@@ -41,7 +41,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     assert path.read_text() == "new text"
 
 
-def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path):
     path = tmp_path / "vocabulary.json"
     path.write_text("old")
 
@@ -57,8 +57,8 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_files_are_as_open_as_the_user_has_it(tmp_path, umask):
-    """As any new file: the library that writes tensors makes files for their owner alone."""
+def test_new_files_follow_the_umask(tmp_path, umask):
+    """safetensors would create files that only their owner can read."""
     before = os.umask(umask)
     try:
         save_model(tmp_path / "model.safetensors", torch.nn.Linear(2, 2))
@@ -68,7 +68,7 @@ def test_files_are_as_open_as_the_user_has_it(tmp_path, umask):
 
 
 def trained():
-    """A model with a step behind it, and its optimiser."""
+    """A model and its optimiser after one step."""
     model = torch.nn.Linear(2, 2)
     optimizer = Adam(model.parameters(), lr=0.1)
     model(torch.ones(2)).sum().backward()
@@ -76,7 +76,7 @@ def trained():
     return model, optimizer
 
 
-def test_a_checkpoint_brings_back_the_random_numbers(tmp_path):
+def test_a_checkpoint_restores_the_random_number_generator(tmp_path):
     model, optimizer = trained()
     save_checkpoint(tmp_path / "checkpoint", model, optimizer, Progress())
     drawn = torch.rand(5)
@@ -84,9 +84,9 @@ def test_a_checkpoint_brings_back_the_random_numbers(tmp_path):
     assert torch.equal(torch.rand(5), drawn)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what is mapped")
-def test_what_was_loaded_does_not_lean_on_the_file(tmp_path):
-    """A tensor that maps a file dies with it, by a signal, should someone truncate the file."""
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc/self/maps exists on Linux only")
+def test_loaded_tensors_do_not_map_the_file(tmp_path):
+    """A process that reads a tensor that maps a truncated file is killed by a signal."""
     path = tmp_path / "checkpoint"
     save_checkpoint(path, *trained(), Progress())
     model, optimizer = trained()

@@ -1,4 +1,4 @@
-"""What the figures show is what the runs' files say."""
+"""The figures show the numbers in the files of the runs."""
 
 import json
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
-from fastqt.tools.plot import Run, plot
+from fastqt.tools.plot import Run, draw_figures
 
 
 def line(step, **figures):
@@ -48,7 +48,7 @@ def mixed(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The panels of each figure that is saved: axis labels, and the curves by their labels."""
+    """Records the panels of each saved figure: by axis labels, the curves by their labels."""
     found = {}
     save = Figure.savefig
 
@@ -66,8 +66,8 @@ def drawn(monkeypatch):
     return found
 
 
-def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
-    paths = plot([quick, mixed], tmp_path / "figures")
+def test_curves_show_the_reported_metrics(quick, mixed, tmp_path, drawn):
+    paths = draw_figures([quick, mixed], tmp_path / "figures")
     assert [path.name for path in paths] == ["training.svg", "efficiency.svg", "sizes.svg", "views.svg"]
     assert all(path.read_text().lstrip().startswith("<?xml") for path in paths)
     training = drawn["training"]
@@ -91,21 +91,21 @@ def test_curves_are_the_reported_figures(quick, mixed, tmp_path, drawn):
     assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
 
 
-def test_what_there_is_no_data_for_is_not_drawn(tmp_path, drawn):
+def test_panels_without_data_are_not_drawn(tmp_path, drawn):
     run = write_run(tmp_path / "bare", [line(1)])
-    assert [path.stem for path in plot([run], tmp_path)] == ["training"]
+    assert [path.stem for path in draw_figures([run], tmp_path)] == ["training"]
     assert list(drawn["training"]) == [("step", "loss")]
 
 
 def test_a_directory_without_a_run_is_named(tmp_path, quick):
     with pytest.raises(InputError, match=r"no trained model in .*empty: config.json is missing"):
-        plot([quick, tmp_path / "empty"], tmp_path)
+        draw_figures([quick, tmp_path / "empty"], tmp_path)
     (quick / "evaluation.json").write_text("[]")
     with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
-        plot([quick], tmp_path)
+        draw_figures([quick], tmp_path)
     (quick / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
-        plot([quick], tmp_path)
+        draw_figures([quick], tmp_path)
     (quick / "metrics.jsonl").unlink()
     with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
         Run.load(quick)

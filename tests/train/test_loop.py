@@ -1,4 +1,4 @@
-"""Training finds a planted order; a step is what the formulas say; bad settings are refused."""
+"""Training learns a planted order, each step agrees with the formulas, and wrong settings are refused."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def metrics(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_planted_order_is_found(planted, tmp_path):
+def test_training_learns_a_planted_order(planted, tmp_path):
     corpus, valid = planted
     config = TrainConfig(
         (corpus,), valid=valid, **SMALL | {"word_dim": 32}, learning_rate=0.02, epochs=30, valid_every=50
@@ -62,7 +62,7 @@ def test_a_planted_order_is_found(planted, tmp_path):
         },
     ],
 )
-def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options):
+def test_two_steps_agree_with_the_formulas(planted, tmp_path, encoder, options):
     config = TrainConfig((planted[0],), encoder=encoder, **SMALL | options, vocab_size=30, clip=0.5, steps=2)
     train(config, tmp_path / "run")
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json", unknown=config.unknown)
@@ -71,7 +71,7 @@ def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options
     weights = list(model.parameters())
     adam = torch.optim.Adam(weights, lr=5e-4)
     for _, batch in zip(range(2), batches([planted[0]], vocabulary, 48), strict=False):
-        loss = plain_loss(*model(batch.tokens, batch.lengths), batch.document_ids, config)
+        loss = oracle_loss(*model(batch.tokens, batch.lengths), batch.document_ids, config)
         adam.zero_grad()
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient.to_dense()
@@ -81,12 +81,13 @@ def test_two_steps_are_those_of_the_formulas(planted, tmp_path, encoder, options
                 weight.grad *= min(1.0, config.clip / norm)
         adam.step()
     trained = build_model(config, len(vocabulary))
-    load(tmp_path / "run", trained)
+    load_weights(tmp_path / "run", trained)
     for (name, ours), wanted in zip(trained.named_parameters(), weights, strict=True):
-        # Adam divides by the gradient's size: where that is rounding, so is the step's direction.
-        # A bias of keys, which no softmax feels, has nothing but rounding for a gradient.
-        felt = wanted.grad.abs() > 1e-14
-        close = ((ours.double() - wanted).abs() < 2e-5)[felt | (wanted.grad == 0)]
+        # Adam divides by the gradient's size. A gradient that consists of rounding errors therefore gives a
+        # step in a random direction. The bias of the attention's keys has only such a gradient, since no
+        # softmax depends on it.
+        is_significant = wanted.grad.abs() > 1e-14
+        close = ((ours.double() - wanted).abs() < 2e-5)[is_significant | (wanted.grad == 0)]
         assert close.double().mean() > 0.99, name
 
 
@@ -111,11 +112,11 @@ def test_the_gradient_is_clipped(planted, tmp_path, clip_by, clip):
         assert norms == pytest.approx([clip] * len(norms), rel=0.02)
 
 
-def load(run, model):
+def load_weights(run, model):
     model.load_state_dict(SentenceEncoder.load(run).model.state_dict())
 
 
-def plain_loss(queries, candidates, documents, config):
+def oracle_loss(queries, candidates, documents, config):
     N = len(queries)
     near = torch.zeros(N, N, dtype=torch.float64)
     for i in range(N):
@@ -127,7 +128,7 @@ def plain_loss(queries, candidates, documents, config):
     return F.kl_div(F.log_softmax(scores, dim=1), targets, reduction="batchmean")
 
 
-def test_standard_input_is_kept_for_later_passes(planted, tmp_path, monkeypatch):
+def test_standard_input_is_kept_for_later_epochs(planted, tmp_path, monkeypatch):
     text = Path(planted[0]).read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     config = TrainConfig(("-",), **SMALL, epochs=2)
@@ -136,12 +137,12 @@ def test_standard_input_is_kept_for_later_passes(planted, tmp_path, monkeypatch)
     assert (tmp_path / "piped" / "corpus.txt").read_bytes() == text
     model = (tmp_path / "named" / "model.safetensors").read_bytes()
     assert (tmp_path / "piped" / "model.safetensors").read_bytes() == model
-    # And it is not asked for again: standard input is at its end now.
+    # Resuming does not read standard input again, which is at its end now.
     train(replace(config, epochs=3), tmp_path / "piped", resume=True)
     assert metrics(tmp_path / "piped")[-1]["step"] == 30
 
 
-def test_the_seed_decides(planted, tmp_path):
+def test_the_seed_determines_the_weights(planted, tmp_path):
     weights = []
     for run, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(TrainConfig((planted[0],), **SMALL, seed=seed, steps=3), tmp_path / run)
@@ -149,7 +150,7 @@ def test_the_seed_decides(planted, tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_small_rest_of_the_corpus_is_trained_on_unless_the_window_does_not_fit(planted, tmp_path):
+def test_a_short_last_batch_is_used_if_the_window_fits_into_it(planted, tmp_path):
     sentences = sum(len(block.sentences) for block in read_blocks([planted[0]]))
     for rest, context_size, steps in ((3, 2, 2), (3, 3, 1)):
         size = sentences - rest
@@ -157,7 +158,7 @@ def test_a_small_rest_of_the_corpus_is_trained_on_unless_the_window_does_not_fit
         assert train(config, tmp_path / str(steps)).step == steps
 
 
-def test_the_papers_sizes_are_the_defaults():
+def test_the_defaults_are_those_of_the_papers():
     bow, gru = TrainConfig(("x",)), TrainConfig(("x",), encoder="gru")
     assert (bow.batch_size, bow.context_size, bow.word_dim) == (1500, 3, 300)
     assert (gru.batch_size, gru.context_size, gru.hidden_size) == (400, 1, 1000)
@@ -179,13 +180,13 @@ def test_the_papers_sizes_are_the_defaults():
         ({"corpus": ()}, "corpus: wanted at least one file, got none"),
     ],
 )
-def test_bad_settings(settings, message):
+def test_settings_outside_their_range_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(**{"corpus": ("x",)} | settings)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
-def test_a_device_that_is_not_there(planted, tmp_path):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_missing_device_is_refused(planted, tmp_path):
     with pytest.raises(InputError, match="device: wanted cuda, but torch sees no CUDA device"):
         train(TrainConfig((planted[0],), **SMALL, device="cuda"), tmp_path / "run")
 
@@ -194,12 +195,12 @@ def test_a_device_that_is_not_there(planted, tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path, every):
     config = TrainConfig((planted[0],), **SMALL | every, learning_rate=1e30)
     with pytest.raises(
-        InputError, match=r"the loss is (nan|inf) at step \d+: begin anew with a lower learning_rate"
+        InputError, match=r"the loss is (nan|inf) at step \d+: start again with a lower learning_rate"
     ):
         train(config, tmp_path / "run")
 
 
-def test_a_corpus_that_does_not_do_leaves_no_run(planted, tmp_path):
+def test_an_unusable_corpus_leaves_no_run(planted, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(InputError, match="shorter than a batch: 480 sentences"):
         train(TrainConfig((planted[0],), batch_size=500), run)
@@ -210,7 +211,7 @@ def test_a_corpus_that_does_not_do_leaves_no_run(planted, tmp_path):
     assert train(TrainConfig((planted[0],), **SMALL), run).step == 10
 
 
-def test_a_directory_that_holds_a_run_is_left_alone(planted, tmp_path):
+def test_a_directory_that_holds_a_run_is_not_changed(planted, tmp_path):
     config = TrainConfig((planted[0],), **SMALL, steps=2)
     train(config, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -219,14 +220,14 @@ def test_a_directory_that_holds_a_run_is_left_alone(planted, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_directory_that_cannot_be_made(planted, tmp_path):
+def test_a_directory_that_cannot_be_created_is_refused(planted, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write to .*file/run: Not a directory"):
         train(TrainConfig((planted[0],), **SMALL), tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("model", ["simcse", "mixcse"])
-def test_views_are_learnt(planted, tmp_path, model):
+def test_training_brings_two_views_of_a_sentence_together(planted, tmp_path, model):
     corpus, valid = planted
     config = TrainConfig(
         (corpus,),
@@ -246,14 +247,14 @@ def test_views_are_learnt(planted, tmp_path, model):
     assert last["negative_cosine"] < last["mixed_cosine"] < last["positive_cosine"]
     assert last["alignment"] == pytest.approx(2 - 2 * last["positive_cosine"], rel=1e-6)
     assert last["validation_uniformity"] < -1
-    # Sentences of one topic are near, and a model that is loaded has no dropout.
+    # A loaded model encodes without dropout.
     encoder = SentenceEncoder.load(tmp_path / "run")
     assert encoder.model.embedding_dim == 24
     text = ["topic0word1 topic0word2", "topic3word1"]
     assert (encoder.encode(text) == encoder.encode(text)).all()
 
 
-def test_a_step_of_mixcse_is_that_of_its_formula(planted, tmp_path):
+def test_a_step_of_mixcse_agrees_with_its_formula(planted, tmp_path):
     config = TrainConfig(
         (planted[0],), model="mixcse", encoder="gru", **SMALL | {"context_size": 1}, clip=0, steps=1
     )
@@ -269,7 +270,7 @@ def test_a_step_of_mixcse_is_that_of_its_formula(planted, tmp_path):
     assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_the_model_that_ranks_development_pairs_best_is_kept(planted, tmp_path):
+def test_the_model_that_ranks_the_development_pairs_best_is_kept(planted, tmp_path):
     pairs = tmp_path / "dev.tsv"
     lines = [
         f"planted\t{5 if a == b else 0}\ttopic{a}word0 topic{a}word1\ttopic{b}word2"
@@ -280,7 +281,7 @@ def test_the_model_that_ranks_development_pairs_best_is_kept(planted, tmp_path):
     config = TrainConfig(
         (planted[0],), dev=str(pairs), model="simcse", **SMALL | {"dropout": 0.2}, valid_every=1
     )
-    # So fast that it gets worse again.
+    # With this learning rate the model becomes worse again before the end.
     config = replace(config, learning_rate=0.3, epochs=2, report_every=1)
     train(config, tmp_path / "run")
     scores = [line["dev_spearman"] for line in metrics(tmp_path / "run")]
@@ -292,7 +293,7 @@ def test_the_model_that_ranks_development_pairs_best_is_kept(planted, tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(kept.model.parameters(), wanted.model.parameters(), strict=True)
     )
-    # A training in two parts knows what was best in the first.
+    # A resumed training remembers the best score of the time before.
     train(replace(config, steps=best), tmp_path / "parts")
     train(config, tmp_path / "parts", resume=True)
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "parts"))

@@ -1,4 +1,4 @@
-"""The row-wise path of embedding tables, against torch's dense one."""
+"""Optimisation of embedding tables with sparse gradients, compared with torch's dense gradients."""
 
 from copy import deepcopy
 
@@ -14,7 +14,7 @@ V, D = 40, 6
 
 
 def bags(seed):
-    """Random ids in bags, some of them empty, and weights for a loss."""
+    """Random token ids in nine bags, some of them empty, and the gradient of a loss by the bags' sums."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 7, (9,), generator=generator)
     ids = torch.randint(0, V, (int(lengths.sum()),), generator=generator)
@@ -23,7 +23,7 @@ def bags(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bag_sum_is_embedding_bag(seed):
+def test_bag_sum_agrees_with_embedding_bag(seed):
     ids, offsets, upstream = bags(seed)
     weight = torch.rand(V, D, dtype=torch.float64, requires_grad=True)
     ours = bag_sum(weight, ids, offsets)
@@ -48,13 +48,13 @@ def dense_lookup(weight, ids, offsets):
 
 
 def sparse_lookup(weight, ids, offsets):
-    """torch's own sparse gradient, which names a row as often as it occurs."""
+    """torch's own sparse gradient, in which a row occurs as often as its token."""
     return F.embedding_bag(ids, weight, offsets, mode="sum", sparse=True)
 
 
 @pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
 @pytest.mark.parametrize("max_norm", [0.5, 1e9])
-def test_many_steps_are_those_of_torch(lookup, max_norm):
+def test_many_steps_agree_with_torch(lookup, max_norm):
     start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     ours, theirs = ([torch.nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
     our_adam, their_adam = Adam(ours, lr=0.01), torch.optim.Adam(theirs, lr=0.01)
@@ -71,7 +71,7 @@ def test_many_steps_are_those_of_torch(lookup, max_norm):
             torch.testing.assert_close(one, other)
 
 
-def test_a_parameter_without_gradient_is_left_alone():
+def test_a_parameter_without_gradient_is_not_changed():
     parameter = torch.nn.Parameter(torch.ones(3))
     other = torch.nn.Parameter(torch.ones(3))
     other.sum().backward()
@@ -84,8 +84,8 @@ def test_a_parameter_without_gradient_is_left_alone():
 
 @pytest.mark.parametrize("lookup", [bag_sum, dense_lookup])
 @pytest.mark.parametrize("size", [1e-7, 0.0])
-def test_gradients_next_to_nothing_are_clipped_as_torch_does(lookup, size):
-    """Where the norm is so small that what keeps the division from 0 / 0 shows."""
+def test_tiny_gradients_are_clipped_as_in_torch(lookup, size):
+    """At a tiny norm, the constant that prevents the division 0 / 0 changes the result."""
     ids, offsets, upstream = bags(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
     (lookup(ours, ids, offsets) * upstream * size).sum().backward()
@@ -95,8 +95,8 @@ def test_gradients_next_to_nothing_are_clipped_as_torch_does(lookup, size):
     torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-7, atol=0)
 
 
-def test_a_step_uses_up_the_gradient_of_a_table():
-    """No word's old gradient comes again, whether or not zero_grad is called."""
+def test_a_step_consumes_the_gradient_of_a_table():
+    """The next step does not see the gradient again, whether or not zero_grad is called."""
     start = torch.rand(V, D, dtype=torch.float64)
     tables = [torch.nn.Parameter(start.clone()) for _ in range(2)]
     for clears, table in enumerate(tables):
@@ -111,8 +111,8 @@ def test_a_step_uses_up_the_gradient_of_a_table():
 
 
 @pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
-def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
-    """Each row of the table is a parameter of torch's Adam, which steps when the row has a gradient."""
+def test_each_row_takes_the_steps_of_its_own_adam(lookup):
+    """The oracle has a torch Adam for each row, which takes a step only when the row has a gradient."""
     start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
     ours = RowAdam([table, dense], lr=0.01)
@@ -122,7 +122,7 @@ def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
     counts = torch.zeros(V)
     for seed in range(30):
         ids, offsets, upstream = bags(seed)
-        ids %= 1 + seed  # so that the last rows never have one, and the first ones often
+        ids %= 1 + seed  # the last rows never have a gradient, and the first ones often
         ((lookup(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
         wanted = dense_lookup(torch.stack(list(rows)), ids, offsets)
         ((wanted * upstream).sum() * dense_row.sum()).backward()
@@ -144,8 +144,8 @@ def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
     assert counts.unique().numel() > 5
 
 
-def test_the_state_of_rows_can_be_stored():
-    """As of any optimiser: a copy goes on as the original does."""
+def test_the_state_of_row_adam_can_be_saved_and_loaded():
+    """A copy that loads the state continues as the original does."""
 
     def take(table, optimizer, seeds):
         for seed in seeds:

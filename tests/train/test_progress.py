@@ -1,4 +1,4 @@
-"""What a training shows, on a terminal and elsewhere, and how it is interrupted."""
+"""The display of a training, with and without a terminal, and the signals that stop it."""
 
 import io
 import os
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_elsewhere_a_report_is_a_line(capsys):
+def test_without_a_terminal_each_report_is_one_line(capsys):
     Display.note("reading")
     with Display(total=3000, done=500) as display:
         display.advance(500)
@@ -44,7 +44,7 @@ def test_elsewhere_a_report_is_a_line(capsys):
     ]
 
 
-def test_on_a_terminal_there_is_a_bar(monkeypatch):
+def test_a_terminal_shows_a_progress_bar(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "200")
@@ -60,7 +60,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     assert "loss 2.500 forward 0.250 backward 0.125 chance 0.0100" in last
 
 
-def test_the_second_interrupt_does_not_wait():
+def test_a_second_ctrl_c_interrupts_at_once():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal == signal.SIGINT
@@ -68,7 +68,7 @@ def test_the_second_interrupt_does_not_wait():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_other_threads_set_no_handlers():
+def test_no_signal_handlers_are_set_outside_the_main_thread():
     handler, seen = signal.getsignal(signal.SIGTERM), []
 
     def enter():

@@ -1,4 +1,4 @@
-"""A training that is stopped, or killed, and resumed is the training that never was."""
+"""A training that is stopped or killed and then resumed computes the bits of an uninterrupted one."""
 
 import gzip
 import json
@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import read_progress
 from fastqt.runs.config import TrainConfig
-from fastqt.train.loop import train
+from fastqt.train import train
 from fastqt.train.progress import Display
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2}
 SMALL |= {"report_every": 3, "valid_every": 7, "valid_batches": 2}
 
 
-def figures(run):
-    """The lines of metrics.jsonl without their timings."""
+def metrics_without_times(run):
+    """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in line if "second" not in name} for line in lines]
 
@@ -35,7 +35,7 @@ def assert_same_run(one, other):
         ours, theirs = load_file(one / name), load_file(other / name)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert figures(one) == figures(other)
+    assert metrics_without_times(one) == metrics_without_times(other)
     assert not list(one.glob("*.partial"))
 
 
@@ -53,7 +53,8 @@ def test_a_run_in_two_parts(planted, tmp_path, kind, pause):
     second = tmp_path / "second.txt.gz"
     second.write_bytes(gzip.compress(b"one two\n\nthree topic1word1\n" * 9))
     config = TrainConfig((planted[0], str(second)), valid=planted[1], epochs=3, **SMALL | kind)
-    # The last step of a run reports and validates: a pause there adds no line if it does so anyway.
+    # A run reports and validates at its last step. It does so at every step here, so that the pause adds no
+    # line.
     config = replace(config, report_every=1, valid_every=1)
     train(config, tmp_path / "whole")
     train(replace(config, steps=pause), tmp_path / "parts")
@@ -74,7 +75,7 @@ class Signalling(Display):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(planted, tmp_path, number, monkeypatch):
+def test_a_signal_saves_a_checkpoint_and_stops(planted, tmp_path, number, monkeypatch):
     config = TrainConfig((planted[0],), valid=planted[1], epochs=4, **SMALL)
     train(config, tmp_path / "whole")
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
@@ -88,7 +89,7 @@ def test_a_signal_saves_and_stops(planted, tmp_path, number, monkeypatch):
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_a_finished_run_can_be_resumed_and_does_nothing(planted, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(planted, tmp_path):
     config = TrainConfig((planted[0],), **SMALL)
     train(config, tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
@@ -97,7 +98,7 @@ def test_a_finished_run_can_be_resumed_and_does_nothing(planted, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_resuming_where_there_is_no_run_begins_one(planted, tmp_path):
+def test_resuming_without_a_run_starts_one(planted, tmp_path):
     config = TrainConfig((planted[0],), **SMALL)
     train(config, tmp_path / "fresh", resume=True)
     train(config, tmp_path / "plain")
@@ -107,31 +108,36 @@ def test_resuming_where_there_is_no_run_begins_one(planted, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was begun with 'bow'"),
-        ({"batch_size": 40}, "cannot resume: batch_size is 40, but the run was begun with 50"),
-        ({"learning_rate": 1.0}, r"cannot resume: learning_rate is 1\.0, but the run was begun with 0\.0005"),
+        ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was started with 'bow'"),
+        ({"batch_size": 40}, "cannot resume: batch_size is 40, but the run was started with 50"),
+        (
+            {"learning_rate": 1.0},
+            r"cannot resume: learning_rate is 1\.0, but the run was started with 0\.0005",
+        ),
         ({"seed": 1}, "cannot resume: seed is 1"),
     ],
 )
-def test_settings_that_conflict(planted, tmp_path, change, message):
+def test_resuming_with_other_settings_is_refused(planted, tmp_path, change, message):
     config = TrainConfig((planted[0],), steps=2, **SMALL)
     train(config, tmp_path / "run")
     with pytest.raises(InputError, match=message):
         train(replace(config, **change), tmp_path / "run", resume=True)
 
 
-def test_a_corpus_that_changed(planted, tmp_path):
+def test_resuming_with_a_changed_corpus_is_refused(planted, tmp_path):
     config = TrainConfig((planted[0],), steps=2, **SMALL)
     train(config, tmp_path / "run")
     with open(planted[0], "a") as file:
         file.write("\nmore")
     with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has \d+ bytes, but had \d+"):
         train(config, tmp_path / "run", resume=True)
-    with pytest.raises(InputError, match="cannot resume: 2 corpus files given, but the run was begun with 1"):
+    with pytest.raises(
+        InputError, match="cannot resume: 2 corpus files given, but the run was started with 1"
+    ):
         train(replace(config, corpus=(planted[0], planted[1])), tmp_path / "run", resume=True)
 
 
-def test_a_checkpoint_that_is_damaged(planted, tmp_path):
+def test_a_damaged_checkpoint_is_refused(planted, tmp_path):
     config = TrainConfig((planted[0],), steps=2, **SMALL)
     train(config, tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
@@ -143,13 +149,14 @@ def test_a_checkpoint_that_is_damaged(planted, tmp_path):
         train(config, tmp_path / "run", resume=True)
 
 
-# Trains what its first line says, so that all is imported; then forks a training for each line. It has but
-# one thread: others would not survive the fork.
+# This process runs the training of its first line of input, so that everything is imported, and then forks a
+# process for the training of each further line. It has one thread only, because other threads would not
+# survive the fork.
 TRAINER = """
 import json, os, sys
 import torch
 from fastqt.runs.config import TrainConfig
-from fastqt.train.loop import train
+from fastqt.train import train
 torch.set_num_threads(1)
 
 def run(line):
@@ -195,7 +202,7 @@ def test_kill_9_at_random_moments(planted, tmp_path):
             os.kill(pid, signal.SIGKILL)
             assert int(trainer.stdout.readline()) == signal.SIGKILL
             steps.append(read_progress(checkpoint).step if checkpoint.exists() else 0)
-        # Most of them came at work: at some, nothing had been saved since the last.
+        # Many of the processes saved a new checkpoint before they were killed, and some did not.
         assert steps == sorted(steps)
         assert len(set(steps)) > 8
         for out in ("killed", "whole"):
@@ -203,4 +210,4 @@ def test_kill_9_at_random_moments(planted, tmp_path):
             assert int(trainer.stdout.readline()) == 0
         trainer.stdin.close()
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    assert figures(tmp_path / "killed")[-1]["step"] == steps[-1] + 7
+    assert metrics_without_times(tmp_path / "killed")[-1]["step"] == steps[-1] + 7

@@ -1,0 +1,8 @@
+"""`python -m fastqt` is the command line."""
+
+import sys
+
+from fastqt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
