@@ -88,8 +88,7 @@ class _Loss(torch.autograd.Function):
         gradients = _kept(ctx, upstream[0]) if ctx.in_forward else None
         if gradients is None:
             gradients = _recomputed(ctx, upstream[0])
-        converted = (g if g is None or x is None else g.to(x) for g, x in zip(gradients, inputs, strict=True))
-        return (None, None, *[g for g, x in zip(converted, inputs, strict=True) if x is not None])
+        return (None, None, *[_like(g, x) for g, x in zip(gradients, inputs, strict=True) if x is not None])
 
 
 def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
@@ -130,6 +129,13 @@ def _recomputed(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     known = engine.forward(p).saved if ctx.in_forward else saved[given:]
     found: tuple[Tensor | None, ...] = engine.backward(p, known, weight.expand(N).contiguous(), needs)
     return found
+
+
+def _like(gradient: Tensor | None, x: Tensor) -> Tensor | None:
+    """A gradient in its input's dtype and on its device: engines give that of the scale as they have it."""
+    if gradient is None or (gradient.dtype is x.dtype and gradient.is_cuda == x.is_cuda):
+        return gradient
+    return gradient.to(x)
 
 
 def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:

@@ -64,7 +64,7 @@ def mixcse_loss(
     check_option("partner", partner, ("next", "random"))
     check_option("blocks", blocks, ("both", "candidates"))
     check_option("masked_cell", masked_cell, ("zero", "exclude"))
-    check_number("hard_negative_weight", hard_negative_weight, "none")
+    check_number("hard_negative_weight", hard_negative_weight)
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")

@@ -36,7 +36,7 @@ def simcse_loss(
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
     check_embeddings(z1=z1, z2=z2, z3=z3)
-    check_number("hard_negative_weight", hard_negative_weight, "none")
+    check_number("hard_negative_weight", hard_negative_weight)
     check_option("reduction", reduction, REDUCTIONS)
     if z3 is not None and len(z3) != len(z1):
         raise ValueError(f"z3: want a hard negative for each of N={len(z1)} sentences, got {len(z3)}")
