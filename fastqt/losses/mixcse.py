@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,11 +68,11 @@ def mixcse_loss(
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
-    random = partner == "random"
-    order = random_order(N, z1.device, generator) if random else row_numbers(N, z1.device)
+    order = random_order(N, z1.device, generator) if partner == "random" else None
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
-        h, partners = unit(z2), _partners(order)
+        partners = _partners(order, N, z1.device)
+        h = unit(z2)
         negatives = Mixed(mix, partners) if stop_gradient else _mixed(h, mix, partners)
         return contrastive_loss(
             *(unit(z1), h, Diagonal()),
@@ -81,47 +81,81 @@ def mixcse_loss(
             row_negatives=negatives,
             reduction=reduction,
         )
-    Mixed(mix)  # refuses what is no share
+    Mixed(mix)  # refuses a mix outside 0..1
     check_scale(scale)
     check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
+    flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
     if not is_traced(z1, z2):
-        p = three_block_problem(
-            *((z1[order], z2[order]) if random else (z1, z2)),
-            mix,
-            scale,
-            third_block=blocks == "both",
-            masks_excluded=masked_cell == "exclude",
-            own_mixture_weight=hard_negative_weight,
-            stop_gradient=stop_gradient,
-            memory=memory,
-        )
-        engine = engines.choose(backend, p, p.queries.dtype)
-        if engine.computes(p):
-            computed = engine.dtype_for(p.queries.dtype)
-            p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
-            loss = autograd.loss_of(p, reduction, engine.name, "fastqt.mixcse_loss")
-            if random and reduction == "none":
-                loss = torch.empty_like(loss).index_copy(0, order, loss)
+        loss = _in_three_blocks(z1, z2, mix, flags, order, reduction, options)
+        if loss is not None:
             return loss
-    partners = _partners(order)
-    mixtures = [_mixed(z, mix, partners) for z in (z1, z2)]
-    a, m = (x.detach() if stop_gradient else x for x in mixtures)
+    return reduce(_composed(z1, z2, mix, flags, _partners(order, N, z1.device), options), reduction)
+
+
+class _Flags(NamedTuple):
+    """The options of the released form alone."""
+
+    both: bool  # whether the third block is there
+    masked_cell: str
+    hard_negative_weight: float
+    stop_gradient: bool
+
+
+def _in_three_blocks(
+    z1: Tensor,
+    z2: Tensor,
+    mix: float,
+    flags: _Flags,
+    order: Tensor | None,  # (N,): each row's partner is the next one in it; None for the order as it is
+    reduction: str,
+    options: dict[str, Any],
+) -> Tensor | None:
+    """The released form as one problem; None where the engine has no computation for it."""
+    p = three_block_problem(
+        *((z1, z2) if order is None else (z1[order], z2[order])),
+        mix,
+        options["scale"],
+        third_block=flags.both,
+        masks_excluded=flags.masked_cell == "exclude",
+        own_mixture_weight=flags.hard_negative_weight,
+        stop_gradient=flags.stop_gradient,
+        memory=options["memory"],
+    )
+    engine = engines.choose(options["backend"], p, p.queries.dtype)
+    if not engine.computes(p):
+        return None
+    computed = engine.dtype_for(p.queries.dtype)
+    p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
+    loss = autograd.loss_of(p, reduction, engine.name, "fastqt.mixcse_loss")
+    if order is not None and reduction == "none":
+        loss = torch.empty_like(loss).index_copy(0, order, loss)
+    return loss
+
+
+def _composed(
+    z1: Tensor, z2: Tensor, mix: float, flags: _Flags, partners: Tensor, options: dict[str, Any]
+) -> Tensor:
+    """The released form's loss of each row, from a loss of each block."""
+    mixtures = (_mixed(z, mix, partners) for z in (z1, z2))
+    a, m = (x.detach() if flags.stop_gradient else x for x in mixtures)
     z1, z2 = unit(z1), unit(z2)
-    # Columns in an order that brings the masked cells, m_j with partner i and z2_j of a_i's partner j,
-    # to the diagonal; a sentence's own mixture is then in another column.
-    before = torch.empty_like(partners).scatter_(0, partners, row_numbers(N, z1.device))
-    positive = scores(z1, z2, scale)
+    # The columns are put into an order in which the masked cells, m_j with partner i and z2_j of a_i's
+    # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
+    before = torch.empty_like(partners).scatter_(0, partners, row_numbers(len(z1), z1.device))
+    positive = scores(z1, z2, options["scale"])
     losses = [info_nce_loss(z1, z2, normalize=False, reduction="none", **options)]
-    weighted = (hard_negative_weight, masked_cell)
+    weighted = (flags.hard_negative_weight, flags.masked_cell)
     losses.append(log_sum_exp(z1, m[before], partners, *weighted, **options) - positive)
-    if blocks == "both":
+    if flags.both:
         losses.append(log_sum_exp(a, z2[partners], before, *weighted, **options) - positive)
-    return reduce(torch.stack(losses).logsumexp(0), reduction)
+    return torch.stack(losses).logsumexp(0)
 
 
-def _partners(order: Tensor) -> Tensor:
-    """Of each row the one after it in an order, after the last the first."""
+def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
+    """The partner of each row: the one after it in the order, and after the last the first."""
+    if order is None:
+        order = row_numbers(N, device)
     return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
 
