@@ -48,7 +48,6 @@ def score_config(
 @functools.cache
 def tables() -> dict[str, Any]:
     """The tuned table of every GPU that has one, by the name that CUDA gives it."""
-    folder = resources.files("fastqt.kernels").joinpath("tuned")
-    files = folder.iterdir() if folder.is_dir() else ()
+    files = resources.files("fastqt.kernels.tuned").iterdir()
     found = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
     return {table["device"]: table["scores"] for table in found}

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fastqt.kernels import three_block, three_block_gradients
 from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
 from fastqt.engines.triton import walk as triton_walk
+from fastqt.kernels import three_block, three_block_gradients
 from fastqt.losses.three_block import Options, released_loss
 
 # A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
