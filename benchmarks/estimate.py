@@ -68,7 +68,8 @@ def kernel_key(launch: Launch) -> str:
     flags = [
         f"{name}={value}" if isinstance(value, str) else name for name, value in launch.flags.items() if value
     ]
-    tile = [launch.constants[name] for name in ("BLOCK_N", "BLOCK_M") if name in launch.constants]
+    sides = ("BLOCK_N", "BLOCK_M", "BLOCK_ROWS", "BLOCK_COLUMNS")
+    tile = [launch.constants[name] for name in sides if name in launch.constants]
     size = " × ".join(map(str, tile)) if len(tile) == 2 else ""
     if "queries" in launch.arguments and size and launch.arguments["queries"].stride(0) % 16:
         size += " unaligned"
