@@ -154,7 +154,7 @@ def loss_rows_kernel(
         return
 
     top = float("-inf")
-    # Online softmax: the sums over cells with targets and over all others are relative to the current maximum.
+    # Online softmax: sums over cells with targets and over all others, both relative to the current maximum.
     of_targets = tl.full((), 0.0, tl.float64)
     of_others = tl.full((), 0.0, tl.float64)
     rho = tl.full((), 0.0, tl.float64)
