@@ -6,7 +6,7 @@ CASES = (
     Case(
         "bf16",
         wanted=(
-            "scores_kernel STORE REDUCE LEAVE_OUT_DIAGONAL TARGETS -ONLY_OVERFLOWED",
+            "scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts -shift_overflowed",
             "row_shifts_kernel",
             "raise_row_shifts_kernel",
             "row_stats_kernel -ONLY_OVERFLOWED",
@@ -21,7 +21,7 @@ CASES = (
         private="rows",
         scale=True,
         wanted=(
-            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
+            "scores_kernel out tile_row_sums shift_overflowed",
             "row_shifts_kernel",
             "row_stats_kernel ONLY_OVERFLOWED",
             "query_gradient_kernel",
@@ -33,10 +33,13 @@ CASES = (
         D=75,
         diagonal="keep",
         negatives=64,
-        wanted=("scores_kernel STORE REDUCE TARGETS -ONLY_OVERFLOWED", "candidate_gradient_kernel -TARGETS"),
+        wanted=(
+            "scores_kernel out tile_row_sums target_starts -shift_overflowed",
+            "candidate_gradient_kernel -TARGETS",
+        ),
         loads_ahead=False,  # a row begins anywhere, and no copy of so few bytes is asynchronous
     ),
-    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel MAXIMUM ONLY_OVERFLOWED",)),
+    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX shift_overflowed",)),
     Case(
         "fp16, mixed",
         dtype="float16",
@@ -50,7 +53,7 @@ CASES = (
         memory="low",
         groups=True,
         mask=True,
-        wanted=("scores_kernel FACTORS",),
+        wanted=("scores_kernel row_factors",),
     ),
     Case(
         "bf16, low, groups, mask",
@@ -60,15 +63,15 @@ CASES = (
         mask=True,
         wanted=(
             "row_shifts_kernel GROUPS MASK",
-            "scores_kernel FACTORS",
-            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
+            "scores_kernel row_factors",
+            "scores_kernel out tile_row_sums shift_overflowed",
         ),
     ),
     Case(
         "bf16, low, groups",
         memory="low",
         groups=True,
-        wanted=("scores_kernel FACTORS", "scores_kernel STORE REDUCE ONLY_OVERFLOWED"),
+        wanted=("scores_kernel row_factors", "scores_kernel out tile_row_sums shift_overflowed"),
     ),
     Case(
         "bf16, descriptors",
@@ -76,8 +79,8 @@ CASES = (
         descriptors=True,
         archs=(90, 100),
         wanted=(
-            "scores_kernel STORE REDUCE DESCRIPTORS -ONLY_OVERFLOWED",
-            "scores_kernel STORE REDUCE ONLY_OVERFLOWED",
+            "scores_kernel out tile_row_sums DESCRIPTORS -shift_overflowed",
+            "scores_kernel out tile_row_sums shift_overflowed",
         ),
     ),
     Case(
@@ -88,16 +91,16 @@ CASES = (
         bias=True,
         descriptors=True,
         archs=(90, 100),
-        wanted=("scores_kernel SIGMOID STORE BIAS COLUMN_SUMS DESCRIPTORS",),
+        wanted=("scores_kernel EPILOGUE=SIGMOID out bias tile_column_sums DESCRIPTORS",),
     ),
-    Case("bf16, small", N=1280, wanted=("scores_kernel STORE REDUCE -ONLY_OVERFLOWED",)),
+    Case("bf16, small", N=1280, wanted=("scores_kernel out tile_row_sums -shift_overflowed",)),
     Case(
         "fp32, loss",
         dtype="float32",
         precision="highest",
         gradients=False,
         archs=(90,),
-        wanted=("scores_kernel REDUCE -STORE -MAXIMUM -ONLY_OVERFLOWED",),
+        wanted=("scores_kernel tile_row_sums -out -EPILOGUE=ROW_MAX -shift_overflowed",),
     ),
     Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID STORE",)),
     Case(
@@ -144,8 +147,8 @@ CASES = (
         diagonal="keep",
         bias=True,
         wanted=(
-            "scores_kernel STORE REDUCE BIAS -ONLY_OVERFLOWED",
-            "scores_kernel MAXIMUM BIAS",
+            "scores_kernel out tile_row_sums bias -shift_overflowed",
+            "scores_kernel EPILOGUE=ROW_MAX bias",
             "row_shifts_kernel BIAS",
             "bias_gradient_kernel",
         ),
@@ -155,13 +158,13 @@ CASES = (
         dtype="float32",
         memory="low",
         bias=True,
-        wanted=("scores_kernel STORE FACTORS BIAS COLUMN_SUMS",),
+        wanted=("scores_kernel out row_factors bias tile_column_sums",),
     ),
     Case(
         "sigmoid, bf16",
         diagonal="keep",
         link="sigmoid",
-        wanted=("scores_kernel SIGMOID STORE REDUCE -BIAS", "sigmoid_row_stats_kernel"),
+        wanted=("scores_kernel EPILOGUE=SIGMOID out tile_row_sums -bias", "sigmoid_row_stats_kernel"),
     ),
     Case(
         "sigmoid, bf16, biases",
@@ -170,7 +173,10 @@ CASES = (
         bias=True,
         link="sigmoid",
         private="rows",
-        wanted=("scores_kernel SIGMOID STORE REDUCE BIAS COLUMN_SUMS", "sigmoid_row_stats_kernel ZEROED"),
+        wanted=(
+            "scores_kernel EPILOGUE=SIGMOID out tile_row_sums bias tile_column_sums",
+            "sigmoid_row_stats_kernel ZEROED",
+        ),
         loads_ahead=False,
     ),
     Case(
@@ -182,7 +188,10 @@ CASES = (
         diagonal="keep",
         private="mixed",
         link="sigmoid",
-        wanted=("scores_kernel SIGMOID STORE -REDUCE BIAS COLUMN_SUMS", "sigmoid_row_stats_kernel"),
+        wanted=(
+            "scores_kernel EPILOGUE=SIGMOID out -tile_row_sums bias tile_column_sums",
+            "sigmoid_row_stats_kernel",
+        ),
     ),
     Case(
         "sigmoid, bf16, groups, mask",
@@ -190,22 +199,22 @@ CASES = (
         groups=True,
         mask=True,
         link="sigmoid",
-        wanted=("scores_kernel SIGMOID STORE REDUCE BIAS COLUMN_SUMS GROUPS MASK",),
+        wanted=("scores_kernel EPILOGUE=SIGMOID out tile_row_sums bias tile_column_sums query_groups mask",),
     ),
     Case(
         "sigmoid, tf32, loss",
         dtype="float32",
         link="sigmoid",
         gradients=False,
-        wanted=("scores_kernel SIGMOID REDUCE -STORE",),
+        wanted=("scores_kernel EPILOGUE=SIGMOID tile_row_sums -out",),
     ),
     Case(
         "both ways, bf16",
         both_ways=True,
         wanted=(
-            "scores_kernel ROW_AND_COLUMN REDUCE COLUMN_SUMS",
-            "scores_kernel ROW_AND_COLUMN STORE FACTORS",
-            "scores_kernel REDUCE ONLY_OVERFLOWED -TARGETS",
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
+            "scores_kernel tile_row_sums shift_overflowed -target_starts",
         ),
     ),
     Case(
@@ -215,15 +224,15 @@ CASES = (
         D=1000,
         memory="low",
         both_ways=True,
-        wanted=("scores_kernel ROW_AND_COLUMN STORE FACTORS",),
+        wanted=("scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",),
     ),
     Case(
         "both ways, tf32",
         dtype="float32",
         both_ways=True,
         wanted=(
-            "scores_kernel ROW_AND_COLUMN REDUCE COLUMN_SUMS",
-            "scores_kernel ROW_AND_COLUMN STORE FACTORS",
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
         ),
     ),
     Case(

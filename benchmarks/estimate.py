@@ -39,8 +39,8 @@ def row_bytes(launch: Launch) -> int:
     arguments, programs = launch.arguments, launch.programs
     name = launch.kernel.__name__
     if name in ("row_stats_kernel", "sigmoid_row_stats_kernel"):
-        partial = arguments["partial"]
-        return 4 * partial.numel() + 64 * partial.shape[1]
+        sums = arguments["tile_row_sums"]
+        return 4 * sums.numel() + 64 * sums.shape[1]
     if name == "raise_row_shifts_kernel":
         return 0
     if name == "loss_rows_kernel":
@@ -65,8 +65,11 @@ def row_bytes(launch: Launch) -> int:
 
 
 def kernel_key(launch: Launch) -> str:
-    flags = [name for name, value in launch.flags.items() if value]
-    tile = [launch.constants[name] for name in ("BLOCK_ROWS", "BLOCK_COLUMNS") if name in launch.constants]
+    flags = [
+        f"{name}={value}" if isinstance(value, str) else name for name, value in launch.flags.items() if value
+    ]
+    sides = ("BLOCK_N", "BLOCK_M", "BLOCK_ROWS", "BLOCK_COLUMNS")
+    tile = [launch.constants[name] for name in sides if name in launch.constants]
     size = " × ".join(map(str, tile)) if len(tile) == 2 else ""
     if "queries" in launch.arguments and size and launch.arguments["queries"].stride(0) % 16:
         size += " unaligned"
@@ -79,7 +82,8 @@ def stored_event(event: Launch | Product | Operation) -> Stored:
         return {"kind": "product", **asdict(event)}
     if isinstance(event, Operation):
         return {"kind": "operation", "bytes": event.bytes}
-    redo = bool(event.flags.get("ONLY_OVERFLOWED")) or event.kernel.__name__ == "raise_row_shifts_kernel"
+    repairs = any(event.flags.get(name) for name in ("ONLY_OVERFLOWED", "shift_overflowed"))
+    redo = repairs or event.kernel.__name__ == "raise_row_shifts_kernel"
     if event.kernel.__name__ != "scores_kernel":
         found = {"kind": "rows", "kernel": kernel_key(event), "redo": redo, **chunk_of_cosines(event)}
         return found if redo else {**found, "bytes": row_bytes(event)}
@@ -88,20 +92,20 @@ def stored_event(event: Launch | Product | Operation) -> Stored:
         "kind": "scores",
         "kernel": kernel_key(event),
         "redo": redo,
-        "rows": event.arguments["rows"],
+        "rows": event.arguments["N"],
         "columns": event.arguments["candidates"].shape[0],
         "width": queries.shape[1],
         "itemsize": queries.element_size(),
-        "store": event.arguments["exponentials"] is not None,
-        "tile": [constants["BLOCK_ROWS"], constants["BLOCK_COLUMNS"]],
-        "step": constants["BLOCK_WIDTH"],
-        "group": constants["GROUP_ROWS"],
+        "store": event.arguments["out"] is not None,
+        "tile": [constants["BLOCK_N"], constants["BLOCK_M"]],
+        "step": constants["BLOCK_D"],
+        "group": constants["GROUP_N"],
     }
 
 
 def chunk_of_cosines(launch: Launch) -> Stored:
     """What the model reads of the kernels of MixCSE's released form; how often their code runs through."""
-    if not launch.kernel.__name__.startswith("released"):
+    if not launch.kernel.__name__.startswith("three_block"):
         return {}
     arguments, constants = launch.arguments, launch.constants
     lines, N = arguments["cosines"].shape

@@ -43,8 +43,8 @@ class Case:
     """A problem without data, and which of its launches are compiled.
 
     Attributes:
-        wanted: a kernel's name, flags that it has and, with a minus, flags that it has not: its first
-            such launch.
+        wanted: a kernel's name, choices such as EPILOGUE=EXP, flags and optional operands that it has and,
+            with a minus, those that it has not: its first such launch.
         loads_ahead: whether the loads of the scores' kernel can be in flight beside its products.
     """
 
@@ -77,6 +77,13 @@ class Case:
 NOT_FLAGS = ("BLOCK", "GROUP_", "UNIT", "COMPUTE", "PRECISION")  # how constants are named that are none
 
 
+def flag_names(kernel: Any) -> list[str]:
+    """The parameters of a kernel that are flags or choices, and its optional operands, which may be None."""
+    optional = {p.name for p in kernel.params if p.has_default and p.default is None}
+    constants = {p.name for p in kernel.params if p.is_constexpr and not p.name.startswith(NOT_FLAGS)}
+    return [p.name for p in kernel.params if p.name in optional | constants]
+
+
 @dataclass(frozen=True)
 class Launch:
     """One of a Triton kernel."""
@@ -92,16 +99,24 @@ class Launch:
         return {name: getattr(value, "value", value) for name, value in named.items()}
 
     @property
-    def flags(self) -> dict[str, int]:
-        """The constants that choose what is computed, not in which tiles."""
-        return {name: int(value) for name, value in self.constants.items() if not name.startswith(NOT_FLAGS)}
+    def flags(self) -> dict[str, int | str]:
+        """What chooses the code that is compiled, not its tiles: constants, and which operands are given."""
+        found: dict[str, int | str] = {}
+        for name in flag_names(self.kernel):
+            value = self.arguments[name]
+            value = getattr(value, "value", value)
+            found[name] = value if isinstance(value, str) else int(isinstance(value, Tensor) or value or 0)
+        return found
 
     def matches(self, wanted: str) -> bool:
         """Whether it is of the kernel and has the flags that one of a case's `wanted` names."""
         name, *flags = wanted.split()
-        return name == self.kernel.__name__ and all(
-            bool(self.flags[flag.lstrip("-")]) != flag.startswith("-") for flag in flags
-        )
+        return name == self.kernel.__name__ and all(map(self._has, flags))
+
+    def _has(self, flag: str) -> bool:
+        name, _, value = flag.lstrip("-").partition("=")
+        found = self.flags[name]
+        return (str(found) == value if value else bool(found)) != flag.startswith("-")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.compiled_cases import CASES, COUNTED
-from benchmarks.launches import GPUS, NOT_FLAGS, Case, Event, Gpu, Launch, Product, noted
+from benchmarks.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
 
 ROOT = Path(__file__).parents[1]
 
@@ -126,17 +126,16 @@ def compiler() -> Iterator[None]:
 
 
 def kernels() -> dict[str, list[str]]:
-    """The kernels that are launched, and the names of their constants that are flags or choices."""
-    import fastqt.kernels
+    """The kernels that are launched, and the names of their flags."""
     from triton.runtime.jit import JITFunction
 
+    import fastqt.kernels
+
     found = {}
-    for module in pkgutil.iter_modules(fastqt.kernels.__path__):
-        members = vars(importlib.import_module(f"fastqt.kernels.{module.name}"))
-        for name, kernel in members.items():
+    for module in pkgutil.walk_packages(fastqt.kernels.__path__, "fastqt.kernels."):
+        for name, kernel in vars(importlib.import_module(module.name)).items():
             if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
-                constants = [p.name for p in kernel.params if p.is_constexpr]
-                found[name] = [c for c in constants if not c.startswith(NOT_FLAGS)]
+                found[name] = flag_names(kernel)
     return found
 
 
@@ -163,8 +162,8 @@ def cost(case: Case, gpu: Gpu) -> dict[str, float]:
     for event in events:
         if isinstance(event, Product):
             terms += event.n * event.m * event.k
-        elif isinstance(event, Launch) and event.matches("scores_kernel -ONLY_OVERFLOWED"):
-            terms += event.arguments["rows"] * event.arguments["candidates"].shape[0] * case.D
+        elif isinstance(event, Launch) and event.matches("scores_kernel -shift_overflowed"):
+            terms += event.arguments["N"] * event.arguments["candidates"].shape[0] * case.D
     return {"launches": len(events), "products": terms / (case.N**2 * case.D)}
 
 

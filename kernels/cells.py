@@ -1,7 +1,8 @@
-"""The few cells a row that the product of the scores leaves out, and what becomes known of each row.
+"""Exact cells, which the product of the scores excludes, and what the kernels find out about each row.
 
-They are targets, the row_negatives negative, a zeroed diagonal. Their scores are float32 inner products,
-their softmax and coefficients are computed in float64, and they reach the gradients through gathers.
+Exact cells are targets, the negative of a row, and a diagonal whose score is 0: a few in each row. Their
+scores are float32 inner products, their probabilities and coefficients are computed in float64, and the
+gradient kernels gather them one by one.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# References are logarithms to base 2, as the kernel of the scores takes them; all else is natural.
+# Row shifts and maxima are logarithms to base 2, as the scores kernel takes them. All others are natural.
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
-NOWHERE = tl.constexpr(2**31 - 1)  # beyond all columns
+NOWHERE = tl.constexpr(2**31 - 1)  # a column beyond all others
 NO_ROW_NEGATIVE, GIVEN_ROW_NEGATIVE, MIXED_ROW_NEGATIVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def row_negative_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr):
-    """Elements d of row i's negative, float32; a mix is not normalised yet."""
-    own = tl.load(matrix + i * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
+    """Elements d of row i's negative, float32. A mix is not normalised here."""
+    negative = tl.load(matrix + i * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
     if KIND == MIXED_ROW_NEGATIVE:
         partner = tl.load(partners + i)
         other = tl.load(matrix + partner * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
-        return mix * own + (1 - mix) * other
-    return own
+        return mix * negative + (1 - mix) * other
+    return negative
 
 
 @dataclass(frozen=True)
 class RowNegatives:
-    """One negative a row: `matrix`'s, or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1."""
+    """Negatives of rows: matrix[i], or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1."""
 
     matrix: Tensor  # (N, D)
-    scores: Tensor  # (N,) float32, these three found on the way
+    scores: Tensor  # (N,) float32, written by the row kernels as the two following
     norms: Tensor
     coefficients: Tensor
     partners: Tensor | None = None  # (N,) int64
@@ -44,18 +45,18 @@ class RowNegatives:
 
 @dataclass(frozen=True)
 class ExactCells:
-    """The cells that are computed one by one: targets in the order of rows, and the row negatives."""
+    """The cells that are computed one by one: targets in the order of their rows, and the row negatives."""
 
     starts: Tensor  # (N + 1,) int64
     weights: Tensor  # (targets,) float64
-    columns: Tensor  # (targets,) int64, -1 where there is none; found on the way as the following
+    columns: Tensor  # (targets,) int64, -1 where there is none; the row kernels write this and the following
     rows: Tensor  # (targets,) int64
     scores: Tensor  # (targets,) float32
     coefficients: Tensor  # (targets,) float32: dL/dS
-    lowest: Tensor  # (N,) int32: the first column among a row's targets, NOWHERE without any
-    highest: Tensor  # (N,) int32: the last, or -1
-    sound: Tensor  # (N,) bool: whether a loss is defined for the row's targets
-    zeroed: Tensor | None  # (N,) bool: rows whose cell on the diagonal has score 0
+    lowest: Tensor  # (N,) int32: the lowest column among a row's targets, NOWHERE without any
+    highest: Tensor  # (N,) int32: the highest, or -1
+    sound: Tensor  # (N,) bool: whether the row's targets are such that it has a loss
+    zeroed: Tensor | None  # (N,) bool: whether the row's cell on the diagonal counts with score 0
     row_negatives: RowNegatives | None
 
     @property
@@ -81,13 +82,13 @@ class ExactCells:
 
 @dataclass(frozen=True)
 class RowState:
-    """What becomes known of each row, all (N,)."""
+    """What the row kernels find out about each row, all (N,)."""
 
-    weights: Tensor  # float64: how much its loss counts
+    weights: Tensor  # float64: what its loss is multiplied by
     exact_max_log2: Tensor  # float32: the largest score among its exact cells, to base 2
     row_shift_log2: Tensor  # float32, to base 2
-    shift_overflowed: Tensor  # int32: whether the reference was too far off
-    factors: Tensor  # float64, as the following: what its E lacks to be dL/dS
+    shift_overflowed: Tensor  # int32: whether sums over- or underflow with the shift
+    factors: Tensor  # float64, as the following: dL/dS = factor * E
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor

@@ -1,4 +1,4 @@
-"""Products of E to gradients: what is particular to a row rides on, and exact cells are added."""
+"""Epilogues of the gradients' products: they apply the factors of rows and add the exact cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_nega
 from fastqt.kernels.launch import block, on_device
 from torch import Tensor
 
-BIASES_AT_ONCE = 128
+BIASES_AT_ONCE = 128  # of a program
 
 
 @triton.jit
@@ -47,17 +47,18 @@ def query_gradient_kernel(
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row: its gradient, and the row as the candidates' product takes it.
+    """One row per program: its gradient, and the weighted query that the candidates' product takes.
 
-    dF_i = s (factor (E G)_i + sum over exact cells of c g), and the weighted row is
-    prob_scale * factor / weight_norm f_i, whose size is that of f_i whatever the weights are.
+    The gradient is dF_i = s (factor (E G)_i + sum over exact cells of c g). The weighted query is
+    prob_scale * factor / weight_norm * f_i. The division makes it about as large as f_i whatever the weights
+    are, so that it fits the dtype of the queries.
     """
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
-    exact_factor = tl.load(row_factors + i)
-    factor = exact_factor.to(tl.float32)
-    relative = (prob_scale * (exact_factor / tl.load(weight_norm))).to(tl.float32)
+    factor64 = tl.load(row_factors + i)
+    factor = factor64.to(tl.float32)
+    query_weight = (prob_scale * (factor64 / tl.load(weight_norm))).to(tl.float32)
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -66,7 +67,7 @@ def query_gradient_kernel(
         f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0).to(tl.float32)
         if WEIGHTED:
             at = weighted_queries + at_row * width + d
-            tl.store(at, (relative * f).to(weighted_queries.dtype.element_ty), mask=inside)
+            tl.store(at, (query_weight * f).to(weighted_queries.dtype.element_ty), mask=inside)
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
             c = tl.load(row_negative_coefficients + i)
         if ROW_NEGATIVE_GRADIENT:
@@ -108,7 +109,7 @@ def candidate_gradient_kernel(
     product,  # (columns, D) float32: the sum of Eᵀ F over chunks, F weighted
     weight_norm,
     column_starts,  # (columns + 1,) int64
-    column_targets,  # int64: their places in the order of rows; beyond all of these is none
+    column_targets,  # int64: their places in the order of rows; a place out of 0..targets is none
     target_rows,  # (targets,) int64
     target_coefficients,
     candidate_gradient,  # (columns, D)
@@ -120,7 +121,10 @@ def candidate_gradient_kernel(
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a candidate: dG_j = s (weight_norm / prob_scale product_j + sum over its targets of c f)."""
+    """One candidate per program.
+
+    Its gradient is dG_j = s (weight_norm / prob_scale * product_j + sum over its targets of c f).
+    """
     j = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
@@ -154,7 +158,10 @@ def bias_gradient_kernel(
     columns,
     BLOCK: tl.constexpr,
 ):
-    """db_j = weight_norm / prob_scale * column_sums_j + sum over its targets of c."""
+    """Many candidates per program.
+
+    The gradient of a bias is db_j = weight_norm / prob_scale * column_sums_j + sum over its targets of c.
+    """
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = j < columns
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
@@ -184,6 +191,11 @@ def query_gradient_epilogue(
     row_negative_gradient: Tensor | None,  # (N, D)
     scale_gradient: Tensor | None,  # (N,) float32
 ) -> None:
+    """Finishes the gradients of some rows; those that are None are not computed.
+
+    `prob_scale` is a power of 2 by which fp16 probabilities are scaled to keep small ones in range; other
+    dtypes have 1. `weight_norm` is the size of the rows' weights.
+    """
     D = queries.shape[1]
     matrix, partners, _, norms, coefficients = cells.row_negative_tensors
     with on_device(queries):
@@ -214,6 +226,7 @@ def candidate_gradient_epilogue(
     by_column: tuple[Tensor, Tensor, Tensor] | None,  # starts, targets, and the targets' rows
     coefficients: Tensor,
 ) -> None:
+    """Finishes the gradients of some candidates."""
     columns, D = product.shape
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
@@ -234,6 +247,7 @@ def bias_gradient_epilogue(
     coefficients: Tensor,
     bias_gradient: Tensor,  # (M,) float32
 ) -> None:
+    """Finishes the gradients of all biases."""
     (columns,) = column_sums.shape
     starts, targets, _ = by_column
     with on_device(column_sums):

@@ -1,8 +1,7 @@
-"""Whole rows of float32 scores to dL/dS: the way where the scores come from a plain product.
+"""From whole rows of float32 scores, which a plain product has written, to losses and dL/dS.
 
-Beside cuBLAS it serves what the fused products do not: target matrices and smoothed targets,
-which make a target of every cell. The true maximum of a row is known here, so float16 is as good
-as any dtype.
+This is the path of dense and smoothed targets. They make every cell a target, and the scores kernel has an
+exact cell for each target, so it does not serve them. A row is read whole, so its shift is its maximum.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index
 def cells_of(
     row,
     j,
-    unscaled,  # that row of the scores and its width, their scale; biases of candidates and their number
+    unscaled,  # the row of scores, its width, the scale; the bias and the number of candidates
     targets,  # starts, columns, weights; dense and its strides; background
-    left_out,  # groups of queries and of candidates; mask and its strides
+    excluded,  # query_groups and candidate_groups; mask and its strides
     DIAGONAL: tl.constexpr,
     COMPRESSED: tl.constexpr,
     DENSE: tl.constexpr,
@@ -32,10 +31,10 @@ def cells_of(
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Columns j of a row of T and of S, float32; S is -inf where a cell is left out."""
+    """Columns j of a row of T and of S, float32. S is -inf in excluded cells."""
     line, width, scale, bias, columns = unscaled
     starts, target_columns, weights, dense, dense_row_stride, dense_stride, background = targets
-    query_groups, candidate_groups, mask, mask_row_stride, mask_stride = left_out
+    query_groups, candidate_groups, mask, mask_row_stride, mask_stride = excluded
     inside = j < width
     candidate = inside & (j < columns)
     T = tl.zeros(j.shape, dtype=tl.float32)
@@ -66,7 +65,7 @@ def cells_of(
 
 @triton.jit
 def store_row(line, dS, row, j, width, columns, DIAGONAL: tl.constexpr):
-    """Columns j of a row of dS, 0 where the score was replaced."""
+    """Stores columns j of a row of dS, with 0 where the score was replaced."""
     if DIAGONAL != KEEP:
         dS = tl.where((j == row) & (j < columns), 0.0, dS)
     tl.store(line + j, dS.to(line.dtype.element_ty), mask=j < width)
@@ -110,12 +109,15 @@ def loss_rows_kernel(
     STORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row: its loss, and w (rho P - T) without its cancellation where P is near T."""
+    """One row per program: its loss, and dS = w (rho P - T).
+
+    The form in which dS is computed does not cancel where P is near T.
+    """
     at = tl.program_id(0).to(tl.int64)
     row = first_row + at
     unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
     targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
-    left_out = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
+    excluded = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
     line = gradients + at * gradient_row_stride if STORE else gradients
     w = tl.load(row_weights + row)
 
@@ -128,7 +130,7 @@ def loss_rows_kernel(
                 j,
                 unscaled,
                 targets,
-                left_out,
+                excluded,
                 DIAGONAL,
                 COMPRESSED,
                 DENSE,
@@ -138,7 +140,7 @@ def loss_rows_kernel(
                 MASK,
             )
             e = tl.exp(-tl.abs(x))
-            # log(1 + e) = 2 atanh(e / (2 + e)), whose digits do not drown in the 1.
+            # log(1 + e) = 2 atanh(e / (2 + e)), which keeps the digits of a small e.
             z = e / (2.0 + e)
             u = z * z
             series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
@@ -152,7 +154,7 @@ def loss_rows_kernel(
         return
 
     top = float("-inf")
-    # Against `top`: sums over cells with targets, and over all others.
+    # Online softmax: sums over cells with targets and over all others, both relative to the current maximum.
     of_targets = tl.full((), 0.0, tl.float64)
     of_others = tl.full((), 0.0, tl.float64)
     rho = tl.full((), 0.0, tl.float64)
@@ -160,23 +162,23 @@ def loss_rows_kernel(
     for start in range(0, width, BLOCK):
         j = start + tl.arange(0, BLOCK)
         T, x = cells_of(
-            row, j, unscaled, targets, left_out, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
+            row, j, unscaled, targets, excluded, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
         )
         given = T > 0
         rho += tl.sum(T, 0).to(tl.float64)
         entropy = T * tl.log(tl.where(given, T, 1.0))
         linear += tl.sum(tl.where(given, entropy - T * x, 0.0), 0).to(tl.float64)
         higher = tl.maximum(top, tl.max(x, 0))
-        # A row may begin with cells that are all out: there is nothing to rescale yet.
-        reference = tl.where(higher == float("-inf"), 0.0, higher)
-        rescale = tl.where(top == float("-inf"), 0.0, tl.exp(top - reference)).to(tl.float64)
-        e = tl.exp(x - reference)
+        # A row may begin with cells that are all excluded: there is nothing to rescale yet.
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        rescale = tl.where(top == float("-inf"), 0.0, tl.exp(top - shift)).to(tl.float64)
+        e = tl.exp(x - shift)
         of_targets = of_targets * rescale + tl.sum(tl.where(given, e, 0.0), 0).to(tl.float64)
         of_others = of_others * rescale + tl.sum(tl.where(given, 0.0, e), 0).to(tl.float64)
         top = higher
-    reference = tl.where(top == float("-inf"), 0.0, top)
+    shift = tl.where(top == float("-inf"), 0.0, top)
     total = of_targets + of_others
-    lse = reference.to(tl.float64) + tl.log(total)
+    lse = shift.to(tl.float64) + tl.log(total)
     tl.store(logsumexp + row, lse)
     tl.store(mass + row, rho)
     tl.store(loss + row, tl.where(rho > 0, rho * lse + linear, 0.0))
@@ -192,7 +194,7 @@ def loss_rows_kernel(
                 j,
                 unscaled,
                 targets,
-                left_out,
+                excluded,
                 DIAGONAL,
                 COMPRESSED,
                 DENSE,
@@ -201,7 +203,7 @@ def loss_rows_kernel(
                 GROUPS,
                 MASK,
             )
-            e = tl.exp(x - reference)
+            e = tl.exp(x - shift)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
             dS = factor * tl.where(T > 0, exact, rho32 * e)
             store_row(line, dS, row, j, width, columns, DIAGONAL)
@@ -213,10 +215,10 @@ def loss_rows(
     p: Problem,
     first_row: int,
     row_weights: Tensor,  # (N,) float64
-    found: tuple[Tensor, Tensor, Tensor],  # log-sum-exp and mass, of a softmax, and loss, (N,) float64
+    found: tuple[Tensor, Tensor, Tensor],  # logsumexp and mass, of a softmax, and loss, (N,) float64
     gradients: Tensor | None,  # (rows, width)
 ) -> None:
-    """What is known of some rows, and their dL/dS where it is wanted."""
+    """Finds losses and row statistics of some rows, and their dL/dS where `gradients` is given."""
     rows, width = scores.shape
     t = p.targets
     with on_device(scores):

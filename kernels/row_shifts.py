@@ -1,6 +1,6 @@
-"""The first look at each row: its exact cells, and what its exponentials are taken against.
+"""The first kernel of a softmax: scores of each row's exact cells, and the shift of its exponentials.
 
-That is a number near its largest score, found cheaply.
+A shift only has to be near the largest score of its row: the exact cells and a sample of the others give it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def row_shifts_kernel(
     queries,
     candidates,
     scale,
-    bias,  # (M,) float32, added to the scores of targets if BIAS
+    bias,  # (M,) float32, added to the scores of targets, if BIAS
     target_starts,
     given_columns,  # (targets,) int64
     target_weights,  # (targets,) float64
     query_groups,  # (N,) int32, if GROUPS
     candidate_groups,  # (M,) int32
     mask,  # (N, M) bool, if MASK
-    sampled,  # (N,) float32: maxima over a sample of candidates, to base 2
+    sample_max_log2,  # (N,) float32: the largest score among a sample of candidates, if SAMPLED
     row_negatives,
     partners,
     target_columns,  # (targets,) int64, written as the following
@@ -46,8 +46,8 @@ def row_shifts_kernel(
     row_negative_norms,  # (N,) float32, of mixes
     lowest_targets,  # (N,) int32
     highest_targets,  # (N,) int32
-    exact_max_log2,  # (N,) float32, to base 2
-    row_shift_log2,  # (N,) float32, to base 2
+    exact_max_log2,  # (N,) float32
+    row_shift_log2,  # (N,) float32
     mix,
     columns,  # M
     width,
@@ -68,16 +68,17 @@ def row_shifts_kernel(
     ROW_NEGATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row: scores of its exact cells, and a reference for the exponentials of all others.
+    """One row per program: scores of its exact cells, and the shift of its exponentials.
 
-    The base is the largest exact score; a row without targets has +inf, and E = 0. A target of weight 0
-    is none; one of negative weight, beyond all columns, masked or on a replaced diagonal is not sound.
+    The shift is the largest score among the exact cells and the sample. A row without targets has a shift of
+    +inf, so that E = 0. A target of weight 0 is ignored. A target is not sound if its weight is negative or
+    NaN, if its column does not exist or is masked, or if it is on a diagonal that is replaced.
     """
     i = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     f = queries + i * query_row_stride
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
-    base = float("-inf")
+    exact_max = float("-inf")
     lowest, highest = tl.cast(NOWHERE, tl.int32), tl.cast(-1, tl.int32)
     faults = tl.cast(0, tl.int32)
     for t in range(first, last):
@@ -107,19 +108,20 @@ def row_shifts_kernel(
             score += tl.load(bias + at, mask=at >= 0, other=0.0)
         tl.store(target_scores + t, score)
         if at >= 0:
-            base = tl.maximum(base, score)
+            exact_max = tl.maximum(exact_max, score)
             lowest = tl.minimum(lowest, at.to(tl.int32))
             highest = tl.maximum(highest, at.to(tl.int32))
     tl.store(sound + i, faults == 0)
     if ZEROED:
-        own = i < columns
+        counts = i < columns
         if GROUPS:
-            own = own & (tl.load(query_groups + i) != tl.load(candidate_groups + i, mask=own, other=0))
+            group = tl.load(candidate_groups + i, mask=counts, other=0)
+            counts = counts & (tl.load(query_groups + i) != group)
         if MASK:
             at = mask + i * mask_row_stride + i * mask_stride
-            own = own & (tl.load(at, mask=own, other=0) == 0)
-        tl.store(zeroed + i, own)
-        base = tl.where(own, tl.maximum(base, 0.0), base)
+            counts = counts & (tl.load(at, mask=counts, other=0) == 0)
+        tl.store(zeroed + i, counts)
+        exact_max = tl.where(counts, tl.maximum(exact_max, 0.0), exact_max)
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         square = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -145,13 +147,13 @@ def row_shifts_kernel(
         score = s * tl.sum(dot, 0) / norm
         tl.store(row_negative_scores + i, score)
         tl.store(row_negative_norms + i, norm)
-        base = tl.maximum(base, score)
-    base *= LOG2_E
-    reference = base
+        exact_max = tl.maximum(exact_max, score)
+    exact_max *= LOG2_E
+    shift = exact_max
     if SAMPLED:
-        reference = tl.maximum(base, tl.load(sampled + i))
-    tl.store(exact_max_log2 + i, base)
-    tl.store(row_shift_log2 + i, tl.where(highest >= 0, reference, float("inf")))
+        shift = tl.maximum(exact_max, tl.load(sample_max_log2 + i))
+    tl.store(exact_max_log2 + i, exact_max)
+    tl.store(row_shift_log2 + i, tl.where(highest >= 0, shift, float("inf")))
     tl.store(lowest_targets + i, lowest)
     tl.store(highest_targets + i, highest)
 
@@ -160,7 +162,7 @@ def row_shifts_kernel(
 def raise_row_shifts_kernel(
     exact_max_log2,
     row_shift_log2,
-    maxima,  # (blocks, rows) float32, to base 2
+    maxima,  # (blocks of columns, rows) float32, to base 2
     shift_overflowed,
     rows,
     blocks,
@@ -168,7 +170,7 @@ def raise_row_shifts_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The true maximum of the rows whose reference was too far off."""
+    """Sets the shift of rows whose sums over- or underflowed to their largest score."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     wanted = (i < rows) & (tl.load(shift_overflowed + row, mask=i < rows, other=0) > 0)
@@ -188,9 +190,9 @@ def choose_row_shifts(
     groups: tuple[Tensor, Tensor] | tuple[None, None],  # (N,) and (M,) int32
     cells: ExactCells,
     state: RowState,
-    sampled: Tensor | None,  # (N,) float32: maxima over a sample of candidates, to base 2
+    sampled: Tensor | None,  # (N,) float32: the largest score among a sample of candidates, to base 2
 ) -> None:
-    """Which cells are exact and their scores, and from them the rows' row_shift_log2."""
+    """Finds the exact cells, their scores, and from these the shifts of rows."""
     queries, candidates, mask = p.queries, p.candidates, p.mask
     N, D = queries.shape
     matrix, partners, scores, norms, _ = cells.row_negative_tensors
@@ -223,6 +225,10 @@ def choose_row_shifts(
 
 
 def raise_row_shifts(state: RowState, maxima: Tensor, first_row: int) -> None:
+    """Sets the shift of rows whose sums over- or underflowed to their largest score.
+
+    `maxima` is (blocks of columns, rows) float32, to base 2.
+    """
     blocks, rows = maxima.shape
     with on_device(maxima):
         raise_row_shifts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](

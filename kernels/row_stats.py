@@ -1,4 +1,4 @@
-"""Sums of exponentials to each row's loss, and to dL/dS at its exact cells."""
+"""Row statistics of a softmax: from sums of exponentials to losses, and to dL/dS at the exact cells."""
 
 from __future__ import annotations
 
@@ -8,14 +8,39 @@ from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 from torch import Tensor
 
-# Row sums within exp(-40)..exp(80) lose nothing to float32's or bfloat16's range.
+# A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
 
 
 @triton.jit
+def sum_tiles(tile_row_sums, i, mask, rows, blocks, BLOCK: tl.constexpr):
+    """The sums of rows i over all blocks of columns, float64, from those of tiles, (blocks, rows) float32."""
+    total = tl.zeros(i.shape, dtype=tl.float64)
+    for start in range(0, blocks, BLOCK):
+        b = start + tl.arange(0, BLOCK)
+        at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
+        of_tiles = tl.load(at, mask=mask[:, None] & (b < blocks)[None, :], other=0.0)
+        total += tl.sum(of_tiles.to(tl.float64), 1)
+    return total
+
+
+@triton.jit
+def load_target(
+    place,  # (rows,), in the order of rows
+    listed,  # (rows,): whether the row has as many targets
+    targets,  # target_columns, target_weights and target_scores
+):
+    """One target of each row: whether there is one, its weight, and its score in float64."""
+    target_columns, target_weights, target_scores = targets
+    given = listed & (tl.load(target_columns + place, mask=listed, other=-1) >= 0)
+    T = tl.load(target_weights + place, mask=given, other=0.0)
+    return given, T, tl.load(target_scores + place, mask=given, other=0.0).to(tl.float64)
+
+
+@triton.jit
 def row_stats_kernel(
-    tile_row_sums,  # (blocks, rows) float32: sums of E
-    row_shift_log2,  # (N,) float32, to base 2
+    tile_row_sums,  # (blocks of columns, rows) float32: sums of E
+    row_shift_log2,  # (N,) float32
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
@@ -27,7 +52,7 @@ def row_stats_kernel(
     logsumexp,  # (N,) float64
     mass,
     loss,
-    factors,  # (N,) float64: w rho / sum of all exponentials, against the reference
+    factors,  # (N,) float64: w rho / sum of all exponentials
     target_coefficients,  # (targets,) float32
     row_negative_coefficients,  # (N,) float32
     rows,
@@ -39,58 +64,53 @@ def row_stats_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Losses of rows, and dL/dS at their exact cells: w (rho p - T) without its cancellation."""
+    """A few rows per program: their losses, and dL/dS at their exact cells.
+
+    That is w (rho p - T), in a form that does not cancel where rho p is near T. All exponentials are of
+    scores less the row's shift.
+    """
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
     if ONLY_OVERFLOWED:
         inside = inside & (tl.load(shift_overflowed + row, mask=inside, other=0) > 0)
     if tl.max(inside.to(tl.int32), 0) > 0:
-        others = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        for start in range(0, blocks, BLOCK):
-            b = start + tl.arange(0, BLOCK)
-            at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
-            part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
-            others += tl.sum(part.to(tl.float64), 1)
-        reference = tl.load(row_shift_log2 + row, mask=inside, other=0.0).to(tl.float64) * LN_2
+        others = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
+        shift = tl.load(row_shift_log2 + row, mask=inside, other=0.0).to(tl.float64) * LN_2
         if ZEROED:
-            own = tl.load(zeroed + row, mask=inside, other=0) != 0
-            others += tl.where(own, tl.exp(-reference), 0.0)
-        row_negatives = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+            counts = tl.load(zeroed + row, mask=inside, other=0) != 0
+            others += tl.where(counts, tl.exp(-shift), 0.0)
+        of_row_negative = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
             row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
-            row_negatives = tl.exp(row_negative_score - reference)
-            others += row_negatives
+            of_row_negative = tl.exp(row_negative_score - shift)
+            others += of_row_negative
 
         first = tl.load(target_starts + row, mask=inside, other=0)
         count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
         most = tl.max(count, 0)
         rho = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
         linear = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        targets = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        of_targets = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        targets = target_columns, target_weights, target_scores
         for k in range(0, most):
-            given = inside & (k < count)
-            given = given & (tl.load(target_columns + first + k, mask=given, other=-1) >= 0)
-            T = tl.load(target_weights + first + k, mask=given, other=0.0)
-            score = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
+            given, T, score = load_target(first + k, inside & (k < count), targets)
             rho += T
             linear += T * (tl.log(tl.where(given, T, 1.0)) - score)
-            targets += tl.where(given, tl.exp(score - reference), 0.0)
-        total = others + targets
-        lse = reference + tl.log(total)
+            of_targets += tl.where(given, tl.exp(score - shift), 0.0)
+        total = others + of_targets
+        lse = shift + tl.log(total)
         row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
         w = tl.load(row_weights + row, mask=inside, other=0.0)
         for k in range(0, most):
-            given = inside & (k < count)
-            given = given & (tl.load(target_columns + first + k, mask=given, other=-1) >= 0)
-            T = tl.load(target_weights + first + k, mask=given, other=0.0)
-            score = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
-            e = tl.where(given, tl.exp(score - reference), 0.0)
-            c = w * ((rho - T) * e - T * (others + (targets - e))) / total
+            listed = inside & (k < count)
+            given, T, score = load_target(first + k, listed, targets)
+            e = tl.where(given, tl.exp(score - shift), 0.0)
+            c = w * ((rho - T) * e - T * (others + (of_targets - e))) / total
             c = tl.where(given, c, 0.0)
-            tl.store(target_coefficients + first + k, c.to(tl.float32), mask=inside & (k < count))
+            tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-            c = tl.where(rho > 0, w * rho * row_negatives / total, 0.0)
+            c = tl.where(rho > 0, w * rho * of_row_negative / total, 0.0)
             tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
         tl.store(logsumexp + row, lse, mask=inside)
         tl.store(mass + row, rho, mask=inside)
@@ -104,7 +124,7 @@ def row_stats_kernel(
 def row_stats(
     tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int, *, only_overflowed: bool
 ) -> None:
-    """Everything that is known of some rows once the sums of E are there."""
+    """Finds losses, statistics and coefficients of exact cells of some rows, once the sums of E are known."""
     blocks, rows = tile_row_sums.shape
     _, _, scores, _, coefficients = cells.row_negative_tensors
     with on_device(tile_row_sums):

@@ -1,4 +1,7 @@
-"""What a sigmoid makes of scores: each cell's loss is log(1 + exp S) - T S, whatever the others are."""
+"""The sigmoid loss of a cell, log(1 + exp S) - T S: its functions, and row statistics.
+
+The loss of a cell does not depend on other cells, so there are no shifts and nothing to normalise by.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import triton
 import triton.language as tl
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.row_stats import load_target, sum_tiles
 from torch import Tensor
 from triton.language.extra import libdevice
 
-EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter has none of libdevice's functions
+EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter does not have the functions of libdevice
 
 
 @triton.jit
@@ -17,24 +21,26 @@ def sigmoids(
     exponent,  # scores to base 2
     e,  # 2^-|exponent|
 ):
-    """1 / (1 + 2^-exponent), its digits kept where it is next to 0."""
+    """1 / (1 + 2^-exponent), with a small relative error where it is near 0 too."""
     numerator = tl.where(exponent > 0, 1.0, e)
-    if EXTERN:  # a division that also served denominators out of 1..2 would take thrice the instructions
+    if (
+        EXTERN
+    ):  # Denominators are in 1..2. A division for all denominators takes three times as many instructions.
         return libdevice.fast_dividef(numerator, 1.0 + e)
     return numerator / (1.0 + e)
 
 
 @triton.jit
 def log1p(x):
-    """log(1 + x), x >= 0, with the digits that 1 + x has not kept."""
+    """log(1 + x) for x >= 0, corrected for the rounding of 1 + x."""
     u = 1.0 + x
-    kept = u - 1.0
-    return tl.where(kept > 0, tl.log(u) * (x / tl.where(kept > 0, kept, 1.0)), x)
+    rounded = u - 1.0
+    return tl.where(rounded > 0, tl.log(u) * (x / tl.where(rounded > 0, rounded, 1.0)), x)
 
 
 @triton.jit
 def joined(a, b):
-    """p such that 1 + p = (1 + a) (1 + b): no digit of a small one is lost."""
+    """p such that 1 + p = (1 + a) (1 + b), which keeps the digits of a small a or b."""
     return tl.fma(1.0 + b, a, b)
 
 
@@ -43,9 +49,9 @@ def softplus_sums(
     exponent,  # (rows, columns): scores to base 2
     e,  # (rows, columns): 2^-|exponent|
 ):
-    """sum_j log(1 + exp S_ij), (rows,), of max(S, 0) + log(1 + e).
+    """sum_j log(1 + exp S_ij), (rows,), from log(1 + exp S) = max(S, 0) + log(1 + e).
 
-    Products of 1 + e need one logarithm for many cells; 64 of them are within float32's range.
+    One logarithm of a product of 1 + e serves 64 cells, whose product is at most 2^64.
     """
     rows: tl.constexpr = e.shape[0]
     joint: tl.constexpr = min(e.shape[1], 64)
@@ -55,7 +61,7 @@ def softplus_sums(
 
 @triton.jit
 def sigmoid_row_stats_kernel(
-    tile_row_sums,  # (blocks, rows) float32: sums of log(1 + exp S)
+    tile_row_sums,  # (blocks of columns, rows) float32: sums of log(1 + exp S)
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
@@ -74,19 +80,17 @@ def sigmoid_row_stats_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Losses of rows, and dL/dS at their exact cells: w (p - T) without its cancellation."""
+    """A few rows per program: their losses, and dL/dS at their exact cells.
+
+    That is w (p - T), in a form that does not cancel where p is near T.
+    """
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
-    total = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-    for start in range(0, blocks, BLOCK):
-        b = start + tl.arange(0, BLOCK)
-        at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
-        part = tl.load(at, mask=inside[:, None] & (b < blocks)[None, :], other=0.0)
-        total += tl.sum(part.to(tl.float64), 1)
+    total = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
     if ZEROED:
-        own = tl.load(zeroed + row, mask=inside, other=0) != 0
-        total += tl.where(own, LN_2, 0.0)
+        counts = tl.load(zeroed + row, mask=inside, other=0) != 0
+        total += tl.where(counts, LN_2, 0.0)
     w = tl.load(row_weights + row, mask=inside, other=0.0)
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         x = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
@@ -98,11 +102,9 @@ def sigmoid_row_stats_kernel(
     count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
     for k in range(0, tl.max(count, 0)):
         listed = inside & (k < count)
-        given = listed & (tl.load(target_columns + first + k, mask=listed, other=-1) >= 0)
-        T = tl.load(target_weights + first + k, mask=given, other=0.0)
-        x = tl.load(target_scores + first + k, mask=given, other=0.0).to(tl.float64)
+        given, T, x = load_target(first + k, listed, (target_columns, target_weights, target_scores))
         e = tl.exp(-tl.abs(x))
-        # log(1 + exp x) - T x; (1 - T) p - T (1 - p)
+        # The loss is log(1 + exp x) - T x, and its derivative is (1 - T) p - T (1 - p).
         positive = tl.where(x > 0, (1.0 - T) * x, -T * x)
         total += tl.where(given, positive + log1p(e), 0.0)
         c = w * tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T) / (1.0 + e)
@@ -111,7 +113,7 @@ def sigmoid_row_stats_kernel(
 
 
 def sigmoid_row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
-    """Everything that is known of some rows once the sums over their other cells are there."""
+    """Finds losses and coefficients of exact cells of some rows, once the sums over other cells are known."""
     blocks, rows = tile_row_sums.shape
     _, _, scores, _, coefficients = cells.row_negative_tensors
     with on_device(tile_row_sums):

@@ -1,11 +1,13 @@
-"""Rows of cosines to the losses of three blocks of scores.
+"""From rows of cosines to the losses of MixCSE's three blocks of scores.
 
-With shares own and next of mixtures at norm 1, row i's scores are, to a scale,
+A mixture of sentence j and the next one has the shares own_j and next_j, and norm 1. The scores of row i in
+the three blocks, before the scale, are
 
     C_ij,  own_j C_ij + next_j C_i,j+1,  own_i C_ij + next_i C_i+1,j
 
-with indices modulo N. The last two have a masked column each, i - 1 and i + 1, and a weight on the diagonal.
-No block is written: its cells are made from neighbouring cosines, here and for the gradients.
+with indices modulo N. The second block has a masked column i - 1, the third one i + 1, and both have a weight
+that is added on the diagonal. No block is stored: the kernels here and those of the gradients compute each
+score from neighbouring cosines.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Lines:
-    """Some rows of cosines; indices are modulo N.
+    """Some rows of the cosines C, whose indices are modulo N.
 
     Attributes:
-        cosines: (lines, N) float32, not scaled yet.
-        first: the row of the first line.
+        cosines: (lines, N) float32, not multiplied by the scale.
+        first: which row the first line is.
     """
 
     cosines: Tensor
@@ -35,14 +37,15 @@ class Lines:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """What the scores are besides cosines.
+    """What scores are computed from, besides the cosines.
 
     Attributes:
-        own_columns, next_columns, own_rows, next_rows: (N,) float32 shares of the mixtures of both sides.
+        own_columns, next_columns: (N,) float32, the shares in mixtures of candidates, in block 2.
+        own_rows, next_rows: (N,) float32, the shares in mixtures of queries, in block 3.
         scale: () float32.
         weight: added to the scores of a sentence with its own mixtures.
-        both: whether the third block is there.
-        excluded: whether masked cells have no score, rather than 0.
+        both: whether there is a third block.
+        excluded: whether masked cells are excluded; else their score is 0.
     """
 
     own_columns: Tensor
@@ -57,11 +60,11 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class RowSums:
-    """What is known of rows, (N,) float32.
+    """Row statistics, (N,) float32.
 
     Attributes:
-        largest: score, to base 2.
-        others: the sum of all exponentials but the positive's, against the largest score.
+        largest: the largest score, to base 2, which is the shift of the exponentials.
+        others: the sum of all exponentials but the positive's.
         factors: the row's weight, divided by the sum of all exponentials.
     """
 
@@ -71,11 +74,11 @@ class RowSums:
 
 
 @triton.jit
-def mixed_exponents(own_share, near, next_share, far, top, own, weight, WEIGHT: tl.constexpr):
-    """Scores of the cells of a mixed block to base 2, less `top`: from the cosines with a mixture's parts."""
+def mixed_exponents(own_share, near, next_share, far, top, on_diagonal, weight, WEIGHT: tl.constexpr):
+    """Scores of a block with mixtures to base 2, less `top`, from the cosines with a mixture's two parts."""
     exponents = own_share * near + (next_share * far - top)
     if WEIGHT:
-        exponents += tl.where(own, weight, 0.0)
+        exponents += tl.where(on_diagonal, weight, 0.0)
     return exponents
 
 
@@ -102,7 +105,7 @@ def three_block_rows_kernel(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a line that has one below it: the row's loss, and what its gradients are made with."""
+    """One line per program, if there is a line below it: the row's loss, and its statistics if WEIGHTED."""
     at = tl.program_id(0).to(tl.int64)
     row = (first_row + at) % N
     before, after = (row + N - 1) % N, (row + 1) % N
@@ -116,29 +119,29 @@ def three_block_rows_kernel(
     others = tl.full((), 0.0, tl.float64)
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        inside, own = j < N, j == row
+        inside, on_diagonal = j < N, j == row
         near = tl.load(line + j, mask=inside, other=0.0)
         right = tl.load(line + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
         own_column = s * tl.load(own_columns + j, mask=inside, other=0.0)
         next_column = s * tl.load(next_columns + j, mask=inside, other=0.0)
         first = tl.where(inside, s * near, float("-inf"))
-        second = mixed_exponents(own_column, near, next_column, right, 0.0, own, weight, WEIGHT)
+        second = mixed_exponents(own_column, near, next_column, right, 0.0, on_diagonal, weight, WEIGHT)
         second = tl.where(inside, tl.where(j == before, masked_score, second), float("-inf"))
         highest = tl.maximum(first, second)
         if BOTH:
             far = tl.load(below + j, mask=inside, other=0.0)
-            third = mixed_exponents(own_row, near, next_row, far, 0.0, own, weight, WEIGHT)
+            third = mixed_exponents(own_row, near, next_row, far, 0.0, on_diagonal, weight, WEIGHT)
             third = tl.where(inside, tl.where(j == after, masked_score, third), float("-inf"))
             highest = tl.maximum(highest, third)
         higher = tl.maximum(top, tl.max(highest, 0))
-        e = tl.where(own, 0.0, tl.exp2(first - higher)) + tl.exp2(second - higher)
+        e = tl.where(on_diagonal, 0.0, tl.exp2(first - higher)) + tl.exp2(second - higher)
         if BOTH:
             e += tl.exp2(third - higher)
         others = others * tl.exp2(top - higher).to(tl.float64) + tl.sum(e, 0).to(tl.float64)
         top = higher
 
     gap = ((s * tl.load(line + row)).to(tl.float64) - top.to(tl.float64)) * LN_2
-    # log(1 + others / exp(gap)), of which nothing is lost when all is learnt, nor when nothing is.
+    # The loss is log(1 + others / exp(gap)). In this form it is precise near 0 as well as far from 0.
     odds = tl.log(others) - gap
     tl.store(loss + row, tl.where(odds > 0, odds, 0.0) + log1p(tl.exp(-tl.abs(odds))))
     if WEIGHTED:
@@ -155,7 +158,7 @@ def three_block_rows(
     loss: Tensor,  # (N,) float64
     sums: RowSums | None,
 ) -> None:
-    """The losses of rows whose lines have one below them; with weights, what their gradients need."""
+    """Finds the losses of all rows with a line below theirs, and their statistics if `sums` is given."""
     held, N = lines.cosines.shape
     m = mixtures
     with on_device(loss):

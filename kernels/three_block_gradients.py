@@ -1,8 +1,8 @@
-"""Rows of cosines to dL/dC of MixCSE's three blocks, whose dL/dS are brought back to the cosines.
+"""From rows of cosines to dL/dC of MixCSE's three blocks: dL/dS of each score is added to its cosines.
 
-Row i's scores are sums of two neighbouring cosines, as `fastqt.kernels.three_block` has them. A cosine
-takes part in up to five scores: C_ij in those of all three blocks in its own cell, in block 2 of the column
-to its left, and in block 3 of the row above.
+Scores are sums of two neighbouring cosines, as `fastqt.kernels.three_block` defines them. A cosine C_ij is a
+part of up to five scores: those of cell i, j in all three blocks, that of cell i, j - 1 in block 2, and that
+of cell i - 1, j in block 3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def three_block_gradients_kernel(
     own_rows,
     next_rows,
     scale,  # () float32
-    largest,  # (N,) float32, as the following
+    largest,  # (N,) float32, as the two following
     all_others,
     factors,
     to_queries,  # (rows, N)
@@ -50,7 +50,7 @@ def three_block_gradients_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """A program a tile of dL/dC: that of each block, brought to the cosines that its scores are made of."""
+    """One tile of dL/dC per program: the sum over all scores that its cosines are a part of."""
     i = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
     j = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
     inside_rows, inside_columns = i < rows, j < N
@@ -60,20 +60,20 @@ def three_block_gradients_kernel(
     start = cosines + line.to(tl.int64) * row_stride
     near = tl.load(start + j, mask=inside, other=0.0)
 
-    # Sums of all but the last part lack the row's factor until they are stored.
+    # All sums but the part of the row above lack the row's factor until they are stored.
     s = tl.load(scale) * LOG2_E
     top = tl.load(largest + row, mask=inside_rows, other=0.0)
     factor = tl.load(factors + row, mask=inside_rows, other=0.0)
     others = tl.load(all_others + row, mask=inside_rows, other=0.0)
-    own = j == row
-    # Of a positive it is p - 1, without its cancellation.
-    first = tl.where(own, -others, tl.exp2(s * near - top))
+    on_diagonal = j == row
+    # For a positive this is p - 1, computed from the other cells so that it does not cancel.
+    first = tl.where(on_diagonal, -others, tl.exp2(s * near - top))
     of_queries, of_scale = first, first * near
 
     own_column = tl.load(own_columns + j, mask=inside_columns, other=0.0)
     next_column = tl.load(next_columns + j, mask=inside_columns, other=0.0)
     far = tl.load(start + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
-    second = mixed_exponents(s * own_column, near, s * next_column, far, top, own, weight, WEIGHT)
+    second = mixed_exponents(s * own_column, near, s * next_column, far, top, on_diagonal, weight, WEIGHT)
     second = tl.where(j == before, 0.0, tl.exp2(second))
     if SCALE:
         of_scale += second * (own_column * near + next_column * far)
@@ -83,7 +83,7 @@ def three_block_gradients_kernel(
         tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
         tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
     if QUERIES:
-        # The mixture of the column to the left has its other part here.
+        # This cosine is also the second part of the score in the column to the left, in block 2.
         left = tl.where(j > 0, j - 1, N - 1)
         nearer = tl.load(start + left, mask=inside, other=0.0)
         own_left = s * tl.load(own_columns + left, mask=inside_columns, other=0.0)
@@ -98,7 +98,7 @@ def three_block_gradients_kernel(
         next_row = tl.load(next_rows + row, mask=inside_rows, other=0.0)
         line_below = tl.where(line + 1 < N, line + 1, 0)
         beneath = tl.load(cosines + line_below.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
-        third = mixed_exponents(s * own_row, near, s * next_row, beneath, top, own, weight, WEIGHT)
+        third = mixed_exponents(s * own_row, near, s * next_row, beneath, top, on_diagonal, weight, WEIGHT)
         third = tl.where(j == after, 0.0, tl.exp2(third))
         of_candidates += third * own_row
         if SCALE:
@@ -110,7 +110,7 @@ def three_block_gradients_kernel(
             tl.store(sums + rows, factor * tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
     of_candidates *= factor
     if BOTH and (CANDIDATES or JOINED):
-        # The mixture of the row above has its other part here.
+        # This cosine is also the second part of the score in the row above, in block 3.
         line_above = tl.where(line > 0, line - 1, N - 1)
         above = tl.load(cosines + line_above.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
         own_above = s * tl.load(own_rows + before, mask=inside_rows, other=0.0)
@@ -120,7 +120,7 @@ def three_block_gradients_kernel(
         there = mixed_exponents(
             *(own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT)
         )
-        of_candidates += factor_above * tl.where(own, 0.0, tl.exp2(there))
+        of_candidates += factor_above * tl.where(on_diagonal, 0.0, tl.exp2(there))
 
     if SCALE:
         sums = by_scale + tl.program_id(1).to(tl.int64) * rows + i
@@ -138,18 +138,18 @@ def three_block_gradients(
     lines: Lines,
     mixtures: Mixtures,
     sums: RowSums,
-    rows: slice,  # whose lines have one above and one below them
+    rows: slice,  # each with a line above it and one below it
     to_queries: Tensor | None,  # (rows, N)
     to_candidates: Tensor | None,  # (rows, N), with the same strides
     *,
-    joined: bool,  # the candidates' are added to the queries', instead
-    scale: bool,  # whether its sums are wanted
-    shares: bool,
+    joined: bool,  # whether the gradients of both sides are added up, in to_queries
+    scale: bool,  # whether the sums for the scale are wanted
+    shares: bool,  # whether the sums for the four shares are wanted
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Writes dL/dC of some rows.
 
-    Returns sums for the scale (rows,), of own_rows and next_rows (2, rows), of own_columns and next_columns
-    (2, N), all without the scale as a factor.
+    Returns sums for the scale, (rows,), for own_rows and next_rows, (2, rows), and for own_columns and
+    next_columns, (2, N). None of them is multiplied by the scale.
     """
     N, count = lines.cosines.shape[1], rows.stop - rows.start
     m, new = mixtures, lines.cosines.new_empty

@@ -1,4 +1,4 @@
-"""Which tiles a GPU likes: from a table a GPU, measured by `python -m benchmarks.tune`."""
+"""The tiles of the scores kernel: from a table for each GPU, which `python -m benchmarks.tune` measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT = {
     torch.float16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
-# Where it occupies every multiprocessor: the fewer loads, the less what comes after the products weighs.
+# For problems with enough tiles to occupy every multiprocessor: larger tiles load less.
 HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
@@ -27,8 +27,8 @@ def score_config(
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
-    A heavy epilogue, a sigmoid's or that of a mask, takes the registers of a large tile.
-    The table's entries for a GPU and dtype are tried in order; the first that covers the problem counts.
+    The first entry of the GPU's table that covers the problem is used. A heavy epilogue, that of a sigmoid or
+    of a mask, needs the registers that a large tile takes.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
@@ -37,7 +37,7 @@ def score_config(
         if entry["most_scores"] >= N * M and entry["most_width"] >= D:
             return Config(**entry["config"])
     gpu = torch.cuda.get_device_properties(device)
-    # Two operands' tiles a stage: GPUs before Ampere's largest hold less.
+    # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
@@ -47,8 +47,7 @@ def score_config(
 
 @functools.cache
 def tables() -> dict[str, Any]:
-    """The tuned table of every GPU that has one, by the name that CUDA gives it."""
-    folder = resources.files("fastqt.kernels").joinpath("tuned")
-    files = folder.iterdir() if folder.is_dir() else ()
+    """The table of every GPU that has one, by the name that CUDA gives the GPU."""
+    files = resources.files("fastqt.kernels.tuned").iterdir()
     found = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
     return {table["device"]: table["scores"] for table in found}

@@ -1,4 +1,4 @@
-"""What is built installs elsewhere: with the extension, from the sdist, and without a compiler.
+"""What is built installs elsewhere: with the extension, from the sdist, editable, and without a compiler.
 
 With FASTQT_WHEEL_PYTHON=/path/to/python also on that interpreter, with the torch and numpy that it has.
 """
@@ -14,8 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+TABLE = '{"device": "no GPU", "scores": {}}'  # of tiles, as benchmarks.tune writes them
+
 USE = """
-import torch, fastqt
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, fastqt, fastqt.kernels.scores
+from fastqt.kernels import tuning
+assert tuning.tables() == {"no GPU": {}}
 loss = fastqt.contrastive_loss(*(torch.randn(9, 4, requires_grad=True) for _ in range(2)))
 loss.backward()
 states, last = fastqt.nn.GRU(4, 6)(torch.randn(5, 2, 4))
@@ -32,13 +38,14 @@ def run(*command: object, cwd: Path, environment: dict[str, str]) -> str:
 
 
 def copy_sources(folder: Path) -> Path:
-    """The files under version control, and no others that happen to lie about."""
+    """The files under version control, no others that happen to lie about, and a table of tiles."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         if not (ROOT / name).is_file():
             continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
+    (folder / "kernels" / "tuned" / "no_gpu.json").write_text(TABLE)
     return folder
 
 
@@ -52,7 +59,7 @@ def build_wheel(source: Path, folder: Path, environment: dict[str, str]) -> Path
 def install_and_use(
     wheel: Path, folder: Path, environment: dict[str, str], lender: str = sys.executable
 ) -> tuple[Path, str]:
-    """The package's folder in a fresh environment that borrows the lender's torch, and what USE prints."""
+    """The site-packages of a fresh environment that borrows the lender's torch, and what USE prints."""
     place = folder / "fresh"
     run(lender, "-m", "venv", "--without-pip", place, cwd=folder, environment=environment)
     python = place / "bin" / "python"
@@ -62,9 +69,7 @@ def install_and_use(
     # A path file that another one's folder holds is not read: an editable install there is not seen.
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     (packages / "borrowed.pth").write_text(run(lender, "-c", where, cwd=folder, environment=environment))
-    printed = run(python, "-c", USE, cwd=folder, environment=environment)
-    assert printed.startswith(str(packages))
-    return packages / "fastqt", printed
+    return packages, run(python, "-c", USE, cwd=folder, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +108,22 @@ def test_the_sdist_holds_all_that_is_built(sdist):
 
 
 def test_one_wheel_for_every_python(wheel, tmp_path, environment):
-    package, config = install_and_use(wheel, tmp_path, environment)
+    packages, printed = install_and_use(wheel, tmp_path, environment)
+    assert printed.startswith(str(packages))
     assert "-cp310-abi3-" in wheel.name
-    assert "not built" not in config
+    assert "not built" not in printed
     assert wheel.stat().st_size < 2 * 2**20
-    assert (package / "py.typed").exists()
-    assert (package / "kernels" / "__init__.py").exists()
+    assert (packages / "fastqt" / "py.typed").exists()
+
+
+def test_an_editable_install_uses_the_checkout(tmp_path, environment):
+    """Its kernels too, which lie outside of the folder fastqt/ there."""
+    source = copy_sources(tmp_path / "source")
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    run(sys.executable, "-c", build, tmp_path, cwd=source, environment={**environment, "FASTQT_PURE": "1"})
+    (wheel,) = tmp_path.glob("*.whl")
+    _, printed = install_and_use(wheel, tmp_path, environment)
+    assert printed.startswith(str(source))
 
 
 @pytest.mark.skipif("FASTQT_WHEEL_PYTHON" not in os.environ, reason="FASTQT_WHEEL_PYTHON names no Python")
@@ -126,10 +141,9 @@ def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
     """Whatever it wants of CUDA is resolved when it is used, or inside it."""
     if which("nm") is None:
         pytest.skip("wants nm")
-    package, _ = install_and_use(wheel, tmp_path, environment)
-    symbols = run(
-        "nm", "-D", "--undefined-only", package / "_C.abi3.so", cwd=tmp_path, environment=environment
-    )
+    packages, _ = install_and_use(wheel, tmp_path, environment)
+    extension = packages / "fastqt" / "_C.abi3.so"
+    symbols = run("nm", "-D", "--undefined-only", extension, cwd=tmp_path, environment=environment)
     wanted = [line.split()[-2:] for line in symbols.splitlines()]
     assert any(name.startswith("aoti_torch_") for _, name in wanted)
     strong = [name for kind, name in wanted if kind not in ("w", "v") and "cuda" in name.lower()]

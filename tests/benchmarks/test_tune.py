@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastqt.kernels import launch, tuning
 from fastqt.kernels.launch import Config
 
 from benchmarks import tune
 from benchmarks.peers import Shape
+from fastqt.kernels import launch, tuning
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 def tuned(tmp_path, monkeypatch):
     """The folder of tables, as kernels/tuned, and what reads it as if a GPU were there."""
     folder = tmp_path / "tuned"
-    monkeypatch.setattr(tuning, "resources", SimpleNamespace(files=lambda package: tmp_path))
+    folder.mkdir()
+    monkeypatch.setattr(tuning, "resources", SimpleNamespace(files=lambda package: folder))
     monkeypatch.setattr(tuning, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "interpreter")
     tuning.tables.cache_clear()

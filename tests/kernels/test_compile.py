@@ -20,7 +20,13 @@ SPECIALISATIONS = [
 SCORES = [p for p in SPECIALISATIONS if p.values[2].startswith("scores_kernel")]
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Of constants that are neither on nor off, or have code of their own where they are off.
-CHOICES = {"ROW_NEGATIVE": {0, 1, 2}, "DIAGONAL": {0, 1, 2}, "EVEN_COLUMNS": {0, 1}, "EVEN_WIDTH": {0, 1}}
+CHOICES = {
+    "ROW_NEGATIVE": {0, 1, 2},
+    "DIAGONAL": {0, 1, 2},
+    "EVEN_M": {0, 1},
+    "EVEN_D": {0, 1},
+    "EPILOGUE": {"ROW_MAX", "EXP", "SIGMOID", "EXP_ROWS_AND_COLUMNS"},
+}
 
 FROM_HOPPER = {"DESCRIPTORS"}
 # Launches at N = 4,096, and matrix products: references come from a sample of 1/16 or 1/8 of the scores.
@@ -69,7 +75,7 @@ def test_loads_run_ahead_of_products(found, gpu, case, wanted):
     assert (uses["cp.async"] > 0) == case.loads_ahead
 
 
-@pytest.mark.parametrize(("gpu", "case", "wanted"), [p for p in SCORES if "STORE" in p.values[2].split()])
+@pytest.mark.parametrize(("gpu", "case", "wanted"), [p for p in SCORES if "out" in p.values[2].split()])
 def test_exponentials_are_single_instructions_and_stored_in_full_width(found, gpu, case, wanted):
     uses = result(found, gpu, case, wanted)["instructions"]
     assert uses["ex2.approx"] > 0

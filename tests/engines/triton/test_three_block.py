@@ -7,13 +7,13 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from fastqt.kernels import three_block, three_block_gradients
 from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
 from fastqt import autograd
 from fastqt.engines import cpu_three_block
 from fastqt.engines.triton import operands
 from fastqt.engines.triton import three_block as triton_three_block
+from fastqt.kernels import three_block, three_block_gradients
 from fastqt.problem import ThreeBlockProblem
 
 # A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.

@@ -1,26 +1,31 @@
-"""Tiles of the score matrix: which of its cells a product computes, and what it makes of them."""
+"""Launches of the kernel of the scores, one function for each of its epilogues."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import triton
+import triton.language as tl
 from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
-from fastqt.kernels.scores_kernel import scores_kernel
+from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
+from fastqt.kernels.scores.mainloop import scores_kernel
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some rows against some columns of the score matrix, and which of its cells are left out of E."""
+    """A part of the score matrix, some rows against some columns, and which of its cells are excluded.
+
+    N and M count all rows and all columns. E is 0 in excluded cells.
+    """
 
     first_row: int
     rows: int
-    candidates: Tensor  # (columns, D): those columns'
+    candidates: Tensor  # (columns, D): those of the part's columns
     first_column: int = 0
     leave_out_diagonal: bool = False
-    target_starts: Tensor | None = None  # (N + 1,) int64
+    target_starts: Tensor | None = None  # (N + 1,) int64; the three following are given with it
     target_columns: Tensor | None = None  # (targets,) int64, -1 for none
     lowest_targets: Tensor | None = None  # (N,) int32, NOWHERE without any
     highest_targets: Tensor | None = None  # (N,) int32
@@ -42,7 +47,7 @@ def exp_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    row_shift_log2: Tensor,  # (N,) float32, to base 2
+    row_shift_log2: Tensor,  # (N,) float32
     config: Config,
     *,
     exponentials: Tensor | None = None,  # (rows, columns), rows contiguous
@@ -51,12 +56,18 @@ def exp_scores(
     tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32, with `factors`
     shift_overflowed: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
 ) -> None:
-    """Row sums of E by blocks of columns into `tile_row_sums`, and E, times `factors`, into `exponentials`.
+    """Writes E = exp(score - shift of its row), and its sums.
 
-    Column sums of the latter by blocks of rows go into `tile_column_sums`.
+    `tile_row_sums` are those of E. `exponentials` is E times `factors`, and `tile_column_sums` are its sums.
     """
-    results = _Results(exponentials, tile_row_sums, tile_column_sums)
-    _launch(tile, queries, scale, row_shift_log2, factors, results, shift_overflowed, config)
+    operands = {
+        "row_shift_log2": row_shift_log2,
+        "row_factors": None if exponentials is None else factors,
+        "out": exponentials,
+        "tile_row_sums": tile_row_sums,
+        "tile_column_sums": tile_column_sums,
+    }
+    _launch(tile, queries, scale, config, EXP, operands, shift_overflowed)
 
 
 def sigmoid_scores(
@@ -70,19 +81,24 @@ def sigmoid_scores(
     tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
     tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32
 ) -> None:
-    """Sums of log(1 + exp(score)) into `tile_row_sums`, sigmoids times `factors` into `probabilities`.
+    """Writes sums of log(1 + exp(score)) into `tile_row_sums`, sigmoids times `factors` into `probabilities`.
 
-    Sums are by blocks as of `exp_scores`.
+    `tile_column_sums` are the sums of the latter.
     """
-    results = _Results(probabilities, tile_row_sums, tile_column_sums)
-    _launch(tile, queries, scale, None, factors, results, None, config, sigmoid=True)
+    operands = {
+        "row_factors": None if probabilities is None else factors,
+        "out": probabilities,
+        "tile_row_sums": tile_row_sums,
+        "tile_column_sums": tile_column_sums,
+    }
+    _launch(tile, queries, scale, config, SIGMOID, operands)
 
 
 def row_and_column_scores(
     tile: Tile,
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
-    row_shift_log2: tuple[Tensor, Tensor],  # (N,) and (columns,) float32, to base 2
+    row_shift_log2: tuple[Tensor, Tensor],  # (N,) and (columns,) float32
     config: Config,
     *,
     factors: tuple[Tensor, Tensor] | None = None,  # (N,) and (columns,) float32
@@ -90,15 +106,22 @@ def row_and_column_scores(
     tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
     tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32
 ) -> None:
-    """Of exponentials with shifts of rows and of columns: sums of either, or the cells' two added up.
+    """Writes what becomes of exp(score - shift of its row) and exp(score - shift of its column).
 
-    Row sums are by blocks as of `exp_scores`, column sums by blocks of rows. `factors` are of what is
-    added up into `total`.
+    `tile_row_sums` are those of the first, `tile_column_sums` those of the second. `total` is each cell's
+    first and second, each times its factor, added up.
     """
-    results = _Results(total, tile_row_sums, tile_column_sums)
     of_rows, of_columns = factors or (None, None)
-    both = row_shift_log2[1], of_columns
-    _launch(tile, queries, scale, row_shift_log2[0], of_rows, results, None, config, of_columns=both)
+    operands = {
+        "row_shift_log2": row_shift_log2[0],
+        "column_shift_log2": row_shift_log2[1],
+        "row_factors": None if total is None else of_rows,
+        "column_factors": None if total is None else of_columns,
+        "out": total,
+        "tile_row_sums": tile_row_sums,
+        "tile_column_sums": tile_column_sums,
+    }
+    _launch(tile, queries, scale, config, EXP_ROWS_AND_COLUMNS, operands)
 
 
 def max_scores(
@@ -108,85 +131,68 @@ def max_scores(
     tile_row_sums: Tensor,  # (column_tiles, rows) float32
     config: Config,
     *,
-    shift_overflowed: tuple[Tensor, Tensor] | None = None,
+    shift_overflowed: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
 ) -> None:
-    """Row maxima of the scores to base 2 by blocks of columns; -inf where all cells are left out."""
-    _launch(tile, queries, scale, None, None, _Results(None, tile_row_sums), shift_overflowed, config)
-
-
-@dataclass(frozen=True)
-class _Results:
-    stored: Tensor | None
-    tile_row_sums: Tensor | None
-    tile_column_sums: Tensor | None = None
+    """Writes row maxima of the scores to base 2; -inf where all cells are excluded."""
+    _launch(tile, queries, scale, config, ROW_MAX, {"tile_row_sums": tile_row_sums}, shift_overflowed)
 
 
 def _launch(
     tile: Tile,
     queries: Tensor,
     scale: Tensor,
-    row_shift_log2: Tensor | None,
-    factors: Tensor | None,
-    results: _Results,
-    shift_overflowed: tuple[Tensor, Tensor] | None,
     config: Config,
-    *,
-    sigmoid: bool = False,
-    of_columns: tuple[Tensor, Tensor | None] | None = None,  # references and factors
+    epilogue: tl.constexpr,
+    operands: dict[str, Tensor | None],  # of the epilogue, by their names in the kernel
+    shift_overflowed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    columns, width = tile.candidates.shape
+    columns, D = tile.candidates.shape
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
-    stored = results.stored
-    flags, any_flag = shift_overflowed or (None, None)
-    column_shift_log2, column_factors = of_columns or (None, None)
+    overflowed, any_overflowed = shift_overflowed or (None, None)
     # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
     # with an address each, of which a program can hold only so many.
     unit = 16 // queries.element_size()
-    if any(n % unit for n in (width, queries.stride(0), tile.candidates.stride(0))):
+    if any(n % unit for n in (D, queries.stride(0), tile.candidates.stride(0))):
         unit = 1
     step = config.width if unit > 1 else 16
-    operands: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
+    matrices: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
     descriptors = config.descriptors and unit > 1 and all(map(_has_descriptor, (queries, tile.candidates)))
     if descriptors:
-        operands = (
+        matrices = (
             TensorDescriptor.from_tensor(queries, [config.rows, step]),
             TensorDescriptor.from_tensor(tile.candidates, [config.columns, step]),
         )
+    out = operands.get("out")
     with on_device(queries):
         scores_kernel[(tiles if shift_overflowed is None else programs(queries, tiles),)](
-            *(*operands, scale, tile.bias),
-            *(row_shift_log2, factors, column_shift_log2, column_factors),
-            *(stored, results.tile_row_sums, results.tile_column_sums, flags, any_flag),
-            *(tile.target_starts, tile.target_columns, tile.lowest_targets, tile.highest_targets),
-            *(tile.query_groups, tile.candidate_groups, tile.mask),
-            *(tile.rows, columns, width // unit, tile.first_row, tile.first_column),
+            *(*matrices, scale, tile.rows, columns, D // unit, tile.first_row, tile.first_column),
             *(queries.stride(0) // unit, queries.stride(1)),
             *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
-            0 if stored is None else stored.stride(0),
+            0 if out is None else out.stride(0),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
-            MAXIMUM=row_shift_log2 is None and not sigmoid,
-            SIGMOID=sigmoid,
-            ROW_AND_COLUMN=of_columns is not None,
-            BIAS=tile.bias is not None,
-            REDUCE=results.tile_row_sums is not None,
-            STORE=stored is not None,
-            FACTORS=factors is not None and stored is not None,
-            COLUMN_SUMS=results.tile_column_sums is not None,
-            ONLY_OVERFLOWED=shift_overflowed is not None,
-            LEAVE_OUT_DIAGONAL=tile.leave_out_diagonal,
-            TARGETS=tile.target_starts is not None,
-            GROUPS=tile.query_groups is not None,
-            MASK=tile.mask is not None,
-            EVEN_WIDTH=width % step == 0,
-            EVEN_COLUMNS=columns % config.columns == 0,
+            EPILOGUE=epilogue.value,
+            EXCLUDE_DIAGONAL=tile.leave_out_diagonal,
+            EVEN_M=columns % config.columns == 0,
+            EVEN_D=D % step == 0,
             DESCRIPTORS=descriptors,
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(),
-            BLOCK_ROWS=config.rows,
-            BLOCK_COLUMNS=config.columns,
-            BLOCK_WIDTH=step,
-            GROUP_ROWS=config.group,
+            BLOCK_N=config.rows,
+            BLOCK_M=config.columns,
+            BLOCK_D=step,
+            GROUP_N=config.group,
+            bias=tile.bias,
+            shift_overflowed=overflowed,
+            any_overflowed=any_overflowed,
+            target_starts=tile.target_starts,
+            target_columns=tile.target_columns,
+            lowest_targets=tile.lowest_targets,
+            highest_targets=tile.highest_targets,
+            query_groups=tile.query_groups,
+            candidate_groups=tile.candidate_groups,
+            mask=tile.mask,
+            **operands,
             num_warps=config.warps,
             enable_fp_fusion=True,
             num_stages=config.stages,

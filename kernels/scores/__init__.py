@@ -1,0 +1,25 @@
+"""The matrix product that makes scores, and what its epilogue turns each tile of them into.
+
+`mainloop` holds the kernel: it walks over tiles and makes the scores of each in registers. `exclusions` adds
+biases and removes cells, `epilogues` reduces and stores the tile, `launch` is what engines call.
+"""
+
+from fastqt.kernels.scores.launch import (
+    Tile,
+    column_tiles,
+    exp_scores,
+    max_scores,
+    row_and_column_scores,
+    row_tiles,
+    sigmoid_scores,
+)
+
+__all__ = [
+    "Tile",
+    "column_tiles",
+    "exp_scores",
+    "max_scores",
+    "row_and_column_scores",
+    "row_tiles",
+    "sigmoid_scores",
+]

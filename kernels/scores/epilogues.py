@@ -1,0 +1,137 @@
+"""What becomes of a tile of scores while it is in registers: a reduction, a store, or both.
+
+A tile's scores come to base 2, so that a cell costs one fused multiply-add and one power of 2. The epilogues
+have these arguments in common, and a None among them is left out:
+
+    x: (BLOCK_N, BLOCK_M) float32, what `scores_log2` returned, with biases and exclusions.
+    row_factor: (BLOCK_N,) float32, what the row of E is multiplied by before it is stored.
+    sums: where the sum of each row goes, (BLOCK_N,) pointers, and that of each column, (BLOCK_M,) pointers.
+    out: the matrix that E is stored in, and its row stride.
+    rows, columns: the tile's first row (column), the offsets from it, and which of these are written.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastqt.kernels.sigmoid import sigmoids, softplus_sums
+
+# The choices of EPILOGUE.
+ROW_MAX = tl.constexpr("ROW_MAX")
+EXP = tl.constexpr("EXP")
+SIGMOID = tl.constexpr("SIGMOID")
+EXP_ROWS_AND_COLUMNS = tl.constexpr("EXP_ROWS_AND_COLUMNS")
+
+
+@triton.jit
+def scores_log2(
+    scores,  # (BLOCK_N, BLOCK_M) float32, inner products
+    scale_log2,  # the scale times log2(e)
+    row_shift,  # (BLOCK_N,), of EXP alone
+    mask_n,
+    EPILOGUE: tl.constexpr,
+):
+    """Scores to base 2, less what the epilogue wants to have subtracted before biases and exclusions."""
+    if EPILOGUE == EXP:
+        return tl.fma(scores, scale_log2, -row_shift[:, None])
+    if EPILOGUE == EXP_ROWS_AND_COLUMNS:  # Rows beyond the end must not count in the sums of columns.
+        return tl.fma(scores, scale_log2, tl.where(mask_n, 0.0, float("-inf"))[:, None])
+    return scores * scale_log2
+
+
+@triton.jit
+def store_tile(
+    e,  # (BLOCK_N, BLOCK_M) float32
+    out,  # (N, M), and its row stride
+    rows,
+    columns,
+    EVEN_M: tl.constexpr,
+):
+    matrix, stride_out_n = out
+    start_n, offs_n, mask_n = rows
+    start_m, offs_m, mask_m = columns
+    # Offsets within a tile fit 32 bits, which halves the registers that addresses take.
+    start = matrix + tl.cast(start_n, tl.int64) * stride_out_n + start_m
+    cell = start + offs_n[:, None] * stride_out_n + offs_m[None, :]
+    inside = mask_n[:, None]
+    if not EVEN_M:
+        inside = inside & mask_m[None, :]
+    tl.store(cell, e.to(matrix.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def row_max_epilogue(x, sums, rows, columns):
+    """The maximum of each row."""
+    row_sums_at, _ = sums
+    tl.store(row_sums_at, tl.max(x, 1), mask=rows[2])
+
+
+@triton.jit
+def exp_epilogue(x, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+    """E = 2^x: the sum of each row, then E times the row's factor."""
+    row_sums_at, _ = sums
+    e = tl.exp2(x)
+    if row_sums_at is not None:
+        tl.store(row_sums_at, tl.sum(e, 1), mask=rows[2])
+    weighted_epilogue(e, row_factor, sums, out, rows, columns, EVEN_M)
+
+
+@triton.jit
+def sigmoid_epilogue(x, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+    """E = 1 / (1 + 2^-x): the sum of each row's log(1 + 2^x), then E times the row's factor."""
+    row_sums_at, _ = sums
+    e = tl.exp2(-tl.abs(x))
+    if row_sums_at is not None:
+        tl.store(row_sums_at, softplus_sums(x, e), mask=rows[2])
+    weighted_epilogue(sigmoids(x, e), row_factor, sums, out, rows, columns, EVEN_M)
+
+
+@triton.jit
+def weighted_epilogue(e, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+    """E times the row's factor, if there is one: the sum of each column, and the tile itself."""
+    _, column_sums_at = sums
+    if row_factor is not None:
+        e *= row_factor[:, None]
+    if column_sums_at is not None:  # Rows beyond the last have a factor of 0.
+        tl.store(column_sums_at, tl.sum(e, 0), mask=columns[2])
+    if out[0] is not None:
+        store_tile(e, out, rows, columns, EVEN_M)
+
+
+@triton.jit
+def exp_rows_and_columns_epilogue(
+    x,
+    row_shift,  # (BLOCK_N,)
+    row_factor,  # (BLOCK_N,), or None
+    column_shift_log2,  # (M,)
+    column_factors,  # (M,), given if row_factor is
+    sums,
+    out,
+    rows,
+    columns,
+    EVEN_M: tl.constexpr,
+):
+    """Each cell's exponential with the shift of its row and with that of its column.
+
+    The sums of rows are those of the first, the sums of columns those of the second. The tile that is stored
+    is both, each times its factor, added up.
+    """
+    row_sums_at, column_sums_at = sums
+    start_m, offs_m, mask_m = columns
+    # Columns come first, because the values that each thread holds of them take many registers.
+    column_shift = tl.load(column_shift_log2 + (start_m + offs_m), mask=mask_m, other=0.0)
+    of_columns = tl.exp2(x - column_shift[None, :])
+    if column_sums_at is not None:
+        tl.store(column_sums_at, tl.sum(of_columns, 0), mask=mask_m)
+    if column_factors is not None:
+        column_factor = tl.load(column_factors + (start_m + offs_m), mask=mask_m, other=0.0)
+        of_columns *= column_factor[None, :]
+    x -= row_shift[:, None]
+    e = tl.exp2(x)
+    if row_sums_at is not None:
+        tl.store(row_sums_at, tl.sum(e, 1), mask=rows[2])
+    if row_factor is not None:
+        e *= row_factor[:, None]
+        e += of_columns
+    if out[0] is not None:
+        store_tile(e, out, rows, columns, EVEN_M)
