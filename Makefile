@@ -17,7 +17,7 @@ test: .venv/built
 RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-cores-$(shell date +%F).json
 bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks
-	$(BIN)/python -m benchmarks.render
+	$(BIN)/python -m benchmarks.measure.render
 
 lint: .venv/built
 	$(BIN)/ruff check .

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import loss_products
 from benchmarks.bench_loss import forward_and_backward, inputs
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import loss_products
+from benchmarks.measure.timing import in_turns_with
 from fastqt import autograd, functional
 from fastqt.engines import cpu as schedule
 from fastqt.problem import Needs, Problem

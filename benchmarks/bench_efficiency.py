@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fastqt
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 from fastqt.nn import GRUEncoder, QuickThoughts, SkipThoughts
 from fastqt.train.optim import Adam, clip_gradients
 

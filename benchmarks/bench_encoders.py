@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, MultiChannel
 
 V, W, H = 50_000, 300, 1000

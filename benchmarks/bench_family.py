@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import loss_products
 from benchmarks.bench_loss import forward_and_backward
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import loss_products
+from benchmarks.measure.timing import in_turns_with
 from fastqt.tools.bench import peak_memory
 
 Losses = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]  # ours, eager's, their leaves

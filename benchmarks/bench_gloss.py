@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Clock, in_turns_with
+from benchmarks.measure.timing import Clock, in_turns_with
 from fastqt.nn import Gloss
 from fastqt.tools.bench import peak_memory
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 from fastqt.nn import GRU
 from fastqt.tools.bench import peak_memory
 

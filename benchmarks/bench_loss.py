@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.measure.timing import in_turns_with
 from fastqt.tools.bench import peak_memory
 
 REQUIRED = [(400, 1000), (400, 2400), (1500, 300), (2048, 1024), (8192, 768), (16384, 768)]  # (N, D)

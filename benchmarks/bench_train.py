@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.baselines import PlainQuickThoughts, PlainTrainer
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import PlainQuickThoughts, PlainTrainer
+from benchmarks.measure.timing import in_turns_with
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.text import Vocabulary, batches, read_blocks

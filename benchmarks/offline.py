@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.compiled_cases import CASES, COUNTED
-from benchmarks.launches import GPUS, NOT_FLAGS, Case, Event, Gpu, Launch, Product, noted
+from benchmarks.predict.launches import GPUS, NOT_FLAGS, Case, Event, Gpu, Launch, Product, noted
 
 ROOT = Path(__file__).parents[1]
 

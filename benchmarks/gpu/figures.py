@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import peers
-from benchmarks.gpu_sections import Options, Record
-from benchmarks.peers import Contestant, Shape, in_graph, make_inputs
-from benchmarks.timing import Clock, Effort, in_turns
+from benchmarks.gpu import peers
+from benchmarks.gpu.peers import Contestant, Shape, in_graph, make_inputs
+from benchmarks.gpu.sections import Options, Record
+from benchmarks.measure.timing import Clock, Effort, in_turns
 from fastqt.tools.bench import MIB
 
 EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)

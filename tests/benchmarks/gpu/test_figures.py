@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_figures, peers
-from benchmarks.peers import Shape
-from benchmarks.timing import Clock, Effort, in_turns
+from benchmarks.gpu import figures, peers
+from benchmarks.gpu.peers import Shape
+from benchmarks.measure.timing import Clock, Effort, in_turns
 
 CPU = torch.device("cpu")
 
@@ -77,7 +77,7 @@ def test_inputs_rotate_and_are_labelled_within_the_candidates():
 
 def test_a_prediction_stands_beside_its_measurement(monkeypatch):
     shape = Shape(4, 4, 4)
-    monkeypatch.setattr(gpu_figures, "PREDICTIONS", {(shape, "eager"): 2.5})
-    rows = gpu_figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
+    monkeypatch.setattr(figures, "PREDICTIONS", {(shape, "eager"): 2.5})
+    rows = figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
     assert {row["contestant"]: row["predicted_ratio"] for row in rows} == {"GEMMs": None, "eager": 2.5}
-    assert "2.50" in gpu_figures.cells(rows[1])
+    assert "2.50" in figures.cells(rows[1])

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
-from benchmarks.cuda_graphs import captured
-from benchmarks.timing import Step
+from benchmarks.gpu.cuda_graphs import captured
+from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.measure.timing import Step
 
 CACHE_BYTES = 128 * 2**20  # no GPU's L2 holds more
 MOST_SETS = 32

@@ -1,7 +1,7 @@
 """Predicts what the one-launch kernel of csrc/cuda takes on an H100, from its machine code and its work.
 
-python -m benchmarks.cuda_estimate            # prints docs/cuda_estimates.md from the stored inputs
-python -m benchmarks.cuda_estimate --write    # compiles the kernels first, and stores both; needs nvcc
+python -m benchmarks.predict.cuda_estimate            # prints cuda_estimates.md from the stored JSON
+python -m benchmarks.predict.cuda_estimate --write    # compiles the kernels, then stores both; needs nvcc
 
 No GPU takes part, so nothing here is a measurement.
 """
@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.cuda_phases import STRIP, WINDOW, Part, Small, parts
-from benchmarks.render import table
-from benchmarks.roofline import Rates, Stored
+from benchmarks.measure.tables import table
+from benchmarks.paths import ROOT
+from benchmarks.predict.cuda_phases import STRIP, WINDOW, Part, Small, parts
+from benchmarks.predict.roofline import Rates, Stored
 
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "cuda_estimates.md"
+DOCUMENT = Path(__file__).with_name("cuda_estimates.md")
 STORED = DOCUMENT.with_suffix(".json")
 ARCHITECTURES = ("80", "90a", "100")
 ARITHMETICS = {
@@ -165,10 +165,10 @@ def rendered(stored: Stored) -> str:
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))
     return f"""# The one-launch kernel: what an H100 should take
 
-**These are predictions that no device has tested.** They are rendered by
-`python -m benchmarks.cuda_estimate --write` from `cuda_estimates.json`: what ptxas of nvcc {stored["nvcc"]}
-says of the compiled kernels, and the bytes and operations that the kernel's blocks share out. The first run
-on an H100 is to replace them by measurements.
+**These are predictions that no device has tested.** `python -m benchmarks.predict.cuda_estimate` renders
+them from `cuda_estimates.json`, which holds what ptxas of nvcc {stored["nvcc"]} reports of the compiled
+kernels; the bytes and operations of each block follow from its tiles. The first run on an H100 is to replace
+them by measurements.
 
 The model takes each phase's busiest block. It assumes
 
@@ -222,7 +222,7 @@ def main() -> None:
         STORED.write_text(json.dumps(collect(), indent=1) + "\n")
         DOCUMENT.write_text(rendered(json.loads(STORED.read_text())))
     else:
-        print(rendered(json.loads(STORED.read_text())))
+        print(rendered(json.loads(STORED.read_text())), end="")
 
 
 if __name__ == "__main__":

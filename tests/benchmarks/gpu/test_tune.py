@@ -10,8 +10,8 @@ import torch
 from fastqt.kernels import launch, tuning
 from fastqt.kernels.launch import Config
 
-from benchmarks import tune
-from benchmarks.peers import Shape
+from benchmarks.gpu import tune
+from benchmarks.gpu.peers import Shape
 
 CPU = torch.device("cpu")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.measure.tables import table
+from benchmarks.paths import RESULTS
 
-RESULTS = Path(__file__).parent / "results"
 EVALUATION = RESULTS / "evaluation"
 
 # The stored evaluations, in the order in which the table has them; of a model trained from several seeds

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_correctness import Problem, case_verdict, problem_verdict, shared_cases
-from benchmarks.gpu_sections import (
+from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict, shared_cases
+from benchmarks.gpu.sections import (
     MEMORY,
     Options,
     Record,

@@ -1,6 +1,6 @@
 """Benchmarks run to their end where nothing is to be measured, and take turns where it is."""
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 
 
 def test_turns(benchmark):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 
-from benchmarks.roofline import Rates, Stored
+from benchmarks.predict.roofline import Rates, Stored
 
 DEPTH = 32  # of csrc/cuda/small_problem.h
 STRIP, EIGHT, HALVES, QUARTERS = 16, 8, 2, 4  # of csrc/cuda/tiling.h

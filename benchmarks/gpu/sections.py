@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.paths import ROOT
+
 GRACE = 5.0  # seconds between a section's end of time and its own end
 MEMORY = ("fast", "low")  # the loss's ways that everything is checked in
 

@@ -1,6 +1,6 @@
 """Writes the tables and the plot of README and docs from stored runs, so that no figure there is typed.
 
-python -m benchmarks.render           # PAGES and benchmarks/results/loss.svg
+python -m benchmarks.measure.render           # PAGES and benchmarks/results/loss.svg
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import (
-    RESULTS,
+from benchmarks.measure.learning import (
     evaluation_table,
     gloss_table,
     learning_table,
     seeds_table,
     stored_text,
 )
-from benchmarks.tables import table
+from benchmarks.measure.tables import table
+from benchmarks.paths import RESULTS, ROOT
+from benchmarks.predict.summary import predictions_table
 
-ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "trainings.md")
 MIB = 2**20
@@ -208,6 +208,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "call": lambda: call_table(run),
         "efficiency": lambda: efficiency_table(run),
         "inference": lambda: inference_table(run),
+        "predictions": predictions_table,
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.cuda_graphs import captured
-from benchmarks.gpu_sections import MEMORY, Options, Record, Verdict, check
+from benchmarks.gpu.cuda_graphs import captured
+from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "rows": fastqt.contrastive_loss,

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.gpu_sections import ROOT, NotTakenError, Options, Record, Verdict, check
+from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict, check
+from benchmarks.paths import ROOT
 
 EAGER_FACTOR = 1.5  # no error may be over this multiple of eager PyTorch's in the same dtype
 
