@@ -1,6 +1,6 @@
-"""Training steps, sentences a second: fastqt's trainer beside the plain loop, in turns over the same batches.
+"""Training steps in sentences a second: fastqt's trainer beside the plain loop, in turns on the same batches.
 
-The text is the corpus of novels beside the repository, or made up where that is absent.
+The text is the corpus of novels beside the repository, or random words where that is absent.
 """
 
 from __future__ import annotations

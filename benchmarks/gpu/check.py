@@ -1,12 +1,12 @@
-"""All that a GPU's owner wants to know in one go, in under 8 minutes: is it right there, and how fast.
+"""Checks and measures fastqt on a GPU in under 8 minutes: are its results right, and how fast is it.
 
 python -m benchmarks.gpu_check                        # prints a table, stores benchmarks/results/gpu/*.json
 python -m benchmarks.gpu_check --quick --out run.json
 python -m benchmarks.gpu_check --dry-run --out run.json   # on a CPU: tiny shapes, Triton's interpreter
 
-Each section runs in a process of its own with a budget of time and hands over what it finds line by line, so
-that a kernel that hangs or breaks the device costs no more than its own section. Exits with 1 if a check
-failed or a section did.
+Each section runs in its own process within a time limit and writes its results line by line. A kernel that
+hangs or breaks the device therefore costs no more than its own section. The exit status is 1 if a check or a
+section failed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def waves(options: Options) -> list[list[Section]]:
-    """Sections that may share the device, wave by wave; those that take times have it to themselves."""
+    """The sections in their order. Those of one wave run at once; those that measure times run alone."""
     engines = {memory: {"memory": memory} for memory in MEMORY}
     engines["one launch"] = {"memory": "fast", "backend": "cuda"}
     checks = [
@@ -79,7 +79,7 @@ def find_section(name: str, options: Options) -> Section:
 
 
 class Report:
-    """What all sections found, as it is stored."""
+    """The results of all sections, in the form in which they are stored."""
 
     def __init__(self, options: Options, path: Path | None) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class Report:
 
 
 def columns(header: tuple[str, ...], rows: Any) -> list[str]:
-    """Lines of a table: the first two columns to the left, numbers to the right, the last as it is."""
+    """Lines of a table: the first two columns flush left, numbers flush right, the last column as it is."""
     table = [header, *rows]
     widths = [max(len(row[k]) for row in table) for k in range(len(header))]
     last = len(header) - 1
@@ -165,9 +165,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, metavar="PATH", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file for the JSON")
     parser.add_argument("--quick", action="store_true", help="bfloat16 alone, fewer cases and shapes")
-    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU, in Triton's interpreter")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny problems on a CPU, in Triton's interpreter"
+    )
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -181,9 +183,11 @@ def main(arguments: list[str] | None = None) -> int:
         write_lines(find_section(given.section, options), options, given.lines)
         return 0
     if options.dry_run and given.out is None:
-        parser.error("--dry-run wants --out: it measures no GPU whose results were worth keeping")
+        parser.error(
+            "--dry-run wants --out: its results are not those of a GPU, so they have no default place"
+        )
     if not options.dry_run and not torch.cuda.is_available():
-        parser.error("no CUDA device is there; --dry-run takes none")
+        parser.error("no CUDA device was found; --dry-run needs none")
     if find_spec("fastqt.kernels") is None:
         parser.error("fastqt is not installed: pip install --no-build-isolation --editable .")
     report = Report(options, given.out or default_path())

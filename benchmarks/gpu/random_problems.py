@@ -1,10 +1,10 @@
-"""Random problems of any make on the Triton engine, against the tests' oracle, for as long as one likes.
+"""Compares the Triton engine with the tests' oracle on random problems for a given time.
 
 python -m benchmarks.random_problems --minutes 60 --most 40
 
-Shapes, strides, dtypes and options are those of tests/test_properties.py, up to a size that crosses
-tiles. Without a GPU the kernels are interpreted. Stores how many were computed and how many refused,
-of which makes, and every one that came out wrong.
+Shapes, strides, dtypes and options are those of tests/test_properties.py, in sizes up to `--most`, so that
+problems span several tiles. Without a GPU the kernels are interpreted. The stored run counts the problems
+that were computed, by link, dtype and memory mode, and those that were refused; it lists the wrong ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from benchmarks.gpu.sections import words
 from benchmarks.measure.machine import machine, slug
 from benchmarks.paths import RESULTS, ROOT
 
@@ -28,7 +29,7 @@ AT_ONCE = 20  # problems drawn from one seed
 
 
 def campaign(minutes: float, most: int, first_seed: int) -> dict[str, Any]:
-    """Draws until the time is over, each seed's problems until one is wrong."""
+    """Draws problems until the time is over; a wrong one ends its seed."""
     sys.path.insert(0, str(ROOT / "tests"))
     from test_properties import DTYPES, check, problems
 
@@ -59,7 +60,7 @@ def campaign(minutes: float, most: int, first_seed: int) -> dict[str, Any]:
             draw()
         # A failed assertion or any error of a kernel: it is stored, and the next seed follows.
         except Exception as error:
-            wrong.append({"seed": number, "error": f"{type(error).__name__}: {error}"[:1000]})
+            wrong.append({"seed": number, "error": words(error)})
         number += 1
     computed = sum(count for make, count in makes.items() if make != "refused")
     return {
@@ -76,7 +77,7 @@ def campaign(minutes: float, most: int, first_seed: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.random_problems", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--most", type=int, default=40, help="rows and columns of a problem, at most")
+    parser.add_argument("--most", type=int, default=40, help="largest number of rows and columns")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if not torch.cuda.is_available():

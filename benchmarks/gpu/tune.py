@@ -1,10 +1,10 @@
-"""Measures which tiles of scores a GPU likes, and writes the table that fastqt.kernels.tuning reads.
+"""Finds the fastest tiles for the scores' kernel on a GPU; fastqt.kernels.tuning reads the table it writes.
 
 python -m benchmarks.tune                                   # all dtypes in 5 minutes, into kernels/tuned/
 python -m benchmarks.tune --dtype bfloat16 --minutes 3
-python -m benchmarks.tune --dry-run --out DIR               # tiny, on a CPU, in Triton's interpreter
+python -m benchmarks.tune --dry-run --out DIR               # tiny problems on a CPU, in Triton's interpreter
 
-A dtype's table is replaced as soon as one of its shapes is measured; the tables of other dtypes stay.
+A dtype's table is replaced as soon as one of its shapes has been measured. The tables of other dtypes stay.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from benchmarks.measure.machine import slug
 from benchmarks.measure.timing import Clock, first_line
 from benchmarks.paths import ROOT
 
-# fastqt.kernels is imported within functions: Triton looks once, and early, whether it is to interpret.
+# fastqt.kernels is imported within functions, because its import fixes whether Triton interprets.
 if TYPE_CHECKING:
     from fastqt.kernels.launch import Config
 
 TUNED = ROOT / "kernels" / "tuned"
 DTYPES = ("bfloat16", "float16", "float32")
-MOST_ACCUMULATORS = 128  # float32 a thread: more spill
-FINALISTS = 4  # which are measured again, in turns and with every group
-TOLERANCE = 1e-3  # of row sums against plain float32: a config that computes something else is dropped
+MOST_ACCUMULATORS = 128  # float32 for each thread; more would spill
+FINALISTS = 4  # configs that are measured again, in turns and with every group
+TOLERANCE = 1e-3  # relative error of row sums against float32; a config beyond it is dropped as wrong
 CHECKED_ROWS = 64
 ANY = 2**62
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is tried: every combination that fits."""
+    """The configs to try: every combination that fits."""
 
     rows: tuple[int, ...] = (64, 128, 256)
     columns: tuple[int, ...] = (64, 128, 256)
@@ -56,7 +56,7 @@ class Space:
     descriptors: tuple[bool, ...] = (False, True)
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
-        """Large tiles first, as those mostly win and time may end; all with the first group."""
+        """All with the first group. Large tiles mostly win, so they come first: time may run out."""
         from fastqt.kernels.launch import Config
 
         found = [
@@ -73,7 +73,7 @@ class Space:
 
 
 def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
-    """Whether the operands' tiles of all stages fit into shared memory, and the sums into registers."""
+    """Whether the operands' tiles of all stages fit in shared memory, and the accumulators in registers."""
     staged = (config.rows + config.columns) * config.width * itemsize * config.stages
     accumulators = config.rows * config.columns / (32 * config.warps)
     return staged <= shared_bytes and accumulators <= MOST_ACCUMULATORS
@@ -81,7 +81,7 @@ def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """Problems of up to so many scores and so wide, and the shape that stands for them."""
+    """An entry of the table: the shape that is measured stands for all problems within the limits."""
 
     shape: Shape
     most_scores: int
@@ -90,10 +90,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    cells: tuple[Cell, ...]  # in the order in which a problem looks for one that covers it
+    cells: tuple[Cell, ...]  # a problem takes the first one whose limits it is within
     space: Space
     rounds: int
-    compiled_rows: int = 256  # of the problem on which configs are compiled ahead: a multiple of 16
+    compiled_rows: int = 256  # size of the problem for which configs are compiled ahead; a multiple of 16
 
 
 PLAN = Plan(
@@ -116,34 +116,34 @@ DRY_PLAN = Plan(
 
 
 class Scores:
-    """The scores of a shape as the engine takes them: E stored, its sums, a target a row, no diagonal."""
+    """The scores' kernel as the engine launches it: it stores E and its sums, with one target per row."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.inputs: Inputs = make_inputs(shape, dtype, device)
         self.scale = torch.ones((), device=device)
-        self.references = torch.zeros(shape.N, device=device)
+        self.row_shift_log2 = torch.zeros(shape.N, device=device)
         self.starts = torch.arange(shape.N + 1, device=device)
         self.columns = self.inputs.labels.int()
         self.exponentials = torch.empty(shape.N, shape.M, dtype=dtype, device=device)
 
     def launch(self, config: Config, i: int) -> Tensor:
-        """The row sums of the i-th set of inputs, by blocks of columns."""
+        """The row sums of the i-th set of inputs, for each tile of columns."""
         from fastqt.kernels.scores import Tile, column_tiles, exp_scores
 
         f, g = (x.detach() for x in self.inputs[i])
         N, M = self.shape.N, self.shape.M
-        partial = self.references.new_empty(column_tiles(M, config), N)
+        sums = self.row_shift_log2.new_empty(column_tiles(M, config), N)
         tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels, self.columns, self.columns)
         exp_scores(
-            *(tile, f, self.scale, self.references, config),
+            *(tile, f, self.scale, self.row_shift_log2, config),
             exponentials=self.exponentials,
-            tile_row_sums=partial,
+            tile_row_sums=sums,
         )
-        return partial
+        return sums
 
     def is_right(self, config: Config) -> bool:
-        """Whether the first rows' sums are those of plain PyTorch."""
+        """Whether the sums of the first rows equal plain PyTorch's."""
         f, g = (x.detach().float() for x in self.inputs[0])
         n = min(CHECKED_ROWS, self.shape.N)
         E = (f[:n] @ g.T).exp()
@@ -156,7 +156,7 @@ class Scores:
 
 @dataclass
 class Tuned:
-    """A cell's best config, and how it was found."""
+    """A cell's best config, with its time and the numbers of configs tried and dropped."""
 
     config: Config
     seconds: float
@@ -167,7 +167,7 @@ class Tuned:
 def tune(
     scores: Scores, plan: Plan, itemsize: int, shared_bytes: int, clock: Clock, end: float
 ) -> Tuned | None:
-    """The fastest config of a shape that is found before `end`; None if there is none."""
+    """The fastest config for a shape that is found before `end`; None if none works."""
     dropped = 0
     first_look: list[tuple[float, Config]] = []
     configs = plan.space.configs(itemsize, shared_bytes)
@@ -203,14 +203,14 @@ def tune(
 
 
 def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float | None:
-    """Median seconds; None for a config that does not compile, fit or compute what it should."""
+    """Median seconds; None for a config that does not compile, does not fit or computes wrong sums."""
     try:
         if not scores.is_right(config):
             return None
         return statistics.median(
             clock.seconds(lambda turn=turn: scores.launch(config, turn)) for turn in range(rounds)
         )
-    except Exception as error:  # Triton and CUDA raise what they like: it is printed, the config dropped
+    except Exception as error:  # Triton and CUDA raise many types; the config is dropped
         print(f"  {config}: {first_line(error)}", file=sys.stderr)
         return None
 
@@ -224,9 +224,9 @@ def compile_share(plan: Plan, dtype: torch.dtype, device: torch.device, share: i
 
 
 def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
-    """Compiles all configs in as many processes as there are processors, as far as the time goes.
+    """Compiles all configs, or as many as the time allows, in one process for each processor.
 
-    What they say is not shown: a config that fails there fails again where it is measured, and says why.
+    Their errors are not shown: a config that fails here fails again, and is reported, where it is measured.
     """
     shares = 1 if dry_run else len(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "benchmarks.tune", "--dtype", dtype]
@@ -245,7 +245,7 @@ def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
 
 
 def plan_for(device: torch.device) -> Plan:
-    """What is measured on a device: descriptors only where hardware reads them, from Hopper on."""
+    """The plan for a device. Tensor descriptors need Hopper or later."""
     if device.type != "cuda":
         return DRY_PLAN
     if torch.cuda.get_device_capability(device) >= (9, 0):
@@ -254,7 +254,7 @@ def plan_for(device: torch.device) -> Plan:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may take."""
+    """Bytes of shared memory that a program may use."""
     if device.type != "cuda":
         return 2**17
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
@@ -263,7 +263,7 @@ def shared_memory(device: torch.device) -> int:
 def entries(
     plan: Plan, dtype: torch.dtype, device: torch.device, end: float, say: Callable[[str], None]
 ) -> Iterator[list[dict[str, Any]]]:
-    """The table of a dtype, longer by each cell that is measured."""
+    """Yields the table of a dtype after each cell that is measured."""
     clock, table = Clock(device), []
     for k, cell in enumerate(plan.cells):
         now = time.monotonic()
@@ -303,10 +303,14 @@ def write_table(path: Path, device: str, dtype: str, table: list[dict[str, Any]]
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__.split("\n")[0])
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; all by default")
-    parser.add_argument("--minutes", type=float, default=5.0, help="for all dtypes together")
+    parser.add_argument(
+        "--dtype", action="append", choices=DTYPES, help="may be given several times; all by default"
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="time for all dtypes together")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"{TUNED.relative_to(ROOT)} by default")
-    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU, in Triton's interpreter")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny problems on a CPU, in Triton's interpreter"
+    )
     parser.add_argument("--share", help=argparse.SUPPRESS)
     return parser
 
@@ -319,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
-        parser.error("no CUDA device is there; --dry-run takes none")
+        parser.error("no CUDA device was found; --dry-run needs none")
     device = torch.device("cpu") if given.dry_run else torch.device("cuda", torch.cuda.current_device())
     plan = plan_for(device)
     dtypes = given.dtype or list(DTYPES)
@@ -329,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
             compile_share(plan, getattr(torch, dtype), device, share, shares)
         return 0
     if given.dry_run and given.out is None:
-        parser.error("--dry-run wants --out: it measures no GPU that a table were for")
+        parser.error("--dry-run wants --out: its table is no GPU's, so it has no default place")
     name = "interpreter" if given.dry_run else torch.cuda.get_device_name(device)
     path = (given.out or TUNED) / f"{slug(name)}.json"
     measured = 0

@@ -1,6 +1,6 @@
-"""Writes the tables and the plot of README and docs from stored runs, so that no figure there is typed.
+"""Renders the tables and the plot of README and docs from stored runs, so that no figure is typed by hand.
 
-python -m benchmarks.measure.render           # PAGES and benchmarks/results/loss.svg
+python -m benchmarks.measure.render    # writes PAGES and benchmarks/results/loss.svg
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def newest_run() -> Run:
 
 
 def rows_of(run: Run, test: str) -> list[dict[str, Any]]:
-    """What each benchmark of a test recorded, with its median as `seconds`."""
+    """What each benchmark of a test recorded, with its median time as `seconds`."""
     found = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
     return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in found]
 
@@ -220,7 +220,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
 
 
 def rendered(text: str) -> str:
-    """A page with what stands between its markers replaced."""
+    """A page in which the text between each pair of markers is rendered anew."""
     known = sections(newest_run())
 
     def fill(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The check for a GPU's owner, as far as it goes without one: a dry run, and how failures are recorded."""
+"""benchmarks.gpu_check without a GPU: a dry run, and how failures are recorded."""
 
 import json
 import os
@@ -52,13 +52,13 @@ def test_dry_run_names_the_machine_and_not_its_owner(dry_run):
     assert str(ROOT) not in json.dumps(dry_run[1])
 
 
-def test_dry_run_measures_everyone_beside_the_products(dry_run):
+def test_dry_run_measures_every_contestant_beside_the_products(dry_run):
     rows = dry_run[1]["benchmarks"]
     for shape in figures.DRY_SHAPES:
         mine = [row for row in rows if row["shape"] == shape.name]
         assert {"GEMMs", "fastqt", "eager", "compiled", *PEERS} <= {row["contestant"] for row in mine}
         losses = {row["contestant"]: row["loss"] for row in mine if not row["graphed"]}
-        for name in ("fastqt", "compiled"):  # all compute one loss, eager in 16 bits
+        for name in ("fastqt", "compiled"):  # all compute the same loss, eager PyTorch in 16 bits
             assert losses[name] == pytest.approx(losses["eager"], rel=5e-3)
         for row in mine:
             assert (row["reason"] is None) == (row["seconds"] is not None)
@@ -83,7 +83,7 @@ def test_everything_ends_within_8_minutes():
     assert 3 * within <= gpu_check.find_section("sanitizer", DRY).seconds
 
 
-def test_dry_run_wants_to_be_told_where_it_writes(capsys):
+def test_dry_run_requires_an_output_path(capsys):
     for program in (gpu_check, tune):
         with pytest.raises(SystemExit, match="2"):
             program.main(["--dry-run"])
@@ -118,11 +118,11 @@ def test_a_check_records_what_was_raised():
         (None, "", None),
     ],
 )
-def test_sanitizer_is_believed_only_if_it_worked(exit_code, output, ok):
+def test_sanitizer_passes_only_with_a_summary(exit_code, output, ok):
     assert sanitizer_verdict(exit_code, output).ok is ok
 
 
-def test_sanitizer_tells_of_calls_that_fail_alone(monkeypatch):
+def test_sanitizer_reports_calls_that_fail_without_a_tool(monkeypatch):
     monkeypatch.setattr(sanitizer.shutil, "which", lambda *_, **__: "compute-sanitizer")
     ended = Outcome("sanitized", status="failed", message="exit status -11", exit_code=-11)
     monkeypatch.setattr(sanitizer, "run_section", lambda *_: ended)
@@ -165,7 +165,7 @@ def test_a_section_stops_when_its_time_ends(tmp_path):
     ]
 
 
-def test_a_line_that_is_cut_is_left_out(tmp_path):
+def test_an_incomplete_line_is_skipped(tmp_path):
     (tmp_path / "lines").write_text('{"kind": "end"}\n{"kind": "che')
     assert sections.read_lines(tmp_path / "lines") == [{"kind": "end"}]
     assert sections.read_lines(tmp_path / "none") == []
@@ -195,7 +195,7 @@ def test_report_fails_with_a_check(ok, tmp_path):
     assert ("checks: c: why" in report.text()) is (ok is False)
 
 
-def test_report_fails_with_a_section_and_not_with_the_clock():
+def test_report_fails_with_a_failed_section_but_not_with_one_out_of_time():
     report = Report(DRY, None)
     report.add(Outcome("slow", status="out of time", message="after 3 s"))
     assert report.failures == []

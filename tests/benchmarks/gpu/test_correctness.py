@@ -1,4 +1,4 @@
-"""What a GPU's answers are held against: the truth in float64, inputs that are hard, and bounds that bind."""
+"""What a GPU's results are compared with: exact values in float64, hard inputs, and bounds that bind."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def test_truth_and_eager_equal_the_oracle(N, M, offsets, diagonal):
 
 
 @pytest.mark.parametrize(("noise", "too_much"), [(None, 1e-4), (0.1, 0.1)])
-def test_released_form_passes_and_a_rougher_one_fails(monkeypatch, noise, too_much):
+def test_three_block_mixcse_passes_and_a_rougher_one_fails(monkeypatch, noise, too_much):
     right = correctness.fastqt.mixcse_loss
 
     def rough(*views, error, **options):
@@ -42,14 +42,14 @@ def test_released_form_passes_and_a_rougher_one_fails(monkeypatch, noise, too_mu
     for error in (0.0, too_much):
         monkeypatch.setattr(correctness.fastqt, "mixcse_loss", partial(rough, error=error))
         arguments = 13, 24, noise, torch.float32, "fast", CPU, "triton"
-        ok, detail = correctness.released_verdict(*arguments)
+        ok, detail = correctness.three_block_verdict(*arguments)
         assert ok is (error == 0), detail
 
 
 @pytest.mark.parametrize(
     "problem", [p for p in correctness.PROBLEMS if p.N < 2000], ids=lambda problem: problem.name
 )
-def test_inputs_are_as_hard_as_they_are_called(problem):
+def test_inputs_are_as_hard_as_their_kind_says(problem):
     for dtype in DTYPES:
         f, g = (x.to(dtype) for x in correctness.INPUTS[problem.kind](problem, 0))
         losses, *_ = correctness.truth(f, g, problem.offsets, problem.diagonal)
@@ -83,7 +83,7 @@ def test_an_engine_that_is_less_exact_than_eager_fails(monkeypatch):
         assert ok is (error == 0), detail
 
 
-def test_two_results_differ_by_a_bit():
+def test_results_that_differ_by_a_bit_are_not_equal():
     a = [torch.zeros(3) for _ in range(3)]
     b = [*a[:2], torch.tensor([0.0, 0.0, 1e-45])]
     assert equal(a, a)[0]

@@ -1,4 +1,4 @@
-"""How contestants are measured: in turns on the same inputs, whoever fails with a reason."""
+"""How contestants are measured: in turns on the same inputs; one that fails gets a reason."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ def breaks_at(call):
     return make
 
 
-def test_whoever_fails_gets_a_reason_and_the_others_go_on():
+def test_a_failing_contestant_gets_a_reason_and_the_others_go_on():
     inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU)
     entrants = {"absent": absent, "at once": breaks_at(0), "later": breaks_at(4), "eager": peers.eager}
     results = in_turns(entrants, inputs, Clock(CPU), Effort(1, 5, 0.0))
@@ -65,7 +65,7 @@ def test_products_are_those_of_the_loss():
     assert seen == [(5, 3, 7), (5, 7, 3), (7, 5, 3)]
 
 
-def test_inputs_rotate_and_are_labelled_within_the_candidates():
+def test_inputs_rotate_and_labels_are_candidates():
     inputs = peers.make_inputs(Shape(5, 9, 4), torch.bfloat16, CPU)
     assert len(inputs.sets) == 2
     assert inputs[0][0] is inputs[2][0] is not inputs[1][0]
