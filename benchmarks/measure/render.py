@@ -165,6 +165,24 @@ def efficiency_table(run: Run) -> str:
     )
 
 
+def stored_logistic() -> Run:
+    """The run of benchmarks/bench_logistic.py, which is stored on its own."""
+    return json.loads((RESULTS / "logistic.json").read_text())
+
+
+def logistic_table(run: Run) -> str:
+    header = ("protocol", "n", "d", "classes", "fits", "solver", "CPU seconds", "fastqt faster", "excess")
+    rows = []
+    for r in rows_of(run, "test_logistic"):
+        fits = r["training_sets"] * len(r["grid"])
+        shape = r["protocol"], f"{r['n']:,}", f"{r['d']:,}", f"{r['classes']}", f"{fits:,}"
+        rows.append((*shape, "fastqt", f"{r['fastqt_seconds']:,.1f}", "–", f"{r['excess']:.0e}"))
+        for name, peer in r["peers"].items():
+            found = f"{peer['seconds']:,.1f}", times(peer["times_faster"]), f"{peer['excess']:.0e}"
+            rows.append((*shape, name, *found))
+    return table(header, rows)
+
+
 def inference_table(run: Run) -> str:
     header = (
         "decoder",
@@ -208,6 +226,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "call": lambda: call_table(run),
         "efficiency": lambda: efficiency_table(run),
         "inference": lambda: inference_table(run),
+        "logistic": lambda: logistic_table(stored_logistic()),
+        "logistic machine": lambda: machine(stored_logistic()),
         "predictions": predictions_table,
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
