@@ -7,9 +7,9 @@ conjugate gradients; its objective is that of scikit-learn's LogisticRegression:
 
 with one column and a sigmoid in place of the softmax where there are two classes, and b free.
 
-scikit-learn is not used instead, because it fits the training sets one by one. With a tolerance that brings it
-near the same minimum, its fastest solver takes 12 to 19 times the CPU time for the protocols of MR, CR and TREC.
-Stored run: benchmarks/results/logistic.json, which docs/benchmarks.md shows.
+scikit-learn is not used instead, because it fits the training sets one by one. In the protocols of MR, CR and
+TREC, its fastest solver takes 12 to 19 times the CPU time, at a tolerance near the same minimum.
+The stored run is benchmarks/results/logistic.json; docs/benchmarks.md shows it.
 """
 
 from __future__ import annotations

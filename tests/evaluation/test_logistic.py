@@ -84,7 +84,7 @@ def test_separable_classes_and_a_class_that_a_set_lacks():
 
 
 def test_docstring_has_the_ratios_of_the_stored_run():
-    """Those of scikit-learn's fastest solver in each protocol, without the tolerance at which it stops early."""
+    """The ratios are those of scikit-learn's fastest solver, at the tolerance at which it converges."""
     ratios = [
         min(peer["times_faster"] for peer in row["peers"].values() if peer["tol"] <= 1e-6)
         for row in rows_of(stored_logistic(), "test_logistic")
