@@ -8,7 +8,7 @@ conjugate gradients; its objective is that of scikit-learn's LogisticRegression:
 with one column and a sigmoid in place of the softmax where there are two classes, and b free.
 
 scikit-learn is not used instead, because it fits the training sets one by one. In the protocols of MR, CR and
-TREC, its fastest solver takes 12 to 19 times the CPU time, at a tolerance near the same minimum.
+TREC, its fastest solver takes 12 to 19 times the CPU time to come near the same minimum.
 The stored run is benchmarks/results/logistic.json; docs/benchmarks.md shows it.
 """
 
