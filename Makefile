@@ -14,10 +14,11 @@ test: .venv/built
 	$(BIN)/python -m pytest
 
 # A quarter of an hour. Stores the run by machine and date, and renders the README from the newest one.
+# bench_logistic.py stores a run of its own: its docstring names the command.
 RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-cores-$(shell date +%F).json
 bench: .venv/built
-	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks
-	$(BIN)/python -m benchmarks.render
+	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks --ignore benchmarks/bench_logistic.py
+	$(BIN)/python -m benchmarks.measure.render
 
 lint: .venv/built
 	$(BIN)/ruff check .

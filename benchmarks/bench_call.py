@@ -1,7 +1,7 @@
-"""What a call costs before there is anything to compute, layer by layer, beside an empty autograd function.
+"""The overhead of a call, layer by layer, beside an empty autograd function.
 
-Eight rows of eight columns: all that takes time is the way to the kernels and back. Each layer contains
-those after it, but for `targets`, which is a part of `problem`.
+With 8 rows and 8 columns nearly all time is spent in Python and torch, not in the kernels. Each layer
+contains those after it, except `targets`, which is a part of `problem`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import loss_products
-from benchmarks.bench_loss import forward_and_backward, inputs
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import loss_products
+from benchmarks.measure.timing import in_turns_with
+from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd, functional
 from fastqt.engines import cpu as schedule
 from fastqt.problem import Needs, Problem
 
 SIZE = 8
-CALLS = 4  # at a time: more than it takes to look at the clock, less than a busy machine leaves undisturbed
+CALLS = 4  # per reading of the clock: enough to hide its cost, few enough to finish undisturbed
 ROUNDS = 500
 
 
@@ -39,7 +39,7 @@ class Empty(torch.autograd.Function):
 
 
 def problem(queries: Tensor, candidates: Tensor) -> Problem:
-    """What `contrastive_loss` makes of its arguments and their defaults."""
+    """The problem that `contrastive_loss` makes from its arguments and their defaults."""
     made, _ = functional._problem(
         queries,
         candidates,
@@ -93,7 +93,7 @@ def repeated(function: Callable[[], object]) -> Callable[[], None]:
 
 
 def test_call(benchmark):
-    queries, candidates = inputs(SIZE, SIZE)
+    queries, candidates = embeddings(SIZE, SIZE, D=SIZE)
     call = forward_and_backward(lambda: fastqt.contrastive_loss(queries, candidates), queries, candidates)
     others = {name: repeated(function) for name, function in layers(queries, candidates).items()}
     median, seconds = in_turns_with(benchmark, repeated(call), others, rounds=ROUNDS)

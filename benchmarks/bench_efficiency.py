@@ -1,7 +1,7 @@
 """A training step of QuickThoughts beside one of skip-thoughts with encoders of the same size, in turns.
 
-As Logeswaran and Lee (arXiv:1803.02893) compare their efficiency: the same sentences, the same optimiser;
-both with fastqt's GRU, losses and sparse gradients, so that it is the models that are compared.
+Logeswaran and Lee (arXiv:1803.02893) compare the efficiency of the two. Here both see the same sentences and
+use the same optimiser and fastqt's GRU, losses and sparse gradients, so that only the models differ.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import fastqt
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
+from benchmarks.measure.workloads import sentences
 from fastqt.nn import GRUEncoder, QuickThoughts, SkipThoughts
 from fastqt.train.optim import Adam, clip_gradients
 
 V, W, H, B = 20_000, 300, 300, 128
 ROUNDS = 3
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    """B sentences of 3 to 40 words, all lengths as likely; low ids more often, as in a sorted vocabulary."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = (V ** torch.rand(B, 40, generator=generator)).long().clamp_(max=V - 1)
-    return tokens, torch.randint(3, 41, (B,), generator=generator)
 
 
 def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
@@ -42,7 +36,7 @@ def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], 
 
 def test_quickthoughts_beside_skip_thoughts(benchmark):
     torch.manual_seed(0)
-    tokens, lengths = batch()
+    tokens, lengths = sentences(B, V)
     quick = QuickThoughts(*(GRUEncoder(V, W, H, sparse=True) for _ in range(2)))
     skip = SkipThoughts(V, W, H, sparse=True)
     seconds, others = in_turns_with(

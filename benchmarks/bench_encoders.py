@@ -1,4 +1,4 @@
-"""Sentence encoders in float32, words to vectors and back, beside the same in plain PyTorch."""
+"""Sentence encoders in float32, forward and backward, beside the same encoders in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
+from benchmarks.measure.workloads import sentences
 from fastqt.nn import BagOfWords, Encoder, GRUEncoder, LSTMEncoder, MultiChannel
 
 V, W, H = 50_000, 300, 1000
@@ -23,7 +24,7 @@ ENCODERS: dict[str, tuple[Callable[[], Encoder], int, int]] = {  # with B and ro
 
 
 class PlainRecurrent(nn.Module):
-    """Embedding, packing, torch's layer, last states: what one would write."""
+    """The usual code: embedding, packing, torch's layer, last states."""
 
     def __init__(
         self, kind: type[nn.RNNBase], hidden_size: int, bidirectional: bool, frozen: bool = False
@@ -41,7 +42,7 @@ class PlainRecurrent(nn.Module):
 
 
 class PlainBag(nn.Module):
-    """The sum of padded word vectors, those beyond the length multiplied by 0."""
+    """The sum of padded word vectors; those beyond the length are multiplied by 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,19 +72,12 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def batch(B: int) -> tuple[Tensor, Tensor]:
-    """B sentences of 3 to 40 words, all lengths as likely; low ids more often, as in a sorted vocabulary."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = (V ** torch.rand(B, 40, generator=generator)).long().clamp_(max=V - 1)
-    return tokens, torch.randint(3, 41, (B,), generator=generator)
-
-
 @pytest.mark.parametrize("train", [True, False], ids=["train", "embed"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder(benchmark, name, train):
     torch.manual_seed(0)
     make, B, rounds = ENCODERS[name]
-    tokens, lengths = batch(B)
+    tokens, lengths = sentences(B, V)
     upstream = None
 
     def run(encoder: nn.Module) -> Callable[[], None]:
@@ -91,10 +85,10 @@ def test_encoder(benchmark, name, train):
             nonlocal upstream
             encoder.zero_grad()
             with torch.set_grad_enabled(train):
-                sentences = encoder(tokens, lengths)
+                vectors = encoder(tokens, lengths)
             if train:
-                upstream = torch.randn_like(sentences) if upstream is None else upstream
-                sentences.backward(upstream)
+                upstream = torch.randn_like(vectors) if upstream is None else upstream
+                vectors.backward(upstream)
 
         return step
 

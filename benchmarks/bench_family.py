@@ -11,21 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import loss_products
-from benchmarks.bench_loss import forward_and_backward
-from benchmarks.timing import in_turns_with
-from fastqt.tools.bench import peak_memory
+from benchmarks.measure.baselines import loss_products
+from benchmarks.measure.timing import beside_products, in_turns_with
+from benchmarks.measure.workloads import embeddings, forward_and_backward, peak_above_gradients
 
-Losses = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]  # ours, eager's, their leaves
-
-
-def embeddings(*rows: int, D: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(n, D, generator=generator) / D**0.25).requires_grad_() for n in rows]
+Losses = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]  # fastqt's, eager PyTorch's, leaves
 
 
 def gloss_bow(B: int, V: int, D: int) -> Losses:
-    """A dozen words a sentence."""
+    """Each sentence has 12 words."""
     latents, weight = embeddings(B, V, D=D)
     bias = torch.zeros(V, requires_grad=True)
     token_ids = torch.randint(V, (12 * B,), generator=torch.Generator().manual_seed(1))
@@ -82,7 +76,7 @@ def mixcse(N: int, M: int, D: int) -> Losses:
     return partial(fastqt.mixcse_loss, z1, z2), eager, [z1, z2]
 
 
-def released_mixcse(N: int, M: int, D: int) -> Losses:
+def three_block_mixcse(N: int, M: int, D: int) -> Losses:
     z1, z2 = embeddings(N, M, D=D)
 
     def eager() -> Tensor:
@@ -103,7 +97,7 @@ def released_mixcse(N: int, M: int, D: int) -> Losses:
         ("simcse_loss", simcse, 4096, 4096, 768),
         ("clip_loss", clip, 4096, 4096, 768),
         ("mixcse_loss", mixcse, 4096, 4096, 768),
-        ('mixcse_loss(form="released")', released_mixcse, 4096, 4096, 768),
+        ('mixcse_loss(form="released")', three_block_mixcse, 4096, 4096, 768),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
@@ -115,10 +109,7 @@ def test_family(benchmark, call, make, N, M, D):
     peaks = []
     for run in (ours, eager):
         run()
-        for leaf in leaves:
-            leaf.grad = None
-        _, peak = peak_memory(lambda run=run: [run()])
-        peaks.append(None if peak is None else peak - sum(leaf.numel() * 4 for leaf in leaves))
+        peaks.append(peak_above_gradients(run, leaves))
     others = {"gemm": partial(products, *(x.detach() for x in leaves[:2])), "eager": eager}
     median, seconds = in_turns_with(benchmark, ours, others, rounds=9)
     benchmark.extra_info.update(
@@ -127,10 +118,7 @@ def test_family(benchmark, call, make, N, M, D):
         M=M,
         D=D,
         rounds=9,
-        gemm_seconds=seconds["gemm"],
-        eager_seconds=seconds["eager"],
-        ratio_to_gemm=median / seconds["gemm"],
-        eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"],
+        **beside_products(median, seconds),
         peak_above_gradients=peaks[0],
         eager_peak_above_gradients=peaks[1],
     )

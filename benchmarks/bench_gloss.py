@@ -1,4 +1,4 @@
-"""GLOSS's inference of unseen sentences beside its matrix products, and a step of it beside plain PyTorch."""
+"""GLOSS's inference of unseen sentences beside its matrix products, and one step beside plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Clock, in_turns_with
+from benchmarks.measure.timing import Clock, beside_products, in_turns_with
 from fastqt.nn import Gloss
 from fastqt.tools.bench import peak_memory
 
@@ -17,7 +17,7 @@ V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
 
 
 def plain_inference(gloss: Gloss, tokens: Tensor, steps: int) -> Tensor:
-    """Stochastic gradient descent as a few lines of PyTorch have it, from zero."""
+    """Stochastic gradient descent from zero in a few lines of PyTorch."""
     weight, bias = gloss.weight.detach(), gloss.bias.detach()
     latents = torch.zeros(len(tokens), D)
     optimizer = torch.optim.SGD([latents.requires_grad_()], lr=1.0)
@@ -39,7 +39,7 @@ def plain_inference(gloss: Gloss, tokens: Tensor, steps: int) -> Tensor:
 
 
 def products(weight: Tensor, latents: Tensor) -> list[Tensor]:
-    """The two products of a step that no way of a bag of words does without."""
+    """The two products of a step that every method for bags of words needs."""
     scores = latents @ weight.T
     return [scores, scores @ weight]
 
@@ -50,7 +50,8 @@ def test_inference_step(benchmark, decoder, sentences):
     gloss = Gloss(V, D, decoder=decoder, radius=RADIUS)
     tokens = torch.randint(V, (sentences, WORDS))
     lengths = torch.full((sentences,), WORDS)
-    ours = partial(gloss.infer, tokens, lengths, steps=1, safeguard=False)  # which looks once more at the end
+    # The safeguard would evaluate the loss once more.
+    ours = partial(gloss.infer, tokens, lengths, steps=1, safeguard=False)
     eager = partial(plain_inference, gloss, tokens, 1)
     peaks = [peak_memory(lambda run=run: [run()])[1] for run in (ours, eager)]
     latents = ours()
@@ -64,17 +65,14 @@ def test_inference_step(benchmark, decoder, sentences):
         V=V,
         D=D,
         rounds=5,
-        gemm_seconds=seconds["gemm"],
-        eager_seconds=seconds["eager"],
-        ratio_to_gemm=median / seconds["gemm"],
-        eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"],
+        **beside_products(median, seconds),
         peak=peaks[0],
         eager_peak=peaks[1],
     )
 
 
 def test_inference(benchmark):
-    """As `Gloss.encode` infers: 1,000 sentences at once, and steps that went too far taken back."""
+    """Inference as in `Gloss.encode`: 1,000 sentences at once, steps that raise the loss are undone."""
     torch.manual_seed(0)
     gloss = Gloss(V, D, radius=RADIUS)
     sentences, steps = 1000, 1 if benchmark.disabled else 250
@@ -97,6 +95,5 @@ def test_inference(benchmark):
         V=V,
         D=D,
         rounds=1,
-        gemm_seconds=gemm_seconds,
-        ratio_to_gemm=seconds / gemm_seconds,
+        **beside_products(seconds, {"gemm": gemm_seconds}),
     )

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 from fastqt.nn import GRU
 from fastqt.tools.bench import peak_memory
 
 W = 300
 TRAINING = [  # (H, B, bidirectional, reset_after, rounds)
-    (1000, 400, False, True, 7),  # what the project promises
+    (1000, 400, False, True, 7),  # the project's goal is stated for this size
     (300, 400, False, True, 15),
     (500, 400, True, True, 5),
     (1000, 400, False, False, 5),
@@ -25,17 +25,17 @@ INFERENCE = [(1000, 400, 7), (1000, 16, 20), (1000, 1, 50), (300, 400, 20)]  # (
 
 
 def ragged_batch(B: int) -> PackedSequence:
-    """B sentences of 3 to 40 words, all lengths as likely."""
+    """B sentences, whose lengths are uniform from 3 to 40 words."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, 41, (B,), generator=generator).sort(descending=True).values
     return pack_padded_sequence(torch.randn(int(lengths[0]), B, W, generator=generator), lengths)
 
 
 def products(layer: GRU, batch: PackedSequence, *, backward: bool) -> Callable[[], None]:
-    """The layer's matrix products on this batch, into memory that is there.
+    """The layer's matrix products on this batch, written to preallocated memory.
 
-    Each direction: the projection of all words, one recurrent product a step; and for the gradients two
-    products for each of these.
+    Each direction has the projection of all words and one recurrent product for each step. The gradients need
+    two products for each of these.
     """
     H, N = layer.hidden_size, len(batch.data)
     x, sizes = batch.data.detach(), batch.batch_sizes.tolist()
@@ -114,7 +114,7 @@ def record(
 
 @pytest.mark.parametrize(("H", "B", "bidirectional", "reset_after", "rounds"), TRAINING)
 def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, rounds):
-    """With reset_after=False torch's layer, which has not that cell, is there for its time alone."""
+    """torch's layer has no cell with reset_after=False: there only its time is compared, not its values."""
     torch.manual_seed(0)
     batch, layer = ragged_batch(B), GRU(W, H, bidirectional=bidirectional, reset_after=reset_after)
     upstream = torch.randn(len(batch.data), (1 + bidirectional) * H)
@@ -122,7 +122,7 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
     theirs = forward_and_backward(torch_layer(layer), batch, upstream)
     peaks = {}
     for name, run in {"peak_bytes": subject, "torch_peak_bytes": theirs}.items():
-        run()  # gradients are there, as in the midst of training
+        run()  # allocates the gradients, as they are in the midst of training
         _, peaks[name] = peak_memory(lambda run=run: [run()])
     others = {"gemm": products(layer, batch, backward=True), "torch": theirs}
     record(benchmark, layer, batch, in_turns_with(benchmark, subject, others, rounds), **peaks)

@@ -1,16 +1,15 @@
-"""The loss, forward and backward in float32, beside eager PyTorch and the matrix products it is made of."""
+"""The loss, forward and backward in float32, beside eager PyTorch and its three matrix products."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import pytest
-import torch
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
-from benchmarks.timing import in_turns_with
-from fastqt.tools.bench import peak_memory
+from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.measure.timing import beside_products, in_turns_with
+from benchmarks.measure.workloads import embeddings, forward_and_backward, peak_above_gradients
 
 REQUIRED = [(400, 1000), (400, 2400), (1500, 300), (2048, 1024), (8192, 768), (16384, 768)]  # (N, D)
 CURVE = [(512, 768), (1024, 768), (2048, 768), (4096, 768)]
@@ -21,52 +20,27 @@ CASES = [
 ]
 
 
-def inputs(N: int, D: int) -> list[torch.Tensor]:
-    """Queries and candidates whose scores vary about as much as a trained model's."""
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(N, D, generator=generator) / D**0.25).requires_grad_() for _ in range(2)]
-
-
-def forward_and_backward(loss, *leaves: torch.Tensor):
-    def run() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        loss().backward()
-
-    return run
-
-
 @pytest.mark.parametrize(("N", "D", "memory"), CASES)
 def test_loss(benchmark, N, D, memory):
-    queries, candidates = inputs(N, D)
-    fused = forward_and_backward(
-        lambda: fastqt.contrastive_loss(queries, candidates, memory=memory), queries, candidates
-    )
+    leaves = queries, candidates = embeddings(N, N, D=D)
+    fused = forward_and_backward(lambda: fastqt.contrastive_loss(*leaves, memory=memory), *leaves)
     rounds = max(3, min(60, int(2e11 / (N * N * D))))
     fused()
-    queries.grad = candidates.grad = None
-    gradients = 2 * N * D * 4
-    _, fused_bytes = peak_memory(lambda: [fused()])
+    fused_bytes = peak_above_gradients(fused, leaves)
     products = loss_products(queries, candidates)
     others = {"gemm": partial(products, queries.detach(), candidates.detach())}
     eager_bytes = None
     if (N, D) not in BEYOND_EAGER and memory == "fast":
         targets = window_matrix(N, 1)
-        others["eager"] = forward_and_backward(
-            lambda: eager_contrastive_loss(queries, candidates, targets), queries, candidates
-        )
-        queries.grad = candidates.grad = None
-        _, eager_bytes = peak_memory(lambda: [others["eager"]()])
+        others["eager"] = forward_and_backward(lambda: eager_contrastive_loss(*leaves, targets), *leaves)
+        eager_bytes = peak_above_gradients(others["eager"], leaves)
     ours, seconds = in_turns_with(benchmark, fused, others, rounds)
     benchmark.extra_info.update(
         N=N,
         D=D,
         memory=memory,
         rounds=rounds,
-        gemm_seconds=seconds["gemm"],
-        eager_seconds=seconds.get("eager"),
-        ratio_to_gemm=ours / seconds["gemm"],
-        eager_ratio_to_gemm=seconds["eager"] / seconds["gemm"] if "eager" in seconds else None,
-        peak_above_gradients=None if fused_bytes is None else fused_bytes - gradients,
-        eager_peak_above_gradients=None if eager_bytes is None else eager_bytes - gradients,
+        **beside_products(ours, seconds),
+        peak_above_gradients=fused_bytes,
+        eager_peak_above_gradients=eager_bytes,
     )

@@ -1,6 +1,6 @@
-"""Training steps, sentences a second: fastqt's trainer beside the plain loop, in turns over the same batches.
+"""Training steps in sentences a second: fastqt's trainer beside the plain loop, in turns on the same batches.
 
-The text is the corpus of novels beside the repository, or made up where that is absent.
+The text is the corpus of novels beside the repository, or random words where that is absent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.baselines import PlainQuickThoughts, PlainTrainer
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.baselines import PlainQuickThoughts, PlainTrainer
+from benchmarks.measure.timing import in_turns_with
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.text import Vocabulary, batches, read_blocks

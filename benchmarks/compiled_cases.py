@@ -1,6 +1,6 @@
 """Problems whose launches are compiled for GPUs that are not there, and those whose cost is counted."""
 
-from benchmarks.launches import Case
+from benchmarks.predict.launches import Case
 
 CASES = (
     Case(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.compiled_cases import CASES, COUNTED
-from benchmarks.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
+from benchmarks.predict.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
 
 ROOT = Path(__file__).parents[1]
 

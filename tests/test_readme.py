@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastqt
-from benchmarks.render import PAGES, README, rendered
+from benchmarks.measure.render import PAGES, README, rendered
 from fastqt.nn import GRUEncoder, QuickThoughts
 
 TEXT = README.read_text()
@@ -16,7 +16,7 @@ TEXT = README.read_text()
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_show_stored_runs(page):
     text = page.read_text()
-    assert rendered(text) == text, "run `python -m benchmarks.render`"
+    assert rendered(text) == text, "run `python -m benchmarks.measure.render`"
 
 
 def write_benchmarks(folder):

@@ -1,14 +1,10 @@
 """The kernels as machine code for GPUs that are not here: nothing spills, all fits, tensor cores are used."""
 
-import json
-
 import pytest
 
 from benchmarks.compiled_cases import CASES, COUNTED
-from benchmarks.estimate import DOCUMENT, STORED, rendered
-from benchmarks.launches import GPUS
 from benchmarks.offline import in_a_process_of_its_own, key
-from benchmarks.roofline import Rates, blocks_per_multiprocessor
+from benchmarks.predict.launches import GPUS
 
 SPECIALISATIONS = [
     pytest.param(gpu, case, wanted, id=key(gpu, case, wanted))
@@ -106,25 +102,3 @@ def test_costs_no_more_launches_and_products(found, gpu, case):
     cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
     assert cost["launches"] <= launches
     assert cost["products"] <= products
-
-
-def test_predictions_are_those_of_the_stored_inputs():
-    stored = json.loads(STORED.read_text())
-    assert rendered(stored) == DOCUMENT.read_text(), "run `python -m benchmarks.estimate --write`"
-
-
-@pytest.mark.parametrize(
-    ("threads", "registers", "shared", "programs"),
-    [
-        (128, 32, 0, 16),  # threads
-        (256, 255, 0, 1),  # registers: 256 x 256 = 2^16
-        (256, 128, 0, 2),
-        (128, 168, 0, 3),
-        (128, 32, 113 * 1024, 2),  # shared memory, and 1 KiB of each program's own
-        (128, 32, 114 * 1024, 1),
-        (32, 16, 0, 32),
-    ],
-)
-def test_programs_that_share_a_multiprocessor(threads, registers, shared, programs):
-    resources = {"threads": threads, "registers": registers, "shared": shared}
-    assert blocks_per_multiprocessor(resources, Rates()) == programs

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from benchmarks import cuda_estimate, cuda_phases
+from benchmarks.predict import cuda_estimate, cuda_phases
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
 from tests.csrc.cuda.test_small_kernel import problem

@@ -27,7 +27,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
 import fastqt
-from benchmarks.launches import GPUS, Launch, standing_in
+from benchmarks.predict.launches import GPUS, Launch, standing_in
 from fastqt import Diagonal, Mixed, smoothed
 from fastqt.engines import ops
 from fastqt.targets import Targets

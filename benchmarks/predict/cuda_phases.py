@@ -1,6 +1,6 @@
-"""What the blocks of csrc/cuda's one-launch kernel do in each of its phases, and what an H100 takes for that.
+"""The work of each block in each phase of csrc/cuda's one-launch kernel, and the time an H100 needs for it.
 
-All of it follows from sizes, tiles and assumed rates.
+Everything follows from sizes, tiles and assumed rates; nothing is measured.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 
-from benchmarks.roofline import Rates, Stored
+from benchmarks.predict.roofline import Rates, Stored
 
 DEPTH = 32  # of csrc/cuda/small_problem.h
 STRIP, EIGHT, HALVES, QUARTERS = 16, 8, 2, 4  # of csrc/cuda/tiling.h
 AHEAD = 3  # steps of DEPTH that csrc/cuda/tile_product.cuh fetches before the first product
-WINDOW = 1  # of the targets, whose coefficients are multiplied with what rounding took from them
+WINDOW = 1  # of the targets; blocks with targets are multiplied a second time, with their rounding errors
 
 
 @dataclass(frozen=True)
 class Small:
-    """What is assumed beside `Rates`; none of it measured here."""
+    """Assumptions beside those of `Rates`; none of them is measured here."""
 
     dense_peak: float = 989e12  # bfloat16 operations a second
     mma_share: float = 0.62  # of that peak within reach of mma.sync, which is not Hopper's own instruction
@@ -32,7 +32,7 @@ class Small:
 
 @dataclass(frozen=True)
 class Work:
-    """What a block does for a tile."""
+    """A block's work for a tile."""
 
     bytes: float = 0.0  # from and to L2
     flops: float = 0.0  # at the pace of the busiest quarter of its multiprocessor
@@ -73,7 +73,7 @@ class Part:
 
 
 def parts(N: int, D: int, tiles: Stored, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
-    """The phases of N = M, in the order of the kernel; blocks share tiles as it has them do."""
+    """The phases for N = M in the kernel's order; tiles are dealt to blocks as the kernel does it."""
     blocks, strips, steps = rates.multiprocessors, math.ceil(N / STRIP), math.ceil(D / DEPTH)
     scores, gradients, ahead = [], [], []
     columns = _pieces(math.ceil(N / EIGHT), tiles["score_across"])
@@ -106,10 +106,10 @@ def _pieces(total: int, pieces: int) -> list[range]:
 
 
 def _tile(strips: int, eights: int, depth: int, exact: int, itemsize: int, out_itemsize: int) -> Work:
-    """A tile's work; of its first operand, `exact` blocks of STRIP x STRIP are multiplied twice."""
+    """A tile's work; `exact` blocks of STRIP x STRIP of its first operand are multiplied twice."""
     rows, columns = STRIP * strips, EIGHT * eights
     again = exact * STRIP**2
-    # Each strip takes its share of what is multiplied twice.
+    # The blocks that are multiplied twice are spread evenly over the strips.
     products = busiest_quarter(strips, eights) * (depth + again / rows)
     lines = rows + columns + sum(STRIP * s + 2 * EIGHT * math.ceil(e / 2) for s, e in shares(strips, eights))
     return Work(
@@ -120,7 +120,7 @@ def _tile(strips: int, eights: int, depth: int, exact: int, itemsize: int, out_i
 
 
 def shares(strips: int, eights: int) -> list[tuple[int, int]]:
-    """Strips and eights of a tile for each warp, those of a quarter of the multiprocessor QUARTERS apart."""
+    """Strips and eights of a tile for each warp; warps on the same quarter are QUARTERS apart."""
     found = []
     for warp in range(HALVES * QUARTERS):
         half, quarter = warp // QUARTERS, (warp % QUARTERS + warp // QUARTERS) % QUARTERS
@@ -129,7 +129,7 @@ def shares(strips: int, eights: int) -> list[tuple[int, int]]:
 
 
 def busiest_quarter(strips: int, eights: int) -> int:
-    """Products of STRIP x EIGHT in a step of the depth."""
+    """How many products of STRIP x EIGHT the busiest quarter has in a step of the depth."""
     each = [s * e for s, e in shares(strips, eights)]
     return max(each[quarter] + each[quarter + QUARTERS] for quarter in range(QUARTERS))
 

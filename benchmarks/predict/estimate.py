@@ -1,7 +1,7 @@
-"""Predicts what an H100 will take, from the compiled kernels and the launches that the schedule would make.
+"""Predicts what an H100 will take, from the compiled kernels and the Triton engine's launches.
 
-python -m benchmarks.estimate            # prints docs/gpu_estimates.md as it would be now
-python -m benchmarks.estimate --write    # and stores it, with the inputs of its tables beside it in JSON
+python -m benchmarks.predict.estimate            # prints gpu_estimates.md from the stored JSON
+python -m benchmarks.predict.estimate --write    # compiles the kernels for sm_90, then stores both
 
 No GPU takes part, so nothing here is a measurement.
 """
@@ -15,12 +15,12 @@ from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.launches import GPUS, Case, Gpu, Launch, Operation, Product, noted
+from benchmarks.measure.tables import table
 from benchmarks.offline import attempt, compiler
-from benchmarks.render import table
-from benchmarks.roofline import Rates, Stored, blocks_per_multiprocessor, event_time, gemm_time
+from benchmarks.predict.launches import GPUS, Case, Gpu, Launch, Operation, Product, noted
+from benchmarks.predict.roofline import Rates, Stored, blocks_per_multiprocessor, event_time, gemm_time
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu_estimates.md"
+DOCUMENT = Path(__file__).with_name("gpu_estimates.md")
 STORED = DOCUMENT.with_suffix(".json")
 SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
 SIGLIP = "SigLIP"
@@ -296,10 +296,10 @@ def rendered(stored: Stored) -> str:
     )
     return f"""# What an H100 should take: predictions
 
-**These are predictions that no device has tested.** They are rendered by
-`python -m benchmarks.estimate --write` from `gpu_estimates.json`: what the schedule would launch, noted on
-tensors without data, and what the kernels use once compiled for sm_90 (Triton {versions["triton"]},
-torch {versions["torch"]}). The first run on an H100 is to replace them by measurements.
+**These are predictions that no device has tested.** `python -m benchmarks.predict.estimate` renders them
+from `gpu_estimates.json`, which holds the launches that the Triton engine would make, recorded on tensors
+without data, and the registers, shared memory and instructions of the kernels compiled for sm_90 (Triton
+{versions["triton"]}, torch {versions["torch"]}). The first run on an H100 is to replace them by measurements.
 
 The model is a roofline a launch. It assumes
 
@@ -344,14 +344,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predicts what an H100 will take.")
     parser.add_argument("--write", action="store_true", help=f"store {DOCUMENT.name} and {STORED.name}")
     arguments = parser.parse_args()
-    with compiler():
-        stored = collect()
     if arguments.write:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        STORED.write_text(json.dumps(stored, indent=1) + "\n")
-        DOCUMENT.write_text(rendered(stored))
+        with compiler():
+            STORED.write_text(json.dumps(collect(), indent=1) + "\n")
+        DOCUMENT.write_text(rendered(json.loads(STORED.read_text())))
     else:
-        print(rendered(stored))
+        print(rendered(json.loads(STORED.read_text())), end="")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What an H100 would take for a launch: a roofline of its tensor cores, instructions, L2 cache and memory.
 
-Launches and kernels are given as `benchmarks.estimate` stores them.
+Launches and kernels are given as `benchmarks.predict.estimate` stores them.
 """
 
 from __future__ import annotations

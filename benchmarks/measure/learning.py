@@ -1,20 +1,19 @@
-"""Tables of what trainings came to: their held-out accuracy, and their sentence vectors' figures."""
+"""Tables of trainings: their held-out accuracy, and the evaluation of their sentence vectors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.measure.tables import table
+from benchmarks.paths import RESULTS
 
-RESULTS = Path(__file__).parent / "results"
 EVALUATION = RESULTS / "evaluation"
 
-# The stored evaluations, in the order in which the table has them; of a model trained from several seeds
-# there is one each, NAME-SEED.json, and the table has their mean.
+# The stored evaluations, in the table's order. A model that was trained from several seeds has one for each,
+# NAME-SEED.json, and the table shows their mean.
 ENCODERS = {
     "quickthoughts-bow": "QuickThoughts, bag of words",
     "quickthoughts-gru": "QuickThoughts, GRU",
@@ -53,7 +52,7 @@ def learning_table(name: str) -> str:
 
 
 def gloss_table() -> str:
-    """What the words of training sentences cost either decoder, at about six points."""
+    """The loss per word of training sentences for each decoder, at about six points."""
     bags, places = (_six(_reports(name)) for name in ("gloss-bow", "gloss-pos"))
     header = ("step", "minutes", "bags: loss per word", "minutes", "by position: loss per word")
     return table(
@@ -74,13 +73,13 @@ def _reports(name: str) -> list[dict[str, Any]]:
 
 
 def _six(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first, the last and what lies evenly between them, each once."""
+    """The first line, the last one and some evenly spaced between them, each once."""
     kept = [lines[round(i * (len(lines) - 1) / 5)] for i in range(6)]
     return list({line["step"]: line for line in kept}.values())
 
 
 def evaluation_table() -> str:
-    """Accuracies, Pearson's coefficient for SICK and Spearman's for the STS tasks, all in per cent."""
+    """Accuracies, Pearson's correlation for SICK and Spearman's for the STS tasks, all in per cent."""
     rows = []
     for name, title in ENCODERS.items():
         runs = _evaluations(name)
@@ -91,7 +90,7 @@ def evaluation_table() -> str:
 
 
 def seeds_table() -> str:
-    """The mean over the STS tasks, in per cent, of SimCSE and MixCSE from each seed."""
+    """The mean over the STS tasks, in per cent, for SimCSE and MixCSE from each seed."""
     runs = {model: [_similarities(run) for run in _evaluations(model)] for model in ("simcse", "mixcse")}
     header = ("model", *(f"seed {seed}" for seed in range(len(runs["simcse"]))), "mean")
     return table(
@@ -104,7 +103,7 @@ def seeds_table() -> str:
 
 
 def _evaluations(name: str) -> list[dict[str, Any]]:
-    """What is stored of a model, seed by seed."""
+    """The stored evaluations of a model, one for each seed."""
     found = sorted(EVALUATION.glob(f"{name}.json")) + sorted(EVALUATION.glob(f"{name}-[0-9].json"))
     return [json.loads(path.read_text()) for path in found]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table whose columns are all flush right."""
+    """A table; all columns are flush right."""
     lines = [list(header), *map(list, rows)]
     lines.insert(1, ["---:"] * len(lines[0]))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

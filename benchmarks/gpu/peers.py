@@ -1,7 +1,7 @@
-"""Who is measured on a GPU: the loss, the products it is made of, and all who compute it too.
+"""What is measured on a GPU: the loss, its matrix products, and other libraries that compute the same.
 
-Every contestant takes forward and backward of a softmax cross-entropy with one target a row, in the dtype
-of its inputs. A peer that is not installed raises as it is made.
+Every contestant runs forward and backward of a softmax cross-entropy with one target for each row, in the
+dtype of its inputs. A library that is not installed raises ImportError when its contestant is made.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.baselines import eager_contrastive_loss, loss_products, window_matrix
-from benchmarks.cuda_graphs import captured
-from benchmarks.timing import Step
+from benchmarks.gpu.cuda_graphs import captured
+from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.measure.timing import Step
 
-CACHE_BYTES = 128 * 2**20  # no GPU's L2 holds more
+CACHE_BYTES = 128 * 2**20  # at least the size of any GPU's L2 cache
 MOST_SETS = 32
 
 
@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Copies enough that no step finds its inputs in the cache from the last one."""
+    """So many sets of inputs that no step finds its own in the cache from an earlier step."""
 
     sets: list[tuple[Tensor, Tensor]]  # queries (N, D) and candidates (M, D), leaves
     labels: Tensor  # (N,) int64
@@ -49,7 +49,7 @@ Contestant = Callable[[Inputs], Step]
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Inputs:
-    """Random inputs whose scores vary as a trained model's do; square ones have diagonal targets."""
+    """Random inputs whose scores vary as a trained model's do; with N = M the targets are the diagonal."""
     generator = torch.Generator(device).manual_seed(0)
 
     def leaf(rows: int) -> Tensor:
@@ -66,7 +66,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Input
 
 
 def products(inputs: Inputs) -> Step:
-    """The matrix products alone, which no contestant is expected to beat."""
+    """The matrix products alone: a lower bound that no contestant should beat."""
     run = loss_products(*inputs[0])
     sets = [(f.detach(), g.detach()) for f, g in inputs.sets]
 
@@ -89,7 +89,7 @@ def differentiated(inputs: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> 
 
 
 def fused(memory: str = "fast") -> Contestant:
-    """The library's loss with a target a row and no diagonal of its own, as its peers compute it."""
+    """The library's loss as the others compute it: one target for each row, no special diagonal."""
 
     def make(inputs: Inputs) -> Step:
         return differentiated(
@@ -103,7 +103,7 @@ def fused(memory: str = "fast") -> Contestant:
 
 
 def fused_window(inputs: Inputs) -> Step:
-    """The loss of QuickThoughts, as the library's default."""
+    """The library's default, the loss of QuickThoughts."""
     return differentiated(inputs, lambda f, g: fastqt.contrastive_loss(f, g, backend="triton"))
 
 
@@ -122,8 +122,8 @@ def eager_window(inputs: Inputs) -> Step:
 
 
 def compiled(inputs: Inputs) -> Step:
-    """Eager PyTorch through torch.compile; on a CPU only traced, to spare it a compiler."""
-    torch.compiler.reset()  # what other shapes left, their memory too
+    """Eager PyTorch through torch.compile; on a CPU it is only traced, which needs no compiler."""
+    torch.compiler.reset()  # drops what was compiled for other shapes, and its memory
     options = {"mode": "max-autotune"} if inputs.labels.is_cuda else {"backend": "eager"}
     function = torch.compile(cross_entropy, dynamic=False, **options)
     step = differentiated(inputs, lambda f, g: function(f, g, inputs.labels))
@@ -143,7 +143,7 @@ def liger(inputs: Inputs) -> Step:
 
 
 def cut_cross_entropy(inputs: Inputs) -> Step:
-    """In its exact mode: no gradient is left out for being small."""
+    """In its exact mode, which leaves out no small gradient."""
     from cut_cross_entropy import linear_cross_entropy
 
     return differentiated(inputs, lambda f, g: linear_cross_entropy(f, g, inputs.labels, filter_eps=None))
@@ -158,7 +158,7 @@ def quack(inputs: Inputs) -> Step:
 
 
 def siglip(inputs: Inputs) -> Step:
-    """A sigmoid in place of the softmax, on rows of norm 1: another loss, from as large products."""
+    """Another loss with equally large products: a sigmoid in place of the softmax, on rows of norm 1."""
     from siglip_kernel import fused_siglip_loss
 
     f, g = inputs[0]
@@ -184,7 +184,7 @@ PEERS: dict[str, Contestant] = {
 
 
 def in_graph(make: Contestant) -> Contestant:
-    """All sets one after the other in one CUDA graph, so that launches cost next to nothing."""
+    """Runs all sets one after the other in one CUDA graph, so that launches cost next to nothing."""
 
     def make_graph(inputs: Inputs) -> Step:
         step, every = make(inputs), range(len(inputs.sets))

@@ -1,4 +1,4 @@
-"""What a GPU's answers are held against: the truth in float64, inputs that are hard, and bounds that bind."""
+"""What a GPU's results are compared with: exact values in float64, hard inputs, and bounds that bind."""
 
 from functools import partial
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 from tolerances import FLOAT64, relative
 
-from benchmarks import gpu_correctness
-from benchmarks.gpu_behaviour import equal
-from benchmarks.gpu_check import DTYPES
-from benchmarks.gpu_correctness import Problem
+from benchmarks.gpu import correctness
+from benchmarks.gpu.behaviour import equal
+from benchmarks.gpu.check import DTYPES
+from benchmarks.gpu.correctness import Problem
 
 CPU = torch.device("cpu")
 
@@ -21,11 +21,11 @@ CPU = torch.device("cpu")
 )
 def test_truth_and_eager_equal_the_oracle(N, M, offsets, diagonal):
     problem = Problem("", "random", N, M, 5, offsets, diagonal)
-    f, g = (x.double().requires_grad_() for x in gpu_correctness.random_inputs(problem, 0))
+    f, g = (x.double().requires_grad_() for x in correctness.random_inputs(problem, 0))
     T = oracle.window(N, M, list(offsets))
     wanted = oracle.contrastive(f.detach().numpy(), g.detach().numpy(), T, diagonal=diagonal)
-    found = gpu_correctness.truth(f.detach(), g.detach(), offsets, diagonal)
-    rows = gpu_correctness.eager_rows(f, g, offsets, diagonal)
+    found = correctness.truth(f.detach(), g.detach(), offsets, diagonal)
+    rows = correctness.eager_rows(f, g, offsets, diagonal)
     eager = (rows.detach(), *torch.autograd.grad(rows.mean(), (f, g)))
     for a, b, exact in zip(found, eager, (wanted.loss, wanted.queries, wanted.candidates), strict=True):
         assert relative(a, exact) < FLOAT64
@@ -33,57 +33,57 @@ def test_truth_and_eager_equal_the_oracle(N, M, offsets, diagonal):
 
 
 @pytest.mark.parametrize(("noise", "too_much"), [(None, 1e-4), (0.1, 0.1)])
-def test_released_form_passes_and_a_rougher_one_fails(monkeypatch, noise, too_much):
-    right = gpu_correctness.fastqt.mixcse_loss
+def test_three_block_mixcse_passes_and_a_rougher_one_fails(monkeypatch, noise, too_much):
+    right = correctness.fastqt.mixcse_loss
 
     def rough(*views, error, **options):
         return right(*views, **options) * (1 + error)
 
     for error in (0.0, too_much):
-        monkeypatch.setattr(gpu_correctness.fastqt, "mixcse_loss", partial(rough, error=error))
+        monkeypatch.setattr(correctness.fastqt, "mixcse_loss", partial(rough, error=error))
         arguments = 13, 24, noise, torch.float32, "fast", CPU, "triton"
-        ok, detail = gpu_correctness.released_verdict(*arguments)
+        ok, detail = correctness.three_block_verdict(*arguments)
         assert ok is (error == 0), detail
 
 
 @pytest.mark.parametrize(
-    "problem", [p for p in gpu_correctness.PROBLEMS if p.N < 2000], ids=lambda problem: problem.name
+    "problem", [p for p in correctness.PROBLEMS if p.N < 2000], ids=lambda problem: problem.name
 )
-def test_inputs_are_as_hard_as_they_are_called(problem):
+def test_inputs_are_as_hard_as_their_kind_says(problem):
     for dtype in DTYPES:
-        f, g = (x.to(dtype) for x in gpu_correctness.INPUTS[problem.kind](problem, 0))
-        losses, *_ = gpu_correctness.truth(f, g, problem.offsets, problem.diagonal)
-        gpu_correctness.assert_kind(problem, losses)
+        f, g = (x.to(dtype) for x in correctness.INPUTS[problem.kind](problem, 0))
+        losses, *_ = correctness.truth(f, g, problem.offsets, problem.diagonal)
+        correctness.assert_kind(problem, losses)
 
 
 @pytest.mark.parametrize("kind", ["converged", "overflow"])
 def test_inputs_that_are_not_hard_are_noticed(kind):
     with pytest.raises(AssertionError, match="inputs"):
-        gpu_correctness.assert_kind(Problem("", kind, 9, 9, 5, (0,), "keep"), torch.full((9,), 2.0))
+        correctness.assert_kind(Problem("", kind, 9, 9, 5, (0,), "keep"), torch.full((9,), 2.0))
 
 
 def test_an_error_beyond_its_bound_fails_and_so_does_nan():
-    assert gpu_correctness.within({"a": (1.0, 1.0)})[0]
-    assert not gpu_correctness.within({"a": (0.0, 1.0), "b": (1.1, 1.0)})[0]
-    assert not gpu_correctness.within({"a": (float("nan"), 1.0)})[0]
+    assert correctness.within({"a": (1.0, 1.0)})[0]
+    assert not correctness.within({"a": (0.0, 1.0), "b": (1.1, 1.0)})[0]
+    assert not correctness.within({"a": (float("nan"), 1.0)})[0]
 
 
 def test_an_engine_that_is_less_exact_than_eager_fails(monkeypatch):
     problem, right = (
         Problem("", "random", 20, 20, 8, (1,), "zero", seeds=1),
-        gpu_correctness.fastqt.contrastive_loss,
+        correctness.fastqt.contrastive_loss,
     )
 
     def rough(f, g, targets, *, error=0.0, backend=None, **options):
         return right(f, g, targets, **options) * (1 + error)
 
     for error in (0.0, 1e-4):
-        monkeypatch.setattr(gpu_correctness.fastqt, "contrastive_loss", partial(rough, error=error))
-        ok, detail = gpu_correctness.problem_verdict(problem, torch.float32, "fast", CPU)
+        monkeypatch.setattr(correctness.fastqt, "contrastive_loss", partial(rough, error=error))
+        ok, detail = correctness.problem_verdict(problem, torch.float32, "fast", CPU)
         assert ok is (error == 0), detail
 
 
-def test_two_results_differ_by_a_bit():
+def test_results_that_differ_by_a_bit_are_not_equal():
     a = [torch.zeros(3) for _ in range(3)]
     b = [*a[:2], torch.tensor([0.0, 0.0, 1e-45])]
     assert equal(a, a)[0]

@@ -1,10 +1,10 @@
-"""Benchmarks run to their end where nothing is to be measured, and take turns where it is."""
+"""Benchmarks take turns when they are measured, and run once when benchmarks are disabled."""
 
-from benchmarks.timing import in_turns_with
+from benchmarks.measure.timing import in_turns_with
 
 
 def test_turns(benchmark):
-    """As `pytest` has it, each once; as `pytest --benchmark` has it, one warm-up and the rounds."""
+    """Plain `pytest` runs each function once; `pytest --benchmark` runs one warm-up round and the rounds."""
     order = []
     ours, others = in_turns_with(
         benchmark, lambda: order.append("ours"), {"theirs": lambda: order.append("theirs")}, rounds=3

@@ -1,7 +1,7 @@
-"""Predicts what the one-launch kernel of csrc/cuda takes on an H100, from its machine code and its work.
+"""Predicts the time of the one-launch kernel of csrc/cuda on an H100, from its machine code and its work.
 
-python -m benchmarks.cuda_estimate            # prints docs/cuda_estimates.md from the stored inputs
-python -m benchmarks.cuda_estimate --write    # compiles the kernels first, and stores both; needs nvcc
+python -m benchmarks.predict.cuda_estimate            # prints cuda_estimates.md from the stored JSON
+python -m benchmarks.predict.cuda_estimate --write    # compiles the kernels, then stores both; needs nvcc
 
 No GPU takes part, so nothing here is a measurement.
 """
@@ -18,27 +18,23 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.cuda_phases import STRIP, WINDOW, Part, Small, parts
-from benchmarks.render import table
-from benchmarks.roofline import Rates, Stored
+from benchmarks.measure.tables import table
+from benchmarks.paths import ROOT
+from benchmarks.predict.cuda_phases import STRIP, WINDOW, Part, Small, parts
+from benchmarks.predict.roofline import Rates, Stored
 
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "cuda_estimates.md"
+DOCUMENT = Path(__file__).with_name("cuda_estimates.md")
 STORED = DOCUMENT.with_suffix(".json")
 ARCHITECTURES = ("80", "90a", "100")
 ARITHMETICS = {
-    "float32": ("FloatArithmetic", 147_904),  # and its shared memory
+    "float32": ("FloatArithmetic", 147_904),  # and its bytes of shared memory
     "tf32": ("Tf32Arithmetic", 147_904),
     "bfloat16": ("HalfArithmetic<bfloat16>", 162_256),
     "float16": ("HalfArithmetic<float16>", 162_256),
 }
 SHARED = {"80": 163 * 1024, "90a": 227 * 1024, "100": 227 * 1024}  # bytes that a block may have
-COUNTED = (
-    "HMMA",
-    "LDSM",
-    "LDGSTS",
-    "FFMA",
-)  # tensor cores, their operands, copies that run ahead, and no such
+# Counted instructions: tensor-core products, loads of their operands, asynchronous copies, scalar products.
+COUNTED = ("HMMA", "LDSM", "LDGSTS", "FFMA")
 SHAPES = ((400, 1000), (400, 2400), (400, 4800), (1024, 768))
 GOAL = 20e-6
 THREADS = 256  # of csrc/cuda/small_problem.h
@@ -46,13 +42,13 @@ TILES = ("splits", "score_down", "score_across", "query_down", "candidate_down",
 
 
 def compiled(arithmetic: str, architecture: str) -> Stored:
-    """Registers, spilled and stack bytes, and counts of instructions of a kernel, by nvcc and cuobjdump."""
+    """A kernel's registers, spilled and stack bytes and instruction counts, from nvcc and cuobjdump."""
     kernel = f"small_kernel<{ARITHMETICS[arithmetic][0]}>(FASTQT_ARGUMENT SmallProblem)"
     source = (
         '#include "cuda/small_kernel.cuh"\n'
         f"namespace fastqt::cuda {{\ntemplate __global__ void {kernel};\n}}\n"
     )
-    from triton import knobs  # whose cuobjdump comes with it
+    from triton import knobs  # Triton comes with cuobjdump
 
     with tempfile.TemporaryDirectory() as folder:
         file, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
@@ -77,7 +73,7 @@ def compiled(arithmetic: str, architecture: str) -> Stored:
 
 
 def chosen_tiles(N: int, D: int, blocks: int) -> Stored:
-    """The tiles that csrc/cuda/tiling.h chooses for N = M in bfloat16, both gradients wanted."""
+    """The tiles that csrc/cuda/tiling.h chooses for N = M in bfloat16 with both gradients."""
     source = f"""#include <cstdio>
 #include "cuda/tiling.h"
 using namespace fastqt::cuda;
@@ -100,7 +96,7 @@ int main() {{
 def _number(pattern: str, report: str) -> int:
     found = re.search(pattern, report)
     if found is None:
-        raise RuntimeError(f"no {pattern!r} in what ptxas reports:\n{report}")
+        raise RuntimeError(f"no {pattern!r} in the report of ptxas:\n{report}")
     return int(found[1])
 
 
@@ -165,10 +161,10 @@ def rendered(stored: Stored) -> str:
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))
     return f"""# The one-launch kernel: what an H100 should take
 
-**These are predictions that no device has tested.** They are rendered by
-`python -m benchmarks.cuda_estimate --write` from `cuda_estimates.json`: what ptxas of nvcc {stored["nvcc"]}
-says of the compiled kernels, and the bytes and operations that the kernel's blocks share out. The first run
-on an H100 is to replace them by measurements.
+**These are predictions that no device has tested.** `python -m benchmarks.predict.cuda_estimate` renders
+them from `cuda_estimates.json`, which holds what ptxas of nvcc {stored["nvcc"]} reports of the compiled
+kernels; the bytes and operations of each block follow from its tiles. The first run on an H100 is to replace
+them by measurements.
 
 The model takes each phase's busiest block. It assumes
 
@@ -222,7 +218,7 @@ def main() -> None:
         STORED.write_text(json.dumps(collect(), indent=1) + "\n")
         DOCUMENT.write_text(rendered(json.loads(STORED.read_text())))
     else:
-        print(rendered(json.loads(STORED.read_text())))
+        print(rendered(json.loads(STORED.read_text())), end="")
 
 
 if __name__ == "__main__":

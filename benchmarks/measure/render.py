@@ -1,6 +1,6 @@
-"""Writes the tables and the plot of README and docs from stored runs, so that no figure there is typed.
+"""Renders the tables and the plot of README and docs from stored runs, so that no figure is typed by hand.
 
-python -m benchmarks.render           # PAGES and benchmarks/results/loss.svg
+python -m benchmarks.measure.render    # writes PAGES and benchmarks/results/loss.svg
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import (
-    RESULTS,
+from benchmarks.measure.learning import (
     evaluation_table,
     gloss_table,
     learning_table,
     seeds_table,
     stored_text,
 )
-from benchmarks.tables import table
+from benchmarks.measure.tables import table
+from benchmarks.paths import RESULTS, ROOT
+from benchmarks.predict.summary import predictions_table
 
-ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "trainings.md")
 MIB = 2**20
@@ -36,7 +36,7 @@ def newest_run() -> Run:
 
 
 def rows_of(run: Run, test: str) -> list[dict[str, Any]]:
-    """What each benchmark of a test recorded, with its median as `seconds`."""
+    """What each benchmark of a test recorded, with its median time as `seconds`."""
     found = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
     return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in found]
 
@@ -165,6 +165,24 @@ def efficiency_table(run: Run) -> str:
     )
 
 
+def stored_logistic() -> Run:
+    """The run of benchmarks/bench_logistic.py, which is stored on its own."""
+    return json.loads((RESULTS / "logistic.json").read_text())
+
+
+def logistic_table(run: Run) -> str:
+    header = ("protocol", "n", "d", "classes", "fits", "solver", "CPU seconds", "fastqt faster", "excess")
+    rows = []
+    for r in rows_of(run, "test_logistic"):
+        fits = r["training_sets"] * len(r["grid"])
+        shape = r["protocol"], f"{r['n']:,}", f"{r['d']:,}", f"{r['classes']}", f"{fits:,}"
+        rows.append((*shape, "fastqt", f"{r['fastqt_seconds']:,.1f}", "–", f"{r['excess']:.0e}"))
+        for name, peer in r["peers"].items():
+            found = f"{peer['seconds']:,.1f}", times(peer["times_faster"]), f"{peer['excess']:.0e}"
+            rows.append((*shape, name, *found))
+    return table(header, rows)
+
+
 def inference_table(run: Run) -> str:
     header = (
         "decoder",
@@ -208,6 +226,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "call": lambda: call_table(run),
         "efficiency": lambda: efficiency_table(run),
         "inference": lambda: inference_table(run),
+        "logistic": lambda: logistic_table(stored_logistic()),
+        "logistic machine": lambda: machine(stored_logistic()),
+        "predictions": predictions_table,
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
@@ -219,7 +240,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
 
 
 def rendered(text: str) -> str:
-    """A page with what stands between its markers replaced."""
+    """A page in which the text between each pair of markers is rendered anew."""
     known = sections(newest_run())
 
     def fill(match: re.Match[str]) -> str:

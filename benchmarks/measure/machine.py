@@ -1,4 +1,4 @@
-"""Which machine a run was made on, without saying whose it is."""
+"""The machine that a run was made on, without the name of its owner."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 import fastqt
 
-PATIENCE = 5.0  # seconds that nvidia-smi has
+PATIENCE = 5.0  # seconds within which nvidia-smi must answer
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The device and the versions of everything that computes on it."""
+    """The device, and the versions of the software that computes on it."""
     import triton
 
     on_gpu = device.type == "cuda"
@@ -35,7 +35,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver; None where its tool is not there or does not know."""
+    """The version of NVIDIA's driver; None where nvidia-smi is absent or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -45,5 +45,5 @@ def _driver() -> str | None:
 
 
 def slug(device: str) -> str:
-    """A device's name as part of a file's."""
+    """A device's name as a part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""The check for a GPU's owner, as far as it goes without one: a dry run, and how failures are recorded."""
+"""benchmarks.gpu_check without a GPU: a dry run, and how failures are recorded."""
 
 import json
 import os
@@ -7,18 +7,18 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_figures, gpu_sanitizer, gpu_sections, tune
-from benchmarks.gpu_check import Report
-from benchmarks.gpu_sanitizer import SANITIZED, sanitizer_verdict
-from benchmarks.gpu_sections import NotTakenError, Options, Outcome, Section, Verdict, check, run_section
-from benchmarks.peers import PEERS
+from benchmarks.gpu import check as gpu_check
+from benchmarks.gpu import figures, sanitizer, sections, tune
+from benchmarks.gpu.check import Report
+from benchmarks.gpu.peers import PEERS
+from benchmarks.gpu.sanitizer import SANITIZED, sanitizer_verdict
+from benchmarks.gpu.sections import NotTakenError, Options, Outcome, Section, Verdict, check, run_section
+from benchmarks.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 DRY = Options(dry_run=True)
 
 
@@ -52,13 +52,13 @@ def test_dry_run_names_the_machine_and_not_its_owner(dry_run):
     assert str(ROOT) not in json.dumps(dry_run[1])
 
 
-def test_dry_run_measures_everyone_beside_the_products(dry_run):
+def test_dry_run_measures_every_contestant_beside_the_products(dry_run):
     rows = dry_run[1]["benchmarks"]
-    for shape in gpu_figures.DRY_SHAPES:
+    for shape in figures.DRY_SHAPES:
         mine = [row for row in rows if row["shape"] == shape.name]
         assert {"GEMMs", "fastqt", "eager", "compiled", *PEERS} <= {row["contestant"] for row in mine}
         losses = {row["contestant"]: row["loss"] for row in mine if not row["graphed"]}
-        for name in ("fastqt", "compiled"):  # all compute one loss, eager in 16 bits
+        for name in ("fastqt", "compiled"):  # all compute the same loss, eager PyTorch in 16 bits
             assert losses[name] == pytest.approx(losses["eager"], rel=5e-3)
         for row in mine:
             assert (row["reason"] is None) == (row["seconds"] is not None)
@@ -77,13 +77,13 @@ def test_dry_run_prints_a_table(dry_run):
 def test_everything_ends_within_8_minutes():
     for options in (Options(), Options(quick=True), DRY):
         waves = gpu_check.waves(options)
-        assert sum(max(s.seconds for s in wave) + gpu_sections.GRACE for wave in waves) < 480
+        assert sum(max(s.seconds for s in wave) + sections.GRACE for wave in waves) < 480
         assert len({s.name for wave in waves for s in wave}) == sum(map(len, waves))
-    within = SANITIZED.seconds + gpu_sections.GRACE
+    within = SANITIZED.seconds + sections.GRACE
     assert 3 * within <= gpu_check.find_section("sanitizer", DRY).seconds
 
 
-def test_dry_run_wants_to_be_told_where_it_writes(capsys):
+def test_dry_run_requires_an_output_path(capsys):
     for program in (gpu_check, tune):
         with pytest.raises(SystemExit, match="2"):
             program.main(["--dry-run"])
@@ -118,15 +118,15 @@ def test_a_check_records_what_was_raised():
         (None, "", None),
     ],
 )
-def test_sanitizer_is_believed_only_if_it_worked(exit_code, output, ok):
+def test_sanitizer_passes_only_with_a_summary(exit_code, output, ok):
     assert sanitizer_verdict(exit_code, output).ok is ok
 
 
-def test_sanitizer_tells_of_calls_that_fail_alone(monkeypatch):
-    monkeypatch.setattr(gpu_sanitizer.shutil, "which", lambda *_, **__: "compute-sanitizer")
+def test_sanitizer_reports_calls_that_fail_without_a_tool(monkeypatch):
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda *_, **__: "compute-sanitizer")
     ended = Outcome("sanitized", status="failed", message="exit status -11", exit_code=-11)
-    monkeypatch.setattr(gpu_sanitizer, "run_section", lambda *_: ended)
-    alone, *watched = gpu_sanitizer.sanitizer(DRY)
+    monkeypatch.setattr(sanitizer, "run_section", lambda *_: ended)
+    alone, *watched = sanitizer.sanitizer(DRY)
     assert (alone["ok"], alone["detail"]) == (False, "exit status -11")
     assert [record["ok"] for record in watched] == [None, None]
 
@@ -147,32 +147,32 @@ def fail():
 def test_a_failing_section_keeps_what_it_found(tmp_path):
     lines = tmp_path / "lines"
     with pytest.raises(RuntimeError, match="the device is gone"):
-        gpu_sections.write_lines(Section("s", 60, records_then(fail)), DRY, lines)
-    first, end = gpu_sections.read_lines(lines)
+        sections.write_lines(Section("s", 60, records_then(fail)), DRY, lines)
+    first, end = sections.read_lines(lines)
     assert first["name"] == "first"
     assert end == {"kind": "end", "status": "failed", "message": "RuntimeError: the device is gone"}
 
 
 def test_a_section_stops_when_its_time_ends(tmp_path):
     lines = tmp_path / "lines"
-    gpu_sections.write_lines(Section("s", 0.01, records_then(partial(time.sleep, 0.02))), DRY, lines)
-    names = [record.get("name", record.get("status")) for record in gpu_sections.read_lines(lines)]
+    sections.write_lines(Section("s", 0.01, records_then(partial(time.sleep, 0.02))), DRY, lines)
+    names = [record.get("name", record.get("status")) for record in sections.read_lines(lines)]
     assert names == ["first", "second", "out of time"]
-    gpu_sections.write_lines(Section("s", 0.0, records_then(fail)), DRY, lines)
-    assert [r.get("name", r.get("status")) for r in gpu_sections.read_lines(lines)] == [
+    sections.write_lines(Section("s", 0.0, records_then(fail)), DRY, lines)
+    assert [r.get("name", r.get("status")) for r in sections.read_lines(lines)] == [
         "first",
         "out of time",
     ]
 
 
-def test_a_line_that_is_cut_is_left_out(tmp_path):
+def test_an_incomplete_line_is_skipped(tmp_path):
     (tmp_path / "lines").write_text('{"kind": "end"}\n{"kind": "che')
-    assert gpu_sections.read_lines(tmp_path / "lines") == [{"kind": "end"}]
-    assert gpu_sections.read_lines(tmp_path / "none") == []
+    assert sections.read_lines(tmp_path / "lines") == [{"kind": "end"}]
+    assert sections.read_lines(tmp_path / "none") == []
 
 
 def test_a_section_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(gpu_sections, "GRACE", 0.0)
+    monkeypatch.setattr(sections, "GRACE", 0.0)
     outcome = run_section(replace(gpu_check.find_section("machine", DRY), seconds=0.05), DRY)
     assert (outcome.status, outcome.exit_code) == ("failed", None)
     assert "did not end" in outcome.message
@@ -195,7 +195,7 @@ def test_report_fails_with_a_check(ok, tmp_path):
     assert ("checks: c: why" in report.text()) is (ok is False)
 
 
-def test_report_fails_with_a_section_and_not_with_the_clock():
+def test_report_fails_with_a_failed_section_but_not_with_one_out_of_time():
     report = Report(DRY, None)
     report.add(Outcome("slow", status="out of time", message="after 3 s"))
     assert report.failures == []

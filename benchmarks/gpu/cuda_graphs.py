@@ -1,4 +1,4 @@
-"""CUDA graphs of whole steps."""
+"""Capture of a whole step in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def captured(step: Callable[[], T], warm_ups: int = 1) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A step as a graph, and its results, whose memory every replay fills anew."""
+    """The graph of a step, and the step's results; every replay writes to their memory again."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

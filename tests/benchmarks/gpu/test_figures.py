@@ -1,13 +1,13 @@
-"""How contestants are measured: in turns on the same inputs, whoever fails with a reason."""
+"""How contestants are measured: in turns on the same inputs; one that fails gets a reason."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import gpu_figures, peers
-from benchmarks.peers import Shape
-from benchmarks.timing import Clock, Effort, in_turns
+from benchmarks.gpu import figures, peers
+from benchmarks.gpu.peers import Shape
+from benchmarks.measure.timing import Clock, Effort, in_turns
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def breaks_at(call):
     return make
 
 
-def test_whoever_fails_gets_a_reason_and_the_others_go_on():
+def test_a_failing_contestant_gets_a_reason_and_the_others_go_on():
     inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU)
     entrants = {"absent": absent, "at once": breaks_at(0), "later": breaks_at(4), "eager": peers.eager}
     results = in_turns(entrants, inputs, Clock(CPU), Effort(1, 5, 0.0))
@@ -65,7 +65,7 @@ def test_products_are_those_of_the_loss():
     assert seen == [(5, 3, 7), (5, 7, 3), (7, 5, 3)]
 
 
-def test_inputs_rotate_and_are_labelled_within_the_candidates():
+def test_inputs_rotate_and_labels_are_candidates():
     inputs = peers.make_inputs(Shape(5, 9, 4), torch.bfloat16, CPU)
     assert len(inputs.sets) == 2
     assert inputs[0][0] is inputs[2][0] is not inputs[1][0]
@@ -77,7 +77,7 @@ def test_inputs_rotate_and_are_labelled_within_the_candidates():
 
 def test_a_prediction_stands_beside_its_measurement(monkeypatch):
     shape = Shape(4, 4, 4)
-    monkeypatch.setattr(gpu_figures, "PREDICTIONS", {(shape, "eager"): 2.5})
-    rows = gpu_figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
+    monkeypatch.setattr(figures, "PREDICTIONS", {(shape, "eager"): 2.5})
+    rows = figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
     assert {row["contestant"]: row["predicted_ratio"] for row in rows} == {"GEMMs": None, "eager": 2.5}
-    assert "2.50" in gpu_figures.cells(rows[1])
+    assert "2.50" in figures.cells(rows[1])

@@ -1,4 +1,4 @@
-"""Whether the loss behaves on a GPU: repeated runs, NaNs, CUDA graphs, other streams, no hidden waits."""
+"""Properties of the loss on a GPU: equal repeated runs, NaNs, CUDA graphs, other streams, no hidden waits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.cuda_graphs import captured
-from benchmarks.gpu_sections import MEMORY, Options, Record, Verdict, check
+from benchmarks.gpu.cuda_graphs import captured
+from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "rows": fastqt.contrastive_loss,
     "rows and columns": partial(fastqt.clip_loss, scale=20.0),
-    "MixCSE as released": partial(fastqt.mixcse_loss, form="released"),
+    "three-block MixCSE": partial(fastqt.mixcse_loss, form="released"),
 }
 
 
 def behaviour(options: Options) -> Iterator[Record]:
-    """What depends on more than the numbers of one call."""
+    """The checks that one call's result does not answer."""
     device = options.device
     dtype = torch.float16 if options.dry_run else torch.bfloat16
     N, D = (9, 8) if options.dry_run else (4000, 128)
@@ -49,7 +49,7 @@ def _problem(
     memory: str,
     loss: Callable[..., Tensor] = LOSSES["rows"],
 ) -> tuple[list[Tensor], Callable[[], list[Tensor]], list[Tensor]]:
-    """Leaves, forward and backward on them, and other values for them."""
+    """The leaves, a step that runs forward and backward on them, and other values of the same shape."""
     generator = torch.Generator().manual_seed(0)
     first, second = (
         [(torch.randn(N, D, generator=generator) / D**0.25).to(device, dtype) for _ in range(2)]
@@ -65,7 +65,7 @@ def _problem(
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> Verdict:
-    """Whether two results of a step are the same to the bit."""
+    """Whether two results of a step are bitwise equal."""
     differ = [name for name, x, y in zip(("loss", "dF", "dG"), a, b, strict=True) if not torch.equal(x, y)]
     return Verdict(not differ, f"differ: {', '.join(differ)}" if differ else "bitwise")
 
@@ -76,7 +76,7 @@ def _repeats(problem: Callable[[], Any]) -> Verdict:
 
 
 def _nan(N: int, D: int, dtype: torch.dtype, device: torch.device, memory: str) -> Verdict:
-    """A NaN among the queries reaches its own row's loss and gradient, and no other's."""
+    """A NaN in a query reaches the loss and the gradient of its own row, and of no other row."""
     (f, g), _, _ = _problem(N, D, dtype, device, memory)
     with torch.no_grad():
         f[7, 2] = math.nan
@@ -89,10 +89,10 @@ def _nan(N: int, D: int, dtype: torch.dtype, device: torch.device, memory: str) 
 
 
 def _graph(problem: Callable[[], Any]) -> Verdict:
-    """Captured on some inputs and replayed on others, after batches of many other sizes."""
+    """A graph is captured on some inputs and replayed on others, after batches of many other sizes."""
     leaves, step, fresh = problem()
     graph, results = captured(step, warm_ups=3)
-    for N in range(8, 32):  # their targets take the places of those that the graph reads
+    for N in range(8, 32):  # the caches of targets now hold these batches', not those that the graph reads
         fastqt.contrastive_loss(*(x.detach()[:N] for x in leaves), backend="triton")
     with torch.no_grad():
         for leaf, values in zip(leaves, fresh, strict=True):
@@ -103,9 +103,11 @@ def _graph(problem: Callable[[], Any]) -> Verdict:
 
 
 def _scaled(N: int, D: int, device: torch.device, loss: Callable[..., Tensor]) -> Verdict:
-    """Gradients in float16 from an upstream one that float16 does not have, beside float32's."""
+    """Float16 gradients under an upstream gradient beyond float16's range, against float32's."""
     halves, _, _ = _problem(N, D, torch.float16, device, "fast", loss)
-    small = partial(loss, scale=0.05, backend="triton")  # for their sizes to fit
+    small = partial(
+        loss, scale=0.05, backend="triton"
+    )  # so that the gradients themselves are in float16's range
     upstream = torch.tensor(2.0**16, device=device)
     found, wanted = (
         torch.autograd.grad(small(*leaves), leaves, upstream)
@@ -116,7 +118,7 @@ def _scaled(N: int, D: int, device: torch.device, loss: Callable[..., Tensor]) -
 
 
 def _stream(problem: Callable[[], Any]) -> Verdict:
-    """On a stream that is long busy before the inputs are there: work elsewhere would find other values."""
+    """Inputs arrive late on a busy side stream, so that work on another stream would read the old values."""
     leaves, step, fresh = problem()
     step()
     busy = torch.randn(4096, 4096, device=leaves[0].device)
@@ -135,8 +137,8 @@ def _stream(problem: Callable[[], Any]) -> Verdict:
 
 
 def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
-    """Calls that never wait for the device, by name: what the loss is given, and N."""
-    N = 40_000  # too many for a window's targets to be kept from the last call
+    """Calls that must not wait for the device: a name, and the arguments with the number of rows N."""
+    N = 40_000  # too many rows for a window's targets to be cached from the last call
     ids = torch.arange(N, device=device)
     return [
         ("small", {"N": 400}),
@@ -149,7 +151,7 @@ def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:
         ("low memory", {"N": N, "memory": "low"}),
         ("both ways", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0}),
         ("both ways, low memory", {"N": N, "loss": fastqt.clip_loss, "scale": 20.0, "memory": "low"}),
-        ("MixCSE as released", {"N": 16_000, "loss": partial(fastqt.mixcse_loss, form="released")}),
+        ("three-block MixCSE", {"N": 16_000, "loss": partial(fastqt.mixcse_loss, form="released")}),
         ("bags of words", {"N": 4000, "loss": _bags_of_words}),
     ]
 
@@ -162,7 +164,7 @@ def _bags_of_words(latents: Tensor, weight: Tensor, **options: Any) -> Tensor:
 
 
 def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:
-    """Passes unless torch raises at a wait, which fails the check."""
+    """Runs a step in the mode in which torch raises at every wait; the error would fail the check."""
     arguments = dict(arguments)
     N, function = arguments.pop("N"), arguments.pop("loss", fastqt.contrastive_loss)
     leaves = [
@@ -175,7 +177,7 @@ def _no_wait(arguments: dict[str, Any], device: torch.device) -> Verdict:
         loss = function(*leaves, **arguments, backend="triton")
         torch.autograd.grad(loss, wanted, torch.ones_like(loss))
 
-    step()  # what is compiled and allocated the first time may wait
+    step()  # the first call may wait while it compiles and allocates
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""Times taken in turns: on a machine whose speed wanders, only ratios within one run mean something."""
+"""Times taken in turns: the speed of a machine varies, so only ratios within one run are meaningful."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastqt.tools.bench import peak_memory
 MOST_ROUNDS = 50
 
 X = TypeVar("X")
-Step = Callable[[int], list[Tensor]]  # on the i-th of its inputs: a loss and its gradients, or nothing
+Step = Callable[[int], list[Tensor]]  # takes the i-th inputs; returns loss and gradients, or nothing
 
 
 def in_turns_with(
@@ -26,10 +26,10 @@ def in_turns_with(
     others: Mapping[str, Callable[[], object]],
     rounds: int,
 ) -> tuple[float, dict[str, float]]:
-    """Medians in seconds of the subject, and of the others, each run once before every round of it.
+    """Medians in seconds of the subject and of the others, which run once before each round of the subject.
 
-    One warm-up round of all is not counted. Where benchmarks are disabled, all run once, and these are
-    the times of that.
+    One warm-up round of all is not counted. Where benchmarks are disabled, everything runs once, and the
+    times are those of that run.
     """
     clock = Clock(torch.device("cpu"))
     seconds: dict[str, list[float]] = {name: [] for name in others}
@@ -46,8 +46,19 @@ def in_turns_with(
     return benchmark.stats.stats.median, medians
 
 
+def beside_products(ours: float, seconds: Mapping[str, float]) -> dict[str, float | None]:
+    """What a benchmark records of the medians that `in_turns_with` returns, "gemm" and perhaps "eager"."""
+    gemm, eager = seconds["gemm"], seconds.get("eager")
+    return {
+        "gemm_seconds": gemm,
+        "eager_seconds": eager,
+        "ratio_to_gemm": ours / gemm,
+        "eager_ratio_to_gemm": None if eager is None else eager / gemm,
+    }
+
+
 class Clock:
-    """Seconds that a device needs for what a function asks of it, its launches included."""
+    """Measures the seconds that a device needs for a function's work, including the launches."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -70,14 +81,14 @@ class Clock:
         return begin.elapsed_time(end) / 1e3
 
     def free(self) -> None:
-        """Hands back what a failed attempt left."""
+        """Frees the memory that a failed attempt left allocated."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def peak_above_results(clock: Clock, step: Step) -> tuple[list[Tensor], int | None]:
-    """A step's results, and by how much memory in use rose at most beside them; None if nobody tells."""
+    """A step's results, and its peak memory in bytes above inputs and results; None where not reported."""
     if clock.device.type == "cuda":
         clock.wait()
         torch.cuda.reset_peak_memory_stats(clock.device)
@@ -94,16 +105,16 @@ def peak_above_results(clock: Clock, step: Step) -> tuple[list[Tensor], int | No
 
 @dataclass(frozen=True)
 class Effort:
-    """How long contestants are measured for."""
+    """How long contestants are measured."""
 
     warm_ups: int = 3
     least_rounds: int = 3
-    seconds: float = 3.0  # of turns, for all together
+    seconds: float = 3.0  # for the turns of all contestants together
 
 
 @dataclass
 class Result:
-    """What is known of a contestant; `reason` says why there is no time."""
+    """The measurements of a contestant; `reason` says why there is no time."""
 
     seconds: float | None = None  # median of a step
     rounds: int = 0
@@ -119,9 +130,9 @@ def in_turns(
     effort: Effort,
     sets_a_step: int = 1,
 ) -> dict[str, Result]:
-    """Every contestant once a round, on the next set of inputs; one that fails gets a reason and no time.
+    """Runs every contestant once a round on the next set of inputs; one that fails gets a reason and no time.
 
-    With `sets_a_step` a step does as many sets at once, and its time is divided by them.
+    If a step runs `sets_a_step` sets at once, its time is divided by that number.
     """
     results = {name: Result() for name in contestants}
     steps: dict[str, Step] = {}
@@ -144,7 +155,7 @@ def in_turns(
     for name, make in contestants.items():
         try:
             steps[name] = prepare(make, results[name])
-        except Exception as error:  # others' code, absent or broken: what it raises is its result's reason
+        except Exception as error:  # another library, absent or broken: the error is the result's reason
             drop(name, error)
         if name not in steps:
             clock.free()
@@ -156,7 +167,7 @@ def in_turns(
         for name, step in list(steps.items()):
             try:
                 times[name].append(clock.seconds(lambda step=step, turn=turn: step(turn)))
-            except Exception as error:  # as above, and the others go on
+            except Exception as error:  # as above; the others go on
                 drop(name, error)
     for name in steps:
         results[name].seconds = statistics.median(times[name]) / sets_a_step
@@ -165,5 +176,5 @@ def in_turns(
 
 
 def first_line(error: Exception) -> str:
-    """An error as it fits into a table."""
+    """The first line of an error, short enough for a table."""
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]

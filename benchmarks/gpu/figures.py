@@ -1,4 +1,4 @@
-"""How long the loss takes on a GPU and how much memory, beside its products, eager PyTorch and peers."""
+"""Time and memory of the loss on a GPU, beside its matrix products, eager PyTorch and other libraries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import peers
-from benchmarks.gpu_sections import Options, Record
-from benchmarks.peers import Contestant, Shape, in_graph, make_inputs
-from benchmarks.timing import Clock, Effort, in_turns
+from benchmarks.gpu import peers
+from benchmarks.gpu.peers import Contestant, Shape, in_graph, make_inputs
+from benchmarks.gpu.sections import Options, Record
+from benchmarks.measure.timing import Clock, Effort, in_turns
 from fastqt.tools.bench import MIB
 
 EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)
@@ -24,15 +24,15 @@ SHAPES = (
     Shape(400, 400, 1000),  # the QuickThoughts paper's batch
     Shape(1024, 1024, 768),
     Shape(32768, 32768, 768),
-    Shape(2048, 2048, 768),  # too large for one launch, and small enough for the number of launches to tell
+    Shape(2048, 2048, 768),  # too large for the one-launch kernel, yet small enough that launches matter
 )
 QUICK_SHAPES = (SHAPES[2], SHAPES[5])
 DRY_SHAPES = (Shape(6, 6, 8), Shape(5, 9, 8))
-LARGEST_GRAPHED = 2048  # rows: beyond, launches are no part of the time
-LARGEST_WINDOW = 4096  # rows: eager PyTorch takes a dense target matrix
+LARGEST_GRAPHED = 2048  # rows; launches are hidden behind the work of larger problems
+LARGEST_WINDOW = 4096  # rows; eager PyTorch needs a dense target matrix
 LOW_MEMORY = (SHAPES[0], DRY_SHAPES[0])
 
-# Times over those of the three products, as the design has them, before they are measured.
+# Times as multiples of the three products' time, as the design predicts them.
 PREDICTIONS: Mapping[tuple[Shape, str], float] = {
     (SHAPES[0], "fastqt"): 1.12,
     (SHAPES[0], "fastqt low"): 1.45,
@@ -45,7 +45,7 @@ def benchmark(
     graphed: bool = False,
     smallest_first: bool = False,
 ) -> Iterator[Record]:
-    """A row for every contestant at every shape, as soon as the shape is measured."""
+    """Yields a row for every contestant at a shape as soon as the shape is measured."""
     shapes = DRY_SHAPES if options.dry_run else QUICK_SHAPES if options.quick else SHAPES
     effort = DRY_EFFORT if options.dry_run else EFFORT
     dtype = torch.float16 if options.dry_run else torch.bfloat16
@@ -56,7 +56,7 @@ def benchmark(
 
 
 def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
-    """The library's ways of a shape, and PyTorch's."""
+    """The library's modes and eager PyTorch's losses that apply to a shape."""
     chosen: dict[str, Contestant] = {"fastqt": peers.fused(), "eager": peers.eager}
     if shape in LOW_MEMORY:
         chosen["fastqt low"] = peers.fused("low")
@@ -68,7 +68,7 @@ def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
 
 
 def compiled(_: Shape) -> Mapping[str, Contestant]:
-    """Alone, and from small to large: it takes its time before the first step."""
+    """torch.compile is measured alone, because it compiles for long before its first step."""
     return {"compiled": peers.compiled}
 
 
@@ -80,7 +80,7 @@ def measure(
     effort: Effort,
     graphed: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for each contestant, beside the three products of the same shape."""
+    """A row for each contestant and for the three matrix products of the same shape."""
     entrants: dict[str, Contestant] = {"GEMMs": peers.products, **contestants}
     if graphed:
         entrants = {name: in_graph(make) for name, make in entrants.items()}

@@ -1,7 +1,7 @@
-"""Whether a GPU computes the right loss and gradients: the tests' cases, and larger problems in float64.
+"""Whether a GPU computes the right loss and gradients, in the tests' cases and in larger problems.
 
-Small cases are held against the tests' oracle, larger problems against the formulas in float64 on the device,
-where no error may be much over that of eager PyTorch in the inputs' dtype.
+Small cases are compared with the tests' oracle. Larger problems are compared with the formulas in float64 on
+the device; their errors may not be much larger than those of eager PyTorch in the inputs' dtype.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.gpu_sections import ROOT, NotTakenError, Options, Record, Verdict, check
+from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict, check
+from benchmarks.paths import ROOT
 
-EAGER_FACTOR = 1.5  # no error may be over this multiple of eager PyTorch's in the same dtype
+EAGER_FACTOR = 1.5  # errors may be at most this multiple of eager PyTorch's in the same dtype
 
 
 def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
-    """Every case of the tests, by its mean and under an upstream gradient a row."""
+    """Every case of the tests: its mean, and its rows under an upstream gradient for each."""
     shared = shared_cases()
     chosen = shared.CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
     for case in chosen:
@@ -33,7 +34,7 @@ def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "tri
 
 
 def shared_cases() -> Any:
-    """The module of the tests' shared cases, whose folder is no package."""
+    """The module tests/cases.py; it imports its neighbours by name, so their folder joins the path."""
     folder = str(ROOT / "tests")
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -45,7 +46,7 @@ def shared_cases() -> Any:
 def case_verdict(
     case: Any, dtype: torch.dtype, memory: str, reduction: str, device: torch.device, backend: str = "triton"
 ) -> Verdict:
-    """Whether loss and gradients of one of the tests' cases are the oracle's."""
+    """Whether the loss and the gradients of one of the tests' cases equal the oracle's."""
     from tolerances import FLOAT32, relative
 
     inputs = case.inputs(dtype)
@@ -59,7 +60,7 @@ def case_verdict(
     if reduction == "mean":
         upstream = torch.ones(())
     gradients = torch.autograd.grad(loss, list(there.values()), upstream.to(loss))
-    # The loss sums float32; E, the weighted rows and the gradient itself are each rounded to the dtype.
+    # The loss is summed in float32. E, the weighted rows and the gradient are each rounded to the dtype.
     rounding = 0.0 if dtype is torch.float32 else 2 * torch.finfo(dtype).eps
     exact = expected.loss if reduction == "none" else expected.loss.mean()
     bounds = {"loss": (relative(loss.cpu(), exact), FLOAT32)}
@@ -69,7 +70,7 @@ def case_verdict(
 
 
 def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """A loss by a backend of a GPU; NotTakenError where that says a problem is another's."""
+    """The loss of one GPU engine; NotTakenError where that engine does not support the problem."""
     try:
         return loss(*args, **options)
     except ValueError as error:
@@ -79,7 +80,7 @@ def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
 
 
 def within(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
-    """Whether each error is within its bound; NaN is not."""
+    """Whether each error is within its bound; NaN never is."""
     ok = all(error <= bound for error, bound in bounds.values())
     found = (f"{name} {error:.2g} (at most {bound:.2g})" for name, (error, bound) in bounds.items())
     return Verdict(ok, ", ".join(found))
@@ -87,7 +88,7 @@ def within(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
 
 @dataclass(frozen=True)
 class Problem:
-    """One that is too large for the oracle; its inputs are made anew for each seed."""
+    """A problem that is too large for the oracle; its inputs are drawn anew for each seed."""
 
     name: str
     kind: str  # of INPUTS
@@ -97,7 +98,7 @@ class Problem:
     offsets: tuple[int, ...]  # the targets of row i are candidates i + offset
     diagonal: str
     seeds: int = 3
-    both_ways: bool = False  # CLIP's loss, of rows and of columns
+    both_ways: bool = False  # CLIP's loss, over rows and over columns
 
 
 PROBLEMS = (
@@ -123,21 +124,21 @@ DRY_PROBLEMS = (
 
 
 def accuracy(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
-    """Every problem's errors beside eager PyTorch's."""
+    """The errors of every problem beside those of eager PyTorch."""
     problems = QUICK_PROBLEMS if options.quick else PROBLEMS
     for problem in DRY_PROBLEMS if options.dry_run else problems:
         test = partial(problem_verdict, problem, dtype, memory, options.device, backend)
         yield check(problem.name, test)
     for noise in (None, 0.1):
         size = (13, 24) if options.dry_run else (1021, 250)
-        test = partial(released_verdict, *size, noise, dtype, memory, options.device, backend)
-        yield check(f"MixCSE released, {'random' if noise is None else 'converged'}", test)
+        test = partial(three_block_verdict, *size, noise, dtype, memory, options.device, backend)
+        yield check(f"three-block MixCSE, {'random' if noise is None else 'converged'}", test)
 
 
 def problem_verdict(
     problem: Problem, dtype: torch.dtype, memory: str, device: torch.device, backend: str = "triton"
 ) -> Verdict:
-    """Whether the mean errors of loss and gradients over some seeds are hardly over eager PyTorch's."""
+    """Whether the mean errors of loss and gradients are within EAGER_FACTOR of eager PyTorch's."""
     ours: list[list[float]] = []
     eagers: list[list[float]] = []
     for seed in range(problem.seeds):
@@ -152,7 +153,7 @@ def problem_verdict(
         if problem.both_ways:
             rows = (rows + eager_rows(g, f, problem.offsets, problem.diagonal)) / 2
         eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))
-    # Eager may happen to round to the truth; half a unit in the last place of a result is always allowed.
+    # Eager PyTorch may round to the exact value by chance, so half an ulp is always allowed.
     slack = (torch.finfo(torch.float32).eps / 2, *(torch.finfo(dtype).eps / 2,) * 2)
     names = ("loss", "queries", "candidates")
     bounds = {}
@@ -178,10 +179,13 @@ def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tenso
     return (found[0] + losses) / 2, (found[1] + dF) / 2, (found[2] + dG) / 2
 
 
-def released_verdict(
+def three_block_verdict(
     N: int, D: int, noise: float | None, dtype: torch.dtype, memory: str, device: torch.device, backend: str
 ) -> Verdict:
-    """Whether MixCSE's released form is hardly less exact than eager PyTorch; views differ by any noise."""
+    """Whether three-block MixCSE is within EAGER_FACTOR of eager PyTorch's errors.
+
+    The two views are random, or differ by `noise`.
+    """
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(N, D, generator=generator) for _ in range(2)]
     if noise is not None:
@@ -202,14 +206,14 @@ def released_verdict(
 
 
 def _rows_and_gradients(rows: Callable[..., Tensor], views: list[Tensor]) -> tuple[Tensor, ...]:
-    """The rows' losses and the gradients of their sum, whose mean's are beyond float16 when all is learnt."""
+    """The rows' losses and the gradients of their sum; those of the mean could underflow in float16."""
     leaves = [x.detach().requires_grad_() for x in views]
     loss = rows(*leaves)
     return (loss.detach(), *torch.autograd.grad(loss.sum(), leaves))
 
 
 def three_block_rows(z1: Tensor, z2: Tensor) -> Tensor:
-    """The rows' losses of MixCSE's released form as one would write them, in the inputs' dtype."""
+    """The rows' losses of three-block MixCSE in plain PyTorch, in the inputs' dtype."""
     normalize = torch.nn.functional.normalize
     h1, h2 = normalize(z1), normalize(z2)
     a, m = (normalize(0.2 * z + 0.8 * z.roll(-1, 0)).detach() for z in (z1, z2))
@@ -225,7 +229,7 @@ def random_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def converged_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows that score 24 with their one target and little with all others."""
+    """Each row scores 24 with its one target and little with all other candidates."""
     queries, candidates = random_inputs(p, seed)
     candidates /= candidates.norm(dim=1, keepdim=True)
     row = torch.arange(p.N)
@@ -235,7 +239,7 @@ def converged_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def overflowing_inputs(p: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Every third row scores 200 with a candidate that is no target of any such row."""
+    """Every third row scores 200 with a candidate that is no target of such a row."""
     queries, candidates = random_inputs(p, seed)
     loud = torch.arange(0, p.N, 3)
     others = torch.randperm(p.M, generator=torch.Generator().manual_seed(seed))
@@ -249,21 +253,21 @@ INPUTS = {"random": random_inputs, "converged": converged_inputs, "overflow": ov
 
 
 def assert_kind(problem: Problem, losses: Tensor) -> None:
-    """The inputs are as hard as they are meant to be."""
+    """Raises AssertionError if the inputs are not as hard as their kind says."""
     if problem.kind == "converged" and losses.max() > 1e-3:
         raise AssertionError(f"inputs are not converged: p = {math.exp(-losses.max()):.4f}")
-    loud = 50 if problem.both_ways else 100  # in one of the two ways
+    loud = 50 if problem.both_ways else 100  # both ways: the mean of a large and a small loss
     if problem.kind == "overflow" and (losses > loud).sum() < problem.N // 5:
         raise AssertionError("inputs overflow too few rows")
 
 
 def _errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
-    """Relative, in the L2 norm."""
+    """Relative errors in the L2 norm."""
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
 
 
 def target_matrix(rows: Tensor, M: int, offsets: tuple[int, ...]) -> Tensor:
-    """Those rows of T, (len(rows), M) float64, each divided by its sum."""
+    """The given rows of T, (len(rows), M) float64, each divided by its sum."""
     T = torch.zeros(len(rows), M, dtype=torch.float64, device=rows.device)
     for offset in offsets:
         column = rows + offset
@@ -275,7 +279,7 @@ def target_matrix(rows: Tensor, M: int, offsets: tuple[int, ...]) -> Tensor:
 def truth(
     queries: Tensor, candidates: Tensor, offsets: tuple[int, ...], diagonal: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows' losses, and the gradients of their mean: float64, by the formulas, some rows at a time."""
+    """The rows' losses and the gradients of their mean, by the formulas in float64, in blocks of rows."""
     F, G = queries.double(), candidates.double()
     N, M = len(F), len(G)
     losses, dF, dG = F.new_empty(N), torch.empty_like(F), torch.zeros_like(G)
@@ -296,7 +300,7 @@ def truth(
 
 
 def eager_rows(f: Tensor, g: Tensor, offsets: tuple[int, ...], diagonal: str) -> Tensor:
-    """The rows' losses as one would write them, in the inputs' dtype."""
+    """The rows' losses in plain PyTorch, in the inputs' dtype."""
     T = target_matrix(torch.arange(len(f), device=f.device), len(g), offsets).to(f.dtype)
     scores = f @ g.T
     if diagonal == "zero":

@@ -1,4 +1,4 @@
-"""What fastqt is measured against: the plain PyTorch one would write without it, and the loss's products."""
+"""What fastqt is compared with: plain PyTorch models and training, and the loss's matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "loss
 
 
 class PlainEncoder(nn.Module):
-    """An `nn.EmbeddingBag`, or with a hidden size an `nn.GRU` over packed sequences."""
+    """An `nn.EmbeddingBag`, or an `nn.GRU` over packed sequences if there is a hidden size."""
 
     def __init__(self, vocab_size: int, word_dim: int, hidden_size: int | None) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class PlainEncoder(nn.Module):
 
 
 class PlainQuickThoughts(nn.Module):
-    """Two plain encoders, for queries and candidates; `hidden_size` None means bags of words."""
+    """Two plain encoders, for queries and for candidates; `hidden_size` None means bags of words."""
 
     def __init__(self, vocab_size: int, word_dim: int = 300, hidden_size: int | None = None) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PlainQuickThoughts(nn.Module):
 
 
 class PlainTrainer:
-    """The usual loop: eager loss against a dense target made once, torch's clip, torch's Adam as it comes."""
+    """The usual loop: the eager loss on dense targets made once, torch's clipping, torch's default Adam."""
 
     def __init__(self, model: nn.Module, batch_size: int, context_size: int) -> None:
         self.model = model
@@ -60,9 +60,9 @@ class PlainTrainer:
 
 
 def loss_products(queries: Tensor, candidates: Tensor) -> Callable[[Tensor, Tensor], None]:
-    """The three matrix products of a score matrix and its two gradients, into memory that is there.
+    """The three matrix products of a score matrix and its two gradients, written to preallocated memory.
 
-    What is returned takes queries and candidates as large as these, detached.
+    The returned function takes detached queries and candidates of these shapes.
     """
     dF, dG = torch.empty_like(queries, requires_grad=False), torch.empty_like(candidates, requires_grad=False)
     S = dF.new_empty(len(queries), len(candidates))

@@ -1,4 +1,4 @@
-"""Whether the kernels touch only memory that is their own: small calls under NVIDIA's compute-sanitizer."""
+"""Small calls under NVIDIA's compute-sanitizer, which finds accesses out of bounds and races."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_correctness import Problem, case_verdict, problem_verdict, shared_cases
-from benchmarks.gpu_sections import (
+from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict, shared_cases
+from benchmarks.gpu.sections import (
     MEMORY,
     Options,
     Record,
@@ -21,11 +21,11 @@ from benchmarks.gpu_sections import (
     run_section,
 )
 
-ERROR_STATUS = 86  # that the tool is asked to exit with where it finds something
+ERROR_STATUS = 86  # the tool's exit status where it finds an error
 
 
 def sanitized(options: Options) -> Iterator[Record]:
-    """Small calls that reach every kernel: to be run under a tool that watches memory."""
+    """Small calls that reach every kernel, to be run under a tool that watches memory."""
     names = ("all at once", "smoothed window")
     problem = Problem("overflow", "overflow", 150, 333, 72, (0,), "keep", seeds=1)
     for memory in MEMORY:
@@ -36,11 +36,13 @@ def sanitized(options: Options) -> Iterator[Record]:
         yield check(f"overflow, {memory}", test)
 
 
-SANITIZED = Section("sanitized", 55, sanitized)  # within the sanitizer's own, which runs it three times
+SANITIZED = Section(
+    "sanitized", 55, sanitized
+)  # a third of the sanitizer's time, which runs these calls three times
 
 
 def sanitizer(options: Options) -> Iterator[Record]:
-    """The small calls alone, then under each of the tools."""
+    """The small calls, first without a tool, then under each of the tools."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
         reason = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
@@ -52,7 +54,7 @@ def sanitizer(options: Options) -> Iterator[Record]:
         yield check_record(
             "the calls alone", Verdict(False if alone.status == "failed" else None, alone.message)
         )
-    # torch's cache of allocations would hide where one tensor ends and the next begins.
+    # Without torch's allocator cache each tensor is its own allocation, whose bounds the tool knows.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for name, more in (("memcheck", ()), ("racecheck", ("--kernel-name", "kns=_kernel"))):
         prefix = (
@@ -64,7 +66,7 @@ def sanitizer(options: Options) -> Iterator[Record]:
 
 
 def sanitizer_verdict(exit_code: int | None, output: str) -> Verdict:
-    """What a tool found: its own exit status for errors, and for none a summary that it worked at all."""
+    """Fails on the tool's error status; passes only with a summary, which shows that the tool worked."""
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
     tail = "\n".join(output.strip().splitlines()[-12:])
     if exit_code == ERROR_STATUS:

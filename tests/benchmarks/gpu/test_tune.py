@@ -1,4 +1,4 @@
-"""How tiles are chosen for a GPU, without one: in Triton's interpreter, and on made-up times."""
+"""How tiles are chosen for a GPU, tested without one: in Triton's interpreter, and on invented times."""
 
 import json
 import time
@@ -9,8 +9,8 @@ import pytest
 import torch
 from fastqt.kernels.launch import Config
 
-from benchmarks import tune
-from benchmarks.peers import Shape
+from benchmarks.gpu import tune
+from benchmarks.gpu.peers import Shape
 from fastqt.kernels import launch, tuning
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    """The folder of tables, as kernels/tuned, and what reads it as if a GPU were there."""
+    """A folder in place of kernels/tuned; its reader believes that a GPU is there."""
     folder = tmp_path / "tuned"
     folder.mkdir()
     monkeypatch.setattr(tuning, "resources", SimpleNamespace(files=lambda package: folder))
@@ -76,7 +76,7 @@ def test_descriptors_are_tried_where_hardware_reads_them(monkeypatch, capability
 
 
 class FakeScores:
-    """Takes as long as `seconds` says, and computes nonsense with tiles of 64 rows."""
+    """Takes as long as `seconds` says, and computes wrong sums with tiles of 64 rows."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -121,7 +121,7 @@ def test_tune_gives_a_result_even_if_time_is_up():
     assert found.config.rows != 64
 
 
-def test_scores_notice_what_is_wrong(monkeypatch):
+def test_wrong_sums_are_noticed(monkeypatch):
     scores = tune.Scores(Shape(10, 12, 8), torch.float32, CPU)
     config = Config(rows=16, columns=16, width=16, group=2)
     assert launch.INTERPRETED

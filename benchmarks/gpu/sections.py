@@ -1,7 +1,7 @@
-"""What `gpu_check` finds out section by section, each in a process of its own.
+"""The sections of `benchmarks.gpu_check`: each runs in its own process and within a time limit.
 
-A section hands over its records line by line as they are made: one that hangs or breaks the device costs no
-more than what it had not found yet.
+A section writes each record to a file as soon as it is made. If it hangs or breaks the device, only the
+records that it had not made yet are lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-GRACE = 5.0  # seconds between a section's end of time and its own end
-MEMORY = ("fast", "low")  # the loss's ways that everything is checked in
+from benchmarks.paths import ROOT
 
-Record = dict[str, Any]  # of one thing found; "kind" says what: machine, check, benchmark or end
+GRACE = 5.0  # seconds that a section has to end after its time limit
+MEMORY = ("fast", "low")  # the loss's memory modes; everything is checked in both
+
+Record = dict[str, Any]  # one result; "kind" is "machine", "check", "benchmark" or "end"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Section:
-    """Something to find out: within `seconds`, after which no further record is asked for."""
+    """A generator of records, which is not asked for another one after `seconds`."""
 
     name: str
     seconds: float
@@ -47,24 +48,24 @@ class Section:
 
 
 class Verdict(NamedTuple):
-    """Whether a check passed, and what that rests on."""
+    """Whether a check passed, and the figures or the message behind that."""
 
     ok: bool | None  # None where it does not apply
     detail: str
 
 
 class NotTakenError(Exception):
-    """The engine says that a case is not its own."""
+    """The engine refuses a case that it does not support."""
 
 
 def check(name: str, test: Callable[[], Verdict]) -> Record:
-    """The record of a test that is made now."""
+    """Runs a test and returns its record."""
     try:
         verdict = test()
     except NotTakenError as reason:
         verdict = Verdict(None, str(reason))
-    except Exception as error:  # Triton, CUDA and torch raise what they like: the check fails in its words
-        verdict = Verdict(False, _words(error))
+    except Exception as error:  # Triton, CUDA and torch raise many types; the check fails with the message
+        verdict = Verdict(False, words(error))
     return check_record(name, verdict)
 
 
@@ -72,13 +73,14 @@ def check_record(name: str, verdict: Verdict) -> Record:
     return {"kind": "check", "name": name, **verdict._asdict()}
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
+    """An error as a record holds it."""
     return f"{type(error).__name__}: {error}"[:1000]
 
 
 @dataclass
 class Outcome:
-    """What a section found, and how it ended."""
+    """The records of a section, and how it ended."""
 
     name: str
     status: str = "done"  # or "out of time", or "failed"
@@ -90,7 +92,7 @@ class Outcome:
 
 
 def write_lines(section: Section, options: Options, lines: Path) -> None:
-    """Runs a section in this process, and writes each record as soon as it is there."""
+    """Runs a section in this process, and writes each record as soon as it is made."""
     end = time.monotonic() + section.seconds
     with lines.open("w") as file:
 
@@ -104,8 +106,8 @@ def write_lines(section: Section, options: Options, lines: Path) -> None:
                 if time.monotonic() > end:
                     write({"kind": "end", "status": "out of time", "message": f"after {section.seconds:g} s"})
                     return
-        except Exception as error:  # whatever a section raises ends it in these words, and is raised again
-            write({"kind": "end", "status": "failed", "message": _words(error)})
+        except Exception as error:  # any error ends the section, is recorded and is raised again
+            write({"kind": "end", "status": "failed", "message": words(error)})
             raise
         write({"kind": "end", "status": "done", "message": ""})
 
@@ -116,7 +118,7 @@ def run_section(
     prefix: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Runs a section in another process, and reads what it found even if it does not come to an end."""
+    """Runs a section in another process, and reads the records that it made even if it was killed."""
     outcome, begin = Outcome(section.name), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"
@@ -154,7 +156,7 @@ def run_section(
 
 
 def read_lines(path: Path) -> list[Record]:
-    """Whole lines; the last may be cut where a process was killed, whose section has no end and so fails."""
+    """The records in a file. A killed process may leave an incomplete last line, which is skipped."""
     if not path.exists():
         return []
     found = []
