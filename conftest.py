@@ -1,6 +1,12 @@
-"""Adds `pytest --benchmark`: run the tests that use the `benchmark` fixture, and only those."""
+"""How pytest runs here: on several processes, and with --benchmark only the tests of speed."""
+
+import os
 
 import pytest
+
+# Before anything imports torch: processes that run tests side by side get one thread each.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # A long file that is begun last would keep one process busy while the others have nothing left to do.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if not config.getoption("--benchmark"):
         return
     chosen = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
