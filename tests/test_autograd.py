@@ -92,7 +92,7 @@ def test_upstream_of_any_stride(upstream):
         strided = torch.stack([dense, dense], 1)[:, 0]
     a = torch.autograd.grad(rows, inputs["queries"], strided, retain_graph=True)
     b = torch.autograd.grad(rows, inputs["queries"], dense)
-    assert torch.equal(a[0], b[0])
+    assert relative(a[0], b[0]) < REORDERED[torch.float64]
 
 
 def test_gradients_accumulate_as_for_any_loss():

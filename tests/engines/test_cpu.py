@@ -130,7 +130,8 @@ def test_strided_targets_and_masks_are_read_in_place():
         arguments = {**case.arguments, "targets": targets, "mask": mask}
         strided = {**arguments, "targets": targets.T.contiguous().T, "mask": mask.T.contiguous().T}
         expected = fastqt.contrastive_loss(**inputs, **arguments, memory=memory)
-        assert torch.equal(fastqt.contrastive_loss(**inputs, **strided, memory=memory), expected)
+        found = fastqt.contrastive_loss(**inputs, **strided, memory=memory)
+        assert relative(found, expected) < REORDERED[torch.float64]
 
 
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])

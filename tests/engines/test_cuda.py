@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Case
-from tolerances import FLOAT32, relative
+from tolerances import FLOAT32, REORDERED, relative
 
 import fastqt
 from fastqt import engines as backends
@@ -141,7 +141,7 @@ def test_strides_do_not_change_the_result():
     inputs = case.inputs(torch.float32)
     laid_out = {name: x.detach().T.contiguous().T.requires_grad_() for name, x in inputs.items()}
     pairs = zip(value_and_gradients(case, laid_out), value_and_gradients(case, inputs), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert all(relative(a, b) < REORDERED[torch.float32] for a, b in pairs)
 
 
 def test_float32_is_computed_as_torch_is_set():

@@ -136,7 +136,9 @@ def test_strides_do_not_change_the_result():
     arguments = {**case.arguments, "mask": case.arguments["mask"].T.contiguous().T}
     loss = fastqt.contrastive_loss(**laid_out, **arguments, backend="triton")
     found = [loss.detach(), *torch.autograd.grad(loss, list(laid_out.values()))]
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    # In the interpreter numpy multiplies the tiles: how it rounds depends on their layout.
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < REORDERED[torch.float32]
 
 
 def test_runs_repeat_bit_for_bit():

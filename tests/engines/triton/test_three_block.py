@@ -138,7 +138,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
         assert (a is None) == (b is None)
         assert a is None or relative(a, b) < REORDERED[torch.float32]
     with torch.no_grad():
-        assert torch.equal(ours(inputs, options, "sum"), loss)
+        assert relative(ours(inputs, options, "sum"), loss) < REORDERED[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -230,7 +230,9 @@ def test_strides_do_not_change_the_result():
     expected = torch.autograd.grad(ours(inputs, PLAIN), inputs[:2])
     sides = [x.detach().T.repeat_interleave(2, 0)[::2].T.requires_grad_() for x in inputs[:2]]
     found = torch.autograd.grad(ours([*sides, *inputs[2:]], PLAIN), sides)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    # In the interpreter numpy multiplies the tiles: how it rounds depends on their layout.
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < REORDERED[torch.float32]
 
 
 def test_runs_repeat_bit_for_bit():

@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from tolerances import EAGER_FACTOR
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
@@ -186,6 +189,10 @@ def test_one_sentence_keeps_its_batch_dimension(length):
     assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
 
 
+def replace_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
+    return packed._replace(data=data)
+
+
 def error(got, want):
     """Relative distances in the Frobenius norm, by name."""
     return {name: ((got[name] - w).norm() / w.norm()).item() for name, w in want.items()}
@@ -194,21 +201,23 @@ def error(got, want):
 @pytest.mark.skipif(not native.NATIVE, reason="the native extension is not built")
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_fp32_is_as_accurate_as_torch(scale):
-    # Errors of 1e-7 scatter by their nature: the sum over all results is compared, and each with some slack.
-    ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter *= scale
-    ours.load_state_dict(theirs.state_dict())
-    lengths = torch.randint(3, 41, (40,)).sort(descending=True)[0]
-    packed = pack_sequence([torch.randn(int(n), 48) for n in lengths])
-
-    def wrap(x):
-        return packed._replace(data=x)
-
-    exact = results(copy.deepcopy(theirs).double(), packed.data.double(), None, wrap)
-    ours_error, theirs_error = (error(results(m, packed.data, None, wrap), exact) for m in (ours, theirs))
-    assert sum(ours_error.values()) <= 1.5 * sum(theirs_error.values())
+    """In the mean over draws: at scale 8 saturated gates enlarge rounding errors by chance, in either."""
+    ours_error, theirs_error = Counter(), Counter()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter *= scale
+        ours.load_state_dict(theirs.state_dict())
+        lengths = torch.randint(3, 41, (40,)).sort(descending=True)[0]
+        packed = pack_sequence([torch.randn(int(n), 48) for n in lengths])
+        wrap = partial(replace_data, packed)
+        exact = results(copy.deepcopy(theirs).double(), packed.data.double(), None, wrap)
+        for layer, errors in ((ours, ours_error), (theirs, theirs_error)):
+            errors.update(error(results(layer, packed.data, None, wrap), exact))
+    assert ours_error.total() <= EAGER_FACTOR * theirs_error.total()
+    # The gradient of one weight scatters more than the sum over all.
     for name in exact:
         assert ours_error[name] <= 2 * theirs_error[name], name
 
