@@ -130,7 +130,9 @@ def test_training_after_inference_mode(loss, monkeypatch):
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
-@by_mode
+@pytest.mark.parametrize(
+    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], ids=str
+)
 def test_compiles_into_one_graph(mode):
     document_ids = torch.arange(N) // 4
 

@@ -102,6 +102,7 @@ def test_the_sdist_holds_all_that_is_built(sdist):
         assert [path for path in kept if not (sdist / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     package, config = install_and_use(wheel, tmp_path, environment)
     assert "-cp310-abi3-" in wheel.name
@@ -111,16 +112,19 @@ def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     assert (package / "kernels" / "__init__.py").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("FASTQT_WHEEL_PYTHON" not in os.environ, reason="FASTQT_WHEEL_PYTHON names no Python")
 def test_another_python_and_torch(wheel, tmp_path, environment):
     _, config = install_and_use(wheel, tmp_path, environment, os.environ["FASTQT_WHEEL_PYTHON"])
     assert "not built" not in config
 
 
+@pytest.mark.slow
 def test_the_wheel_keeps_to_the_limited_api(wheel, tmp_path, environment):
     run(sys.executable, "-m", "abi3audit", "--strict", wheel, cwd=tmp_path, environment=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF symbols")
 def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
     """Whatever it wants of CUDA is resolved when it is used, or inside it."""
@@ -137,6 +141,7 @@ def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
     assert [name for name in strong if name != "aoti_torch_device_type_cuda"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a manylinux tag")
 def test_the_wheel_deserves_a_manylinux_tag(wheel, tmp_path, environment):
     shown = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path, environment=environment)

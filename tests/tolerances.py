@@ -20,6 +20,20 @@ HALF_ULP = {torch.float32: 6e-8, torch.float64: 1.2e-16}
 # to the minimum goes with the root of that.
 FITTED = {torch.float32: 3e-3, torch.float64: 1e-5}
 
+# By how much one rounding to nearest changes a number, relatively, at most.
+UNIT_ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+# The Triton engine rounds three times to the inputs' dtype: the exponentials E, the weighted rows that E
+# multiplies, and the result. Its interpreter cuts bfloat16 off where a GPU rounds to nearest.
+TRITON_ROUNDINGS = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3 * 2.0**-24}
+# Exponentials below the smallest normal number are flushed to zero: 1e-308 or 1e-38, times embeddings and
+# scales of up to 1e5. In float16 results have a smallest subnormal of 6e-8.
+FLUSHED = {torch.float64: 1e-303, torch.float32: 1e-33, torch.bfloat16: 1e-33, torch.float16: 6e-8}
+
 FOR_DTYPE = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 REORDERED = {torch.float32: REORDERED_FLOAT32, torch.float64: REORDERED_FLOAT64}
 

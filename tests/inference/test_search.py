@@ -124,6 +124,7 @@ def test_bad_searches(encoder, planted, tmp_path):
         nearest(encoder, ["a"], [str(tmp_path / "empty.txt")])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(encoder, planted, tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
     peaks = []

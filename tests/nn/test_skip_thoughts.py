@@ -84,6 +84,7 @@ def test_it_learns_to_write_the_neighbours():
     assert thoughts.loss(tokens, lengths).item() < 0.3 * first
 
 
+@pytest.mark.slow
 def test_no_matrix_of_words_by_vocabulary():
     """Of 8,000 words by 16,000 in the vocabulary it would take 488 MiB, and its gradient as much."""
     script = """

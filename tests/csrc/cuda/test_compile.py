@@ -8,6 +8,7 @@ import pytest
 from benchmarks.cuda_estimate import ARCHITECTURES, ARITHMETICS, DOCUMENT, SHARED, STORED, compiled, rendered
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_fits_without_spills(architecture):
