@@ -34,7 +34,7 @@ def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "tri
 
 def shared_cases() -> Any:
     """The module of the tests' shared cases, whose folder is no package."""
-    folder = str(ROOT / "tests")
+    folder = str(ROOT / "tests" / "shared")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     import cases

@@ -2,7 +2,7 @@
 
 python -m benchmarks.random_problems --minutes 60 --most 40
 
-Shapes, strides, dtypes and options are those of tests/test_properties.py, up to a size that crosses
+Shapes, strides, dtypes and options are those of tests/shared/problems.py, up to a size that crosses
 tiles. Without a GPU the kernels are interpreted. Stores how many were computed and how many refused,
 of which makes, and every one that came out wrong.
 """
@@ -30,8 +30,8 @@ AT_ONCE = 20  # problems drawn from one seed
 
 def campaign(minutes: float, most: int, first_seed: int) -> dict[str, Any]:
     """Draws until the time is over, each seed's problems until one is wrong."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from test_properties import DTYPES, check, problems
+    sys.path.insert(0, str(ROOT / "tests" / "shared"))
+    from problems import DTYPES, check, problems
 
     makes: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []

@@ -1,15 +1,11 @@
-"""Accuracy against a definition in numpy, and the metrics file."""
-
-import json
+"""Accuracy, uniformity and the figures of views against their definitions in numpy."""
 
 import numpy as np
 import pytest
 import torch
 
 from fastqt import metrics
-from fastqt.errors import InputError
 from fastqt.metrics import context_accuracy, uniformity, view_figures
-from fastqt.train.log import MetricsLog
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])
@@ -44,25 +40,6 @@ def test_a_chain_is_found():
 def test_the_own_score_counts_as_zero(scores, accuracy):
     queries, candidates = torch.ones(3, 1), torch.tensor(scores)[:, None]
     assert context_accuracy(queries, candidates) == accuracy
-
-
-def test_the_log_is_cut_back_and_appended_to(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
-    log.write({"step": 1, "loss": 0.5})
-    length = log.sync()
-    for step in (2, 3):
-        log.write({"step": step, "loss": 0.25})
-    log.close()
-    log = MetricsLog(path, length)
-    log.write({"step": 2, "loss": 0.125})
-    log.close()
-    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [0.5, 0.125]
-
-
-def test_a_log_that_lost_lines_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"metrics\.jsonl is shorter than it was"):
-        MetricsLog(tmp_path / "metrics.jsonl", 10)
 
 
 @pytest.mark.parametrize("t", [1.0, 2.0])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_memory, check, views
+from loss_views import N, by_backend, by_memory, check, cosines, views
 from tolerances import FLOAT64, REORDERED, relative
 
 import fastqt
@@ -132,3 +132,16 @@ def test_compiled_and_under_autocast():
     assert rounded.dtype == torch.float32
     units = (F.normalize(x, dim=1).bfloat16().double() for x in (a, b))
     assert relative(rounded, expected(*units, torch.tensor(2.0), "mean")) < REORDERED[torch.float32]
+
+
+@by_backend
+@by_memory
+@pytest.mark.parametrize("normalize", [True, False])
+def test_is_the_definition(backend, memory, normalize):
+    a, b = inputs = views(N, N)
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    scores = scale * (cosines(a, b) if normalize else a @ b.T)
+    own = torch.arange(N)
+    expected = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+    loss = fastqt.clip_loss(a, b, scale=scale, normalize=normalize, backend=backend, memory=memory)
+    check(loss, expected, [*inputs, scale])

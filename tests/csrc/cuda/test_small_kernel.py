@@ -200,7 +200,7 @@ def test_within_bounds_under_sanitizers():
         **os.environ,
         "LD_PRELOAD": ":".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": str(ROOT / "tests" / "shared"),
         "OMP_NUM_THREADS": "1",
     }
     ends = (str(SANITIZED.start), str(SANITIZED.stop))

@@ -38,7 +38,7 @@ def errors(tmp_path_factory):
     command = [compiler(), *flags, *paths, source, "-ltorch_cpu", "-lc10", "-o", library]
     subprocess.run(command, check=True)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT / "tests")
+    environment["PYTHONPATH"] = str(ROOT / "tests" / "shared")
     run = subprocess.run(
         [sys.executable, "-c", RUN, library],
         cwd=ROOT,

@@ -1,13 +1,12 @@
-"""Random problems: the loss and its gradients are the oracle's up to rounding errors, or a clean error.
+"""Random problems: arguments of any make for the losses, and the check that a result is the oracle's.
 
-The problems are the same in every run. `python -m benchmarks.random_problems` searches further at random.
+tests/functional/test_random_problems.py runs the same few in every run, and
+`python -m benchmarks.random_problems` draws others for as long as one likes.
 """
 
 import numpy as np
 import oracle
-import pytest
 import torch
-from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from tolerances import FLUSHED, TRITON_ROUNDINGS, UNIT_ROUNDOFF
 
@@ -128,32 +127,6 @@ def outcome(link: str, arguments: dict) -> tuple[torch.Tensor | None, str]:
         return None, str(error)
 
 
-FIXED = settings(derandomize=True, database=None, deadline=None)
-AS_DRAWN = settings(FIXED, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes here
-
-
-@settings(FIXED, max_examples=400)
-@given(problems())
-def test_the_oracles_value_or_a_clean_error(problem):
-    check(*problem)
-
-
-@settings(AS_DRAWN, max_examples=20)
-@given(problems(DTYPES))
-def test_the_triton_engine_too(problem):
-    link, arguments = problem
-    check(link, {**arguments, "backend": "triton"})
-
-
-@pytest.mark.slow
-@seed(1)
-@settings(AS_DRAWN, derandomize=False, max_examples=60)
-@given(problems(DTYPES))
-def test_the_triton_engine_in_more_problems(problem):
-    link, arguments = problem
-    check(link, {**arguments, "backend": "triton"})
-
-
 def check(link: str, arguments: dict) -> bool:
     """Whether there is a loss, which is then the oracle's."""
     names = [name for name in ("queries", "candidates", "negatives", "row_negatives") if name in arguments]
@@ -184,9 +157,9 @@ class Bounds:
     - A score is a sum of D products, scaled, with a bias. Its error is at most (D + 4) u times the largest
       score that is possible, which is |scale| max_ij sum_d |f_id g_jd| + |bias|.
     - The relative error of a probability is twice that, because the logsumexp has the same error.
-    - An element of a gradient is a sum of at most n terms, which are coefficients times elements of embeddings.
-      The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the oracle
-      sums up as well: where terms cancel each other, their errors remain.
+    - An element of a gradient is a sum of at most n terms, each a coefficient times an embedding's element.
+      The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the
+      oracle sums up as well: where terms cancel each other, their errors remain.
     - What else is rounded once (the exponential, the coefficient, its product with the scale) adds 8 u.
     """
 
