@@ -1,83 +1,16 @@
-"""Embedding and searching, against the whole corpus at once."""
+"""Searching block by block finds what the cosines with the whole corpus say."""
 
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from sentence_vectors import lines, normalized_halves, vectors
 
 from fastqt.errors import InputError
 from fastqt.inference.embed import embed_file
 from fastqt.inference.search import nearest
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, build_model
-from fastqt.text import Vocabulary, reader
-
-
-@pytest.fixture(params=["bow", "bigru"])
-def encoder(request, planted):
-    config = TrainConfig((planted[0],), encoder=request.param, word_dim=8, hidden_size=6)
-    with open(planted[0]) as file:
-        vocabulary = Vocabulary.build(file, 60)
-    torch.manual_seed(0)
-    return SentenceEncoder(build_model(config, len(vocabulary)).eval(), vocabulary, torch.device("cpu"))
-
-
-def lines(path):
-    with open(path) as file:
-        return [(number, line.strip()) for number, line in enumerate(file, start=1) if line.strip()]
-
-
-def vectors(encoder, path):
-    """One sentence after the other, (N, 2D) float64, not normalised."""
-    rows = []
-    for _, sentence in lines(path):
-        ids = torch.tensor([encoder.vocabulary.encode([sentence]).ids.tolist()])
-        rows.append(
-            torch.cat([half(ids, torch.tensor([ids.shape[1]])) for half in encoder.model.children()], 1)
-        )
-    return torch.cat(rows).double().detach().numpy()
-
-
-def normalized_halves(matrix):
-    return np.concatenate(
-        [half / np.linalg.norm(half, axis=1, keepdims=True) for half in np.split(matrix, 2, axis=1)], 1
-    )
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-def test_rows_are_the_sentences_in_order(encoder, planted, tmp_path, normalize, monkeypatch):
-    monkeypatch.setattr(reader, "READ_BYTES", 1000)  # several blocks
-    shape = embed_file(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
-    matrix = np.load(tmp_path / "x.npy")
-    wanted = vectors(encoder, planted[1])
-    if normalize:
-        wanted = normalized_halves(wanted)
-    assert matrix.dtype == np.float32
-    assert matrix.shape == shape == wanted.shape
-    np.testing.assert_allclose(matrix, wanted, rtol=1e-5, atol=1e-6)
-    assert {path.name for path in tmp_path.iterdir()} == {"x.npy", "planted.txt", "held_out.txt"}
-
-
-def test_the_file_can_be_mapped(encoder, planted, tmp_path):
-    embed_file(encoder, planted[1], tmp_path / "x.npy")
-    assert isinstance(np.load(tmp_path / "x.npy", mmap_mode="r"), np.memmap)
-
-
-def test_embedding_a_failing_text_leaves_what_was_there(encoder, tmp_path):
-    (tmp_path / "x.npy").write_text("before")
-    for text, message in ((b"fine\n\xff\n", "not UTF-8"), (b"\n\n", "nothing to embed: no sentence in ")):
-        (tmp_path / "text.txt").write_bytes(text)
-        with pytest.raises(InputError, match=message):
-            embed_file(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
-        assert (tmp_path / "x.npy").read_text() == "before"
-        assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".txt"}
-
-
-def test_an_output_that_cannot_be_written(encoder, planted, tmp_path):
-    with pytest.raises(InputError, match=r"cannot write .*absent/x\.npy: No such file or directory"):
-        embed_file(encoder, planted[1], tmp_path / "absent" / "x.npy")
+from fastqt.text import reader
 
 
 @pytest.mark.parametrize("k", [1, 7, 1000])
