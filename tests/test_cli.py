@@ -1,4 +1,4 @@
-"""The command line, end to end, and a line for every mistake."""
+"""The command line from end to end. A user's mistake prints one line and exits with status 2."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_mistakes_in_training(model, planted, tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def reviews(tmp_path):
-    """A directory with two tasks: reviews that a word of theirs tells apart, and pairs of sentences."""
+    """A directory with two tasks: reviews in which one word gives the class, and pairs of sentences."""
     rows = [f"{label}\tplace{label} topic{number}word1" for label in (0, 1) for number in range(20)]
     for task, file, lines in (
         ("MR", "all", rows),

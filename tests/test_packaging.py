@@ -1,4 +1,4 @@
-"""What is built installs elsewhere: with the extension, from the sdist, and without a compiler.
+"""The wheel installs elsewhere: with the extension, built from the sdist, and without a compiler.
 
 With FASTQT_WHEEL_PYTHON=/path/to/python also on that interpreter, with the torch and numpy that it has.
 """
@@ -127,7 +127,7 @@ def test_the_wheel_keeps_to_the_limited_api(wheel, tmp_path, environment):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF symbols")
 def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
-    """Whatever it wants of CUDA is resolved when it is used, or inside it."""
+    """No symbol of CUDA has to be resolved when the extension is loaded."""
     if which("nm") is None:
         pytest.skip("wants nm")
     package, _ = install_and_use(wheel, tmp_path, environment)

@@ -1,4 +1,4 @@
-"""README and docs show what stored runs hold, and the README's Python is true."""
+"""The figures of README and docs are those of stored runs, and the README's Python runs."""
 
 import re
 

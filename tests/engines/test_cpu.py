@@ -1,4 +1,4 @@
-"""The walk over the score matrix: any cut into chunks and tiles, any layout, any number of threads."""
+"""The C++ engine gives the same results for any chunks and tiles, layouts and numbers of threads."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_threads_agree_and_runs_repeat(memory):
 
 
 def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Equal tensors laid out otherwise in memory."""
+    """Tensors equal to x with other strides."""
     rows, columns = x.shape
     wide = x.new_zeros(rows, 2 * columns)
     wide[:, ::2] = x

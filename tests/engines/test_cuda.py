@@ -1,4 +1,4 @@
-"""The engine around the one-launch kernel, with the kernel executed on a CPU in its operator's place."""
+"""The engine of the one-launch CUDA kernel. The operator is replaced by the kernel compiled for the CPU."""
 
 import re
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ def test_the_cases_are_many():
     assert len(TAKEN) >= 12
 
 
-def test_rows_weighted_from_above():
+def test_rows_weighted_by_an_upstream_gradient():
     case = next(c for c in TAKEN if c.name == "row negatives")
     inputs = case.inputs(torch.float32)
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])

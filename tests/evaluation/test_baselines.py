@@ -1,4 +1,4 @@
-"""Averages of word vectors by hand, and models with fresh weights."""
+"""Averages of word vectors computed by hand, and models with random weights."""
 
 import lzma
 

@@ -1,4 +1,4 @@
-"""Cross-validations that do not see what they are tested on, and what is built of classifiers."""
+"""Cross-validation never sees the labels that it is tested on, and equals scikit-learn's."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_a_folds_labels_do_not_reach_its_predictions(monkeypatch, problem):
     assert changes_by_test_labels(features, labels) > 50
 
 
-def test_labels_without_meaning_give_chance(monkeypatch):
+def test_random_labels_give_accuracy_at_chance(monkeypatch):
     generator = np.random.default_rng(0)
     features, labels = generator.standard_normal((240, 80)), generator.permutation(np.repeat([0, 1], 120))
     accuracy = nested_cross_validation(features, labels, grid=GRID, folds=5).accuracy
@@ -91,7 +91,7 @@ def test_of_equal_scores_the_smallest_grid_value_wins():
     assert {chosen.C} == {GRID[0]}
 
 
-def test_held_out_rows_choose_and_do_not_teach(problem):
+def test_held_out_rows_choose_c_and_are_not_fitted(problem):
     features, labels, _ = problem(240, 12, 2)
     scores = []
 

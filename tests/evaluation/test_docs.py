@@ -1,4 +1,4 @@
-"""What docs/evaluation.md says runs, and names what there is."""
+"""The commands of docs/evaluation.md run, and the tasks and options that it names exist."""
 
 import re
 from pathlib import Path

@@ -51,7 +51,7 @@ def test_the_objective_has_no_slope_at_the_solution(classes, problem):
             assert slope.abs().max() / (C * within.sum()) < FITTED[torch.float64]
 
 
-def test_rows_outside_a_training_set_have_no_say(problem):
+def test_rows_outside_a_training_set_do_not_matter(problem):
     features, labels, rows = problem(200, 10, 2)
     data = torch.from_numpy(features)
     (before,) = fit(data, one_hot(labels, 2), rows, [256.0])

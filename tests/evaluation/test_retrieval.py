@@ -1,4 +1,4 @@
-"""Captions by image, neighbours and analogies in pools: planted, and counted by hand."""
+"""Retrieval of captions, neighbours and analogies finds what was planted; ranks are counted by hand."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_the_margin_loss_of_all_contrasts_and_of_few():
     assert bounds[0] * 0.98 < np.mean(few) < bounds[1] * 1.02
 
 
-def test_owners_that_do_not_fit():
+def test_bad_owners_are_refused():
     x, y, owners = planted(10)
     for wrong in (owners[1:], owners + 1, owners - 1):
         with pytest.raises(ValueError, match="owners: wanted one of 10 images for each of 30 captions, got "):

@@ -1,4 +1,4 @@
-"""All tasks on small files with something planted: what is read, encoded, kept, judged and said."""
+"""All evaluation tasks, from reading to printing, on small files in which something was planted."""
 
 import gzip
 import json
@@ -147,7 +147,7 @@ def test_a_step_of_the_encoders_own_is_taken_task_by_task(data):
     assert results.tasks["STS12"] != evaluate(BagOfWords(), data, ["STS12"]).tasks["STS12"]
 
 
-def test_vectors_are_kept(data, tmp_path, monkeypatch):
+def test_vectors_are_cached(data, tmp_path, monkeypatch):
     monkeypatch.setattr(vectors_module, "BATCH", 100)
     cache, encode = Cache(tmp_path / "cache" / "of", "key"), BagOfWords()
     first = evaluate(encode, data, ["STS12", "MR"], grid=GRID, cache=cache)

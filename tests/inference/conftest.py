@@ -1,4 +1,4 @@
-"""An encoder that has learnt nothing, of a bag of words and of a GRU."""
+"""An untrained model with encoders that are bags of words or GRUs."""
 
 import pytest
 import torch

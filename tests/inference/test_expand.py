@@ -1,4 +1,4 @@
-"""A trained model that learns further words from pre-trained vectors."""
+"""Vocabulary expansion: a trained model gets vectors for new words from pre-trained ones."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def model(request, planted, tmp_path):
 
 
 def pretrained(model) -> tuple[list[str], np.ndarray]:
-    """Vectors for most of a model's words, for new ones, and for what is no word."""
+    """Vectors for most of a model's words, for new words, and for strings that are not words."""
     known = sorted(SentenceEncoder.load(model, "cpu").vocabulary.tokenizer.get_vocab())[5:]
     words = [*NEW, "two words", "hy-phen", "<unk>", *(word for word in known if word != "<unk>")]
     return words, np.random.default_rng(0).normal(size=(len(words), W)).astype(np.float32)

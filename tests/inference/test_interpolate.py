@@ -1,4 +1,4 @@
-"""GLOSS from text to text: training, resuming, embedding, and sentences between sentences."""
+"""GLOSS from the command line: training, resuming, embedding and interpolation between sentences."""
 
 import json
 import math
@@ -180,7 +180,7 @@ def test_interpolation():
 
 
 @pytest.mark.parametrize("other", [lambda a: 3 * a, lambda a: -2 * a, lambda a: 0 * a], ids=range(3))
-def test_a_line_where_there_is_no_arc(other):
+def test_interpolation_is_linear_where_there_is_no_arc(other):
     a = torch.tensor([1.0, -2.0, 3.0])
     shares = torch.tensor([0.0, 0.25, 1.0])
     for pair in ((a, other(a)), (other(a), a)):

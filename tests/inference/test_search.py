@@ -40,7 +40,7 @@ class ExactEncoder:
         )
 
 
-def test_of_equals_the_earlier_wins(tmp_path, monkeypatch):
+def test_of_equal_cosines_the_earlier_sentence_wins(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 30)
     (tmp_path / "twins.txt").write_text("twin\nother\n" * 9)
     (found,) = nearest(ExactEncoder(), ["twin"], [str(tmp_path / "twins.txt")], 3)

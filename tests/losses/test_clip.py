@@ -1,4 +1,4 @@
-"""The walk over rows and columns together: its tiles, its weights, and what it does not waste."""
+"""CLIP's loss equals its definition, also in the C++ engine's tiles, with weights and on threads."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
 def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, columns):
-    """Scores up to 80: one direction's pairs are all but certain, the other's are not."""
+    """Scores are up to 80: pairs are nearly certain in one direction and not in the other."""
     monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
     monkeypatch.setattr(schedule, "TILE_ROWS", rows)
     monkeypatch.setattr(schedule, "TILE_COLUMNS", columns)
@@ -35,7 +35,7 @@ def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, co
 
 @pytest.mark.parametrize("width", [255, 256, 257, 600])
 def test_columns_beyond_a_stripe(width):
-    """Columns are summed up in stripes of 256, by threads."""
+    """Threads sum columns in stripes of 256."""
     a, b = views(width, width)
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     ours = fastqt.clip_loss(a, b, scale=scale, normalize=False, backend="cpu")
@@ -49,7 +49,7 @@ def test_one_pair():
     assert not any(g.any() for g in torch.autograd.grad(loss, (a, b)))
 
 
-def test_twice_and_not_twice():
+def test_backward_runs_twice_and_double_backward_is_refused():
     a, b = views(N, N)
     loss = fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
     first = torch.autograd.grad(loss, a, torch.tensor(2.0, dtype=torch.float64), retain_graph=True)[0]

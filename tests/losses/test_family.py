@@ -70,7 +70,7 @@ def alike(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("noise", [0.03, 1.0])
 @pytest.mark.parametrize("loss", ["simcse", "clip", "released"])
 def test_error_is_at_most_eagers(loss, noise):
-    """Also where views are all but equal, and the loss is what little the others hold against them."""
+    """This holds also where the two views are nearly equal and the loss is close to 0."""
 
     def ours(z1, z2):
         if loss == "simcse":

@@ -1,4 +1,4 @@
-"""The positional loss by products of exponentials, against each score in torch's float64."""
+"""The factored positional loss equals the one that forms every score, in float64."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def each_score(latents, positions, weight, bias, tokens):
 @pytest.mark.parametrize("chunk", [1, 2**20])
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (3,), (0, 1, 2, 3)])
 def test_loss_and_gradients(monkeypatch, chunk, needs):
-    """In chunks of 16 sentences, the last one of them smaller, and in one."""
+    """Sentences are computed in chunks of 16, the last of them smaller, or in one chunk."""
     monkeypatch.setattr(positional, "CHUNK_BYTES", chunk)
     parameters, tokens = inputs(torch.float64)
     tokens, lengths = tokens.repeat(5, 1), LENGTHS.repeat(5)
@@ -59,8 +59,8 @@ def test_float32():
         assert relative(ours, theirs) < FLOAT32
 
 
-def test_scores_far_apart_are_left_to_others():
-    """Where every word that a sentence favours is one that a place rules out, and the reverse."""
+def test_scores_far_apart_are_computed_one_by_one():
+    """Words that are likely by their sentence are unlikely by their place: the products underflow."""
     (latents, positions, weight, bias), tokens = inputs(torch.float32)
     with torch.no_grad():
         latents.zero_()

@@ -124,7 +124,7 @@ def test_what_is_apart_costs_nothing():
     assert not g.grad.any()
 
 
-def test_no_target_no_loss_and_nan_is_told():
+def test_without_targets_the_loss_is_zero_and_nan_is_seen():
     f, g = inputs(N)
     assert fastqt.max_margin_loss(f, g, torch.full((N,), -100)) == 0
     broken = f.detach().clone()

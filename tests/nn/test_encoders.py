@@ -65,7 +65,7 @@ def test_equals_one_sentence_at_a_time(name):
 
 
 @each_encoder
-def test_padding_empty_sentences_and_company_change_nothing(name):
+def test_padding_empty_and_other_sentences_change_nothing(name):
     encoder = ENCODERS[name]()
     tokens, lengths = batch()
     want = encoder(tokens, lengths)

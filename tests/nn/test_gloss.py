@@ -32,7 +32,7 @@ def model(decoder, **options):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_training_steps_are_those_of_numpy(decoder):
-    """Loss, gradients, clipping, Adam by rows and projection: every parameter after each of some steps."""
+    """Parameters are compared after each step of loss, gradients, clipping, Adam by rows and projection."""
     gloss, (tokens, lengths) = model(decoder, radius=1.0), sentences()
     oracle = Oracle(gloss, lr=0.1, clip=1.5)
     optimizer = RowAdam(gloss.parameters(), lr=0.1)
@@ -129,7 +129,7 @@ def test_inference_is_projected_gradient_descent(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_steps_that_go_too_far_are_taken_back(decoder):
+def test_steps_that_overshoot_are_taken_back(decoder):
     gloss, (tokens, lengths) = model(decoder, sentences=0), sentences()
     with torch.no_grad():
         gloss.weight *= 8
@@ -192,7 +192,7 @@ def test_inference_begins_at_random_by_seed_and_sentence(decoder):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_inference_of_a_sentence_does_not_depend_on_its_batch(decoder):
-    """Whether alone, among others, or elsewhere among them."""
+    """A sentence alone and a sentence at any place of a batch give the same latent vector."""
     torch.manual_seed(3)
     count = 3 * ROWS_AT_ONCE + 5
     gloss = Gloss(200, 24, decoder=decoder, max_length=L).double()
@@ -230,7 +230,7 @@ def test_generation_takes_the_likeliest_words():
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_what_is_learnt_is_reconstructed(decoder):
-    """A corpus learnt by heart: its latents, and those inferred without them, give each sentence back."""
+    """After overfitting a small corpus, its latents and newly inferred ones both generate the sentences."""
     torch.manual_seed(4)
     gloss = Gloss(40, 24, decoder=decoder, max_length=L, sentences=12)
     tokens = torch.stack([torch.randperm(39)[:L] + 1 for _ in range(12)])
@@ -295,7 +295,7 @@ def test_bad_sentences(decoder, tokens, lengths, message):
 
 
 def test_scores_far_apart():
-    """Where the shorter way to the positional loss would lose them, each score is formed."""
+    """Where the factored positional loss would underflow, each score is formed."""
     gloss, (tokens, lengths) = model("pos"), sentences()
     with torch.no_grad():
         gloss.weight.zero_()[:6, 0] = gloss.weight[6:, 1] = 200

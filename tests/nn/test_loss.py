@@ -114,7 +114,7 @@ def test_copies_are_equal_and_apart(name, copied):
 
 
 @each
-def test_learns_nothing_unasked_but_what_its_paper_learns(name):
+def test_only_parameters_of_the_paper_are_learnt_by_default(name):
     make, _, options, _, _ = MODULES[name]
     learnt = {"clip": ["log_scale"], "siglip": ["log_scale", "bias"]}
     assert list(make(**options).state_dict()) == learnt.get(name, [])
@@ -177,7 +177,7 @@ def test_repr_names_the_options():
 
 
 def test_learns_its_scale():
-    """Queries that already are their candidates: only a larger scale lowers the loss."""
+    """Queries equal their candidates, so that only a larger scale lowers the loss."""
     module = ContrastiveLoss(scale=2.0, learn_scale=True, diagonal="keep", normalize=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     losses = []
@@ -193,7 +193,7 @@ def test_learns_its_scale():
 
 
 def test_siglip_learns_its_bias_and_loads_it_again():
-    """Embeddings of one point, all scores equal: the best probability of a pair is 1 / N."""
+    """All embeddings are equal, and so are the scores: the best probability of a pair is 1 / N."""
     module = nn.SigLIPLoss(scale=1.0, learn_scale=False)
     ones = torch.ones(N, D)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)

@@ -86,7 +86,7 @@ def test_it_learns_to_write_the_neighbours():
 
 @pytest.mark.slow
 def test_no_matrix_of_words_by_vocabulary():
-    """Of 8,000 words by 16,000 in the vocabulary it would take 488 MiB, and its gradient as much."""
+    """Scores of 8,000 words over a vocabulary of 16,000 would take 488 MiB, and their gradient as much."""
     script = """
 import resource, torch
 from fastqt.nn import SkipThoughts

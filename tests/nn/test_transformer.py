@@ -108,8 +108,8 @@ def test_padding_changes_neither_vectors_nor_gradients(pooling):
 
 
 @both_poolings
-def test_company_changes_nothing(pooling):
-    """Of a sentence in a longer one's batch, and of the order of the batch."""
+def test_other_sentences_of_the_batch_change_nothing(pooling):
+    """A sentence's vector depends neither on the others in its batch nor on their order."""
     encoder = tiny(pooling).double()
     tokens, lengths = batch()
     upstream = torch.randn(len(tokens), encoder.embedding_dim, dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_every_parameter_and_only_the_words_that_were_read_have_a_gradient(pooli
     assert torch.equal(encoder.embedding.weight.grad.abs().sum(1) > 0, read)
 
 
-def test_a_sparse_gradient_is_the_dense_one_and_steps_as_it():
+def test_a_sparse_gradient_equals_the_dense_one_and_so_does_its_step():
     dense, sparse = tiny(), tiny(sparse=True)
     sparse.load_state_dict(dense.state_dict())
     tokens, lengths = batch()

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, whatever moment the machine stops at."""
+"""A file is written whole or not at all, whenever the machine stops."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ from fastqt.train.optim import Adam
 
 
 def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    """Data, then the name, then the directory that holds the name: after a power cut old or new is there."""
+    """First data, then the name and its directory are synced: a power cut leaves the old or the new file."""
     path = tmp_path / "config.json"
     path.write_text("old")
     events = []
@@ -58,7 +58,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_files_are_as_open_as_the_user_has_it(tmp_path, umask):
-    """As any new file: the library that writes tensors makes files for their owner alone."""
+    """Files have a new file's permissions, although safetensors lets only their owner read them."""
     before = os.umask(umask)
     try:
         save_model(tmp_path / "model.safetensors", torch.nn.Linear(2, 2))
@@ -68,7 +68,7 @@ def test_files_are_as_open_as_the_user_has_it(tmp_path, umask):
 
 
 def trained():
-    """A model with a step behind it, and its optimiser."""
+    """A model after one step of training, and its optimiser."""
     model = torch.nn.Linear(2, 2)
     optimizer = Adam(model.parameters(), lr=0.1)
     model(torch.ones(2)).sum().backward()
@@ -85,8 +85,8 @@ def test_a_checkpoint_brings_back_the_random_numbers(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what is mapped")
-def test_what_was_loaded_does_not_lean_on_the_file(tmp_path):
-    """A tensor that maps a file dies with it, by a signal, should someone truncate the file."""
+def test_loaded_tensors_do_not_map_the_file(tmp_path):
+    """Reading a tensor that maps a file that was truncated would end the process by a signal."""
     path = tmp_path / "checkpoint"
     save_checkpoint(path, *trained(), Progress())
     model, optimizer = trained()

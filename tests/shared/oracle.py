@@ -1,4 +1,4 @@
-"""The contrastive loss and its gradients by the book: numpy, float64, a row at a time.
+"""The contrastive loss and its gradients by their definitions, in numpy and float64, a row at a time.
 
 Shares no code with fastqt: targets are written out as matrices by loops over their definition.
 """
@@ -68,7 +68,7 @@ def contrastive(
     link: str = "softmax",
     row_weights: Array | None = None,
 ) -> Result:
-    """The rows' losses, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
+    """The losses of the rows, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
     N, M = T.shape
     w = np.full(N, 1 / N) if row_weights is None else row_weights
     K = 0 if negatives is None else len(negatives)

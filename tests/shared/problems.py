@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 @st.composite
 def problems(draw, dtypes=(*DTYPES, torch.float64), most=12):
-    """A link, and arguments of any make for its loss, sensible or not; of `most` rows and columns."""
+    """A link and random arguments for its loss, valid or not, of at most `most` rows and columns."""
     N, D = draw(st.integers(1, most)), draw(st.integers(1, most))
     M = N if draw(st.booleans()) else draw(st.integers(1, most + 2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -80,7 +80,7 @@ def problems(draw, dtypes=(*DTYPES, torch.float64), most=12):
 
 
 def dense_targets(link: str, arguments: dict) -> np.ndarray:
-    """What fastqt says the targets are; test_targets proves that it is right."""
+    """The targets as fastqt writes them out, which tests/test_targets.py tests."""
     targets = arguments.get("targets")
     if targets is None:
         targets = fastqt.Window(
@@ -119,7 +119,7 @@ def expected(link: str, arguments: dict) -> oracle.Result:
 
 
 def outcome(link: str, arguments: dict) -> tuple[torch.Tensor | None, str]:
-    """The loss, or None and the words of a ValueError."""
+    """The loss, or None and the message of a ValueError."""
     loss = fastqt.sigmoid_loss if link == "sigmoid" else fastqt.contrastive_loss
     try:
         return loss(**arguments), ""

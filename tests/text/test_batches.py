@@ -1,4 +1,4 @@
-"""Batches against lists cut by hand, resuming, and memory that does not grow with the corpus."""
+"""Batches equal lists cut by hand, can be resumed, and need no more memory for a larger corpus."""
 
 import random
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Reading sentences: against the whole text read at once, and what is said of files that cannot be read."""
+"""Reading block by block gives the sentences of the whole text. Files that cannot be read are named."""
 
 import gzip
 import io

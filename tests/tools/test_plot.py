@@ -1,4 +1,4 @@
-"""What the figures show is what the runs' files say."""
+"""The figures show the numbers in the runs' files."""
 
 import json
 

@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(planted, tmp_path, every):
         train(config, tmp_path / "run")
 
 
-def test_a_corpus_that_does_not_do_leaves_no_run(planted, tmp_path):
+def test_an_unusable_corpus_leaves_no_run(planted, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(InputError, match="shorter than a batch: 480 sentences"):
         train(TrainConfig((planted[0],), batch_size=500), run)

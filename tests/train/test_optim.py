@@ -85,7 +85,7 @@ def test_a_parameter_without_gradient_is_left_alone():
 @pytest.mark.parametrize("lookup", [bag_sum, dense_lookup])
 @pytest.mark.parametrize("size", [1e-7, 0.0])
 def test_gradients_next_to_nothing_are_clipped_as_torch_does(lookup, size):
-    """Where the norm is so small that what keeps the division from 0 / 0 shows."""
+    """The norm is so small that the term against a division by zero matters."""
     ids, offsets, upstream = bags(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
     (lookup(ours, ids, offsets) * upstream * size).sum().backward()
@@ -96,7 +96,7 @@ def test_gradients_next_to_nothing_are_clipped_as_torch_does(lookup, size):
 
 
 def test_a_step_uses_up_the_gradient_of_a_table():
-    """No word's old gradient comes again, whether or not zero_grad is called."""
+    """A row's gradient is used once, whether or not zero_grad is called."""
     start = torch.rand(V, D, dtype=torch.float64)
     tables = [torch.nn.Parameter(start.clone()) for _ in range(2)]
     for clears, table in enumerate(tables):
@@ -111,7 +111,7 @@ def test_a_step_uses_up_the_gradient_of_a_table():
 
 
 @pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
-def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
+def test_each_row_takes_adams_steps_on_its_own_gradients(lookup):
     """Each row of the table is a parameter of torch's Adam, which steps when the row has a gradient."""
     start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
@@ -145,7 +145,7 @@ def test_a_row_takes_adams_steps_on_its_own_gradients(lookup):
 
 
 def test_the_state_of_rows_can_be_stored():
-    """As of any optimiser: a copy goes on as the original does."""
+    """An optimiser that loads the state continues as the original does."""
 
     def take(table, optimizer, seeds):
         for seed in seeds:

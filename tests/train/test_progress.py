@@ -1,4 +1,4 @@
-"""What a training shows, on a terminal and elsewhere, and how it is interrupted."""
+"""What a training prints on a terminal and elsewhere, and how a signal stops it."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A training that is stopped, or killed, and resumed is the training that never was."""
+"""A training that is stopped or killed and then resumed gives the bits of one without interruption."""
 
 import gzip
 import json

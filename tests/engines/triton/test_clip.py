@@ -57,7 +57,7 @@ def assert_gradients(found, wanted, tolerance: float) -> None:
 @by_memory
 @by_dtype
 def test_is_the_oracles(dtype, memory):
-    """Over two blocks of rows."""
+    """The rows are computed in two blocks."""
     inputs = random_inputs(18, 5, dtype)
     loss = clip_loss(*inputs[:2], scale=inputs[2], memory=memory)
     exact, *wanted = expected(inputs)
@@ -68,8 +68,8 @@ def test_is_the_oracles(dtype, memory):
 
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_pairs_weighted_from_above(dtype, memory, monkeypatch):
-    """reduction="none": any upstream, and the sums as the forward pass left them."""
+def test_pairs_weighted_by_an_upstream_gradient(dtype, memory, monkeypatch):
+    """With reduction="none" any upstream gradient may come; backward reuses the sums of the forward pass."""
     found, genuine = [], triton_clip_walk._find_out
     monkeypatch.setattr(triton_clip_walk, "_find_out", lambda *a: found.append(genuine(*a)))
     inputs = random_inputs(9, 5, dtype)
@@ -113,7 +113,7 @@ def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
 
 
 @by_dtype
-def test_rows_and_columns_whose_reference_was_far_off_are_done_again(dtype, monkeypatch):
+def test_rows_and_columns_whose_shift_overflowed_are_computed_again(dtype, monkeypatch):
     """Loud rows score about 130 with two candidates, which beside a small score of the pair overflows."""
     redone, genuine = [], triton_fused_walk.raise_row_shifts
 
@@ -184,7 +184,7 @@ def test_one_gradient_alone(place):
     assert relative(gradient, expected(inputs)[1 + place]) < FLOAT32
 
 
-def test_twice_and_not_twice():
+def test_backward_runs_twice_and_double_backward_is_refused():
     inputs = random_inputs(9, 5, torch.float32)
     loss = clip_loss(*inputs[:2], scale=inputs[2])
     first = torch.autograd.grad(loss, inputs, torch.tensor(2.0), retain_graph=True)
@@ -212,8 +212,8 @@ def test_one_pair():
     assert not any(g.any() for g in torch.autograd.grad(loss, inputs))
 
 
-def test_what_is_not_finite_reaches_the_loss():
-    """Of its own row and, through its column's softmax, of all others."""
+def test_non_finite_inputs_reach_the_loss():
+    """It reaches the loss of its own row and, through the softmax of its column, those of all others."""
     a, b, scale = (x.detach() for x in random_inputs(9, 5, torch.float32))
     a[4, 1] = float("nan")
     assert clip_loss(a, b, scale=scale, reduction="none").isnan().all()

@@ -76,7 +76,7 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
-    """Without room of their own they are where the candidates' gradient is written after them."""
+    """Where memory is short, the rows lie in the buffer that later takes the candidates' gradient."""
     N, D = 20, 30
     for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(triton_walk, name, value)
@@ -102,8 +102,8 @@ def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
 @by_memory
 @by_large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rows_weighted_from_above(case, memory, dtype):
-    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
+    """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     inputs = case.inputs(dtype)
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
     loss = case.loss(inputs, backend="triton", reduction="none", memory=memory)
@@ -160,7 +160,7 @@ def far_apart(N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypatch):
+def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypatch):
     N, D = 20, 5
     queries, candidates = (x.to(dtype).requires_grad_() for x in far_apart(N, D))
     T = oracle.window(N, N, [-1, 1])
@@ -182,7 +182,7 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
         assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * EPSILON[dtype]
 
 
-def test_references_from_a_sample_of_candidates(monkeypatch):
+def test_row_shifts_from_a_sample_of_candidates(monkeypatch):
     """They spare most rows the second try, and change nothing else."""
     monkeypatch.setattr(triton_fused_walk, "SAMPLE", 4)
     queries, candidates = (x.requires_grad_() for x in far_apart(20, 5))
@@ -240,7 +240,7 @@ def test_error_is_at_most_eagers(score, dtype, memory):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 40.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
 def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
-    """Own candidates score `score`, less half of it: all other pairs are as sure not to be one."""
+    """The bias is -score / 2, so that pairs and all others are equally certain."""
     N, seeds = 24, 2
     bias = 0.0 if score is None else -score / 2
     ours, eagers = [], []
@@ -271,7 +271,7 @@ def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
 
 @by_memory
 def test_biases_gradient_in_half_precision(memory):
-    """Of a softmax by a product of its own, of a sigmoid in the kernel of the scores."""
+    """A softmax sums it in a matrix product, a sigmoid in the kernel of the scores."""
     for name in ("biases of classes", "sigmoid, all at once"):
         case = next(c for c in CASES if c.name == name)
         inputs = case.inputs(torch.bfloat16) | {"bias": case.inputs(torch.float32)["bias"]}
@@ -281,7 +281,7 @@ def test_biases_gradient_in_half_precision(memory):
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_the_loss(poison):
+def test_non_finite_inputs_reach_the_loss(poison):
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     queries[4, 1] = poison
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", reduction="none")
@@ -306,7 +306,7 @@ def test_refuses_float64():
     ids=["rows", "sigmoid", "rows and columns", "released"],
 )
 def test_a_gradient_scaler_saves_digits_that_float16_has_not(loss):
-    """Gradients of a mean, here of 5e-6: float16 has its digits of them only once they are scaled."""
+    """The gradients are about 5e-6, where float16 has few digits unless they are scaled up."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(20, 8, generator=generator).half().requires_grad_() for _ in range(2)]
     exact = [x.detach().double().requires_grad_() for x in inputs]

@@ -99,7 +99,7 @@ def test_is_the_oracles_on_a_cpu(options):
 
 @by_options
 def test_many_tiles(monkeypatch, options):
-    """Of the gradients, and many steps along a row, whose largest score may be in any."""
+    """The gradients have many tiles, and the largest score of a row may be in any of them."""
     monkeypatch.setattr(three_block, "block", lambda n, most: 8)
     monkeypatch.setattr(three_block_gradients, "BLOCK_ROWS", 4)
     monkeypatch.setattr(three_block_gradients, "BLOCK_COLUMNS", 8)
@@ -115,7 +115,7 @@ def test_half_precision(options, dtype):
 @by_blocks
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
-    """Where chunks meet, a mixture has its parts in both; the last chunk is a short one."""
+    """A mixture at the border of two chunks has a part in each. The last chunk is shorter."""
     inputs = inputs_of(14, 7)
     options = replace(options, memory=memory)
     whole = ours(inputs, options, "sum")
@@ -143,14 +143,14 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @by_blocks
-def test_rows_weighted_from_above(options, dtype):
-    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+def test_rows_weighted_by_an_upstream_gradient(options, dtype):
+    """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
     check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype], "none", upstream)
 
 
 def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
-    """Both views of a sentence all but the same, and others' at about a right angle."""
+    """The two views of a sentence are nearly equal, and nearly orthogonal to those of other sentences."""
     generator = torch.Generator().manual_seed(0)
     u = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
     v = F.normalize(u + 0.01 * torch.randn(N, N, generator=generator), dim=1)
@@ -168,8 +168,8 @@ def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
         (torch.float16, 20.0, 1 - 1e-5),
     ],
 )
-def test_nothing_is_lost_when_all_is_learnt(dtype, scale, least, options):
-    """Weighted as if nothing were: float16 has no room for gradients that are as small as the loss."""
+def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, options):
+    """The rows' weights are large, because gradients as small as the loss would underflow in float16."""
     inputs = converged(13, dtype, scale)
     rows, _ = exact(inputs, options)
     assert (-rows).exp().min() > least
@@ -179,7 +179,7 @@ def test_nothing_is_lost_when_all_is_learnt(dtype, scale, least, options):
 
 
 @by_blocks
-def test_nothing_overflows_when_nothing_is_learnt(options):
+def test_nothing_overflows_before_training(options):
     """The positive's exponential is 0 beside the largest one, even in float64."""
     inputs = inputs_of(13, 3, scale=2000.0)
     rows, _ = exact(inputs, options)
@@ -191,8 +191,8 @@ def test_nothing_overflows_when_nothing_is_learnt(options):
     )
 
 
-def test_shares_beyond_the_range_of_a_half():
-    """A mixture whose parts all but cancel, and with them 900 times what is rounded in a product."""
+def test_shares_beyond_the_range_of_float16():
+    """The parts of a mixture nearly cancel, which multiplies the rounding errors of the product by 900."""
     u, v, *shares, scale = inputs_of(13, 7, torch.float16)
     with torch.no_grad():
         v[5] = 2.0**-9 - v[4]
@@ -217,8 +217,8 @@ def test_one_gradient_alone(wanted, stop_gradient):
     assert relative(found, expected) < FLOAT32
 
 
-def test_upstream_beyond_the_range_of_a_half():
-    """As a scaler of losses gives it."""
+def test_upstream_beyond_the_range_of_float16():
+    """A loss scaler gives such an upstream gradient."""
     inputs = inputs_of(13, 7, torch.float16)
     once = torch.autograd.grad(ours(inputs, PLAIN), inputs[0])[0]
     scaled = torch.autograd.grad(ours(inputs, PLAIN), inputs[0], torch.tensor(2.0**16))[0]
@@ -243,8 +243,8 @@ def test_runs_repeat_bit_for_bit():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_what_is_not_finite_stays_in_its_rows(dtype):
-    """That of a sentence whose first view it is, and of the one whose mixture has it for a part."""
+def test_non_finite_inputs_stay_in_their_rows(dtype):
+    """It reaches the row of its own sentence and the row whose mixture contains it."""
     u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs_of(9, 7, dtype)
     with torch.no_grad():
         u[4, 1], own_rows[4], next_rows[3] = math.nan, math.nan, math.nan
