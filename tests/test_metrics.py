@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tolerances import FLOAT64
 
 from fastqt import metrics
 from fastqt.metrics import context_accuracy, uniformity, view_figures
@@ -48,7 +49,7 @@ def test_uniformity_is_its_definition(t):
     x = np.random.default_rng(0).normal(size=(N, 6))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     pairs = [np.exp(-t * ((x[i] - x[j]) ** 2).sum()) for i in range(N) for j in range(i)]
-    assert uniformity(torch.from_numpy(x), t) == pytest.approx(np.log(np.mean(pairs)), rel=1e-12)
+    assert uniformity(torch.from_numpy(x), t) == pytest.approx(np.log(np.mean(pairs)), rel=FLOAT64)
     assert uniformity(torch.from_numpy(x[:1]), t) == 0
 
 
@@ -66,5 +67,5 @@ def test_figures_of_views_are_means_over_pairs():
             "alignment": np.mean([((a[i] - b[i]) ** 2).sum() for i in range(9)]),
             "uniformity": uniformity(torch.from_numpy(a)),
         },
-        rel=1e-12,
+        rel=FLOAT64,
     )

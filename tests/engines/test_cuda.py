@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Case
-from tolerances import FLOAT32, REORDERED, relative
+from tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
 import fastqt
 from fastqt import engines as backends
@@ -26,7 +26,6 @@ TAKEN = [
     and "smoothed" not in case.name
 ]
 by_case = pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
-EPSILON = {torch.float32: 0.0, torch.bfloat16: 3 * 2.0**-9, torch.float16: 3 * 2.0**-11}
 
 
 def array(x: torch.Tensor | None) -> np.ndarray | None:
@@ -86,7 +85,7 @@ def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> 
 
 
 @by_case
-@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("dtype", CUDA_ROUNDINGS, ids=str)
 def test_is_the_oracles(case, dtype):
     inputs = case.inputs(dtype)
     exact = case.expected(inputs)
@@ -95,7 +94,7 @@ def test_is_the_oracles(case, dtype):
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for name, gradient in zip(inputs, gradients, strict=True):
         assert gradient.dtype is inputs[name].dtype
-        assert relative(gradient, getattr(exact, name)) < FLOAT32 + EPSILON[dtype], name
+        assert relative(gradient, getattr(exact, name)) < FLOAT32 + CUDA_ROUNDINGS[dtype], name
 
 
 def test_the_cases_are_many():

@@ -79,7 +79,7 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
     assert known == [False, False, True, False]
 
 
-def test_what_is_at_hand_at_once():
+def test_tiles_of_the_memory_modes():
     few, many = torch.empty(2000, 1), torch.empty(5000, 1)
     tile = schedule.TILE_ROWS, schedule.TILE_COLUMNS
     assert clip._tile(few, "fast") == (2000, 2000)

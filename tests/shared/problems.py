@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import torch
 from hypothesis import strategies as st
-from tolerances import FLUSHED, TRITON_ROUNDINGS, UNIT_ROUNDOFF
+from tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
 
 import fastqt
 
@@ -191,5 +191,5 @@ class Bounds:
         factor = 2 * self.score_error + self.sum_error
         result = 2 * UNIT_ROUNDOFF[self.dtype] * np.abs(exact)  # rounded, or cut off, to the input's dtype
         if self.arguments.get("backend") == "triton":
-            factor += TRITON_ROUNDINGS[self.dtype]
+            factor += THREE_ROUNDINGS[self.dtype]
         return factor * magnitude + result + FLUSHED[self.dtype]

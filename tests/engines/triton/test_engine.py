@@ -8,18 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case
-from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
+from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
 from fastqt.engines.triton import sigmoid as triton_sigmoid_walk
 from fastqt.engines.triton import softmax as triton_fused_walk
 from fastqt.engines.triton import walk as triton_walk
 
-# A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
-# interpreter cuts bfloat16 off where a GPU rounds to nearest.
-EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
-# Against rounding, a cut has twice the error, which eager PyTorch beside it has not.
-CUT = {torch.float16: 1.0, torch.bfloat16: 2.0, torch.float32: 1.0}
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -37,7 +32,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torc
     loss, *gradients = found
     assert loss.dtype is torch.float32
     dtype = inputs["queries"].dtype
-    tolerance = FLOAT32 + EPSILON[dtype]
+    tolerance = FLOAT32 + THREE_ROUNDINGS[dtype]
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for name, gradient in zip(inputs, gradients, strict=True):
         assert gradient.dtype is inputs[name].dtype
@@ -96,7 +91,7 @@ def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
     found = torch.autograd.grad(loss, inputs)
     assert kept == [(True, 5)]
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
-        assert relative(gradient, wanted) < FLOAT32 + EPSILON[dtype]
+        assert relative(gradient, wanted) < FLOAT32 + THREE_ROUNDINGS[dtype]
 
 
 @by_memory
@@ -111,7 +106,7 @@ def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
     assert relative(loss, exact.loss) < FLOAT32
     gradients = torch.autograd.grad(loss, list(inputs.values()), upstream)
     for name, gradient in zip(inputs, gradients, strict=True):
-        assert relative(gradient, getattr(exact, name)) < FLOAT32 + EPSILON[dtype], name
+        assert relative(gradient, getattr(exact, name)) < FLOAT32 + THREE_ROUNDINGS[dtype], name
 
 
 @by_memory
@@ -179,7 +174,7 @@ def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypat
     assert raised[:N] == [int(row % 3 == 0 and row != 6) for row in range(N)]
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
-        assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * EPSILON[dtype]
+        assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * THREE_ROUNDINGS[dtype]
 
 
 def test_row_shifts_from_a_sample_of_candidates(monkeypatch):
@@ -263,7 +258,7 @@ def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
         loss = F.binary_cross_entropy_with_logits(scores, labels, reduction="sum") / N
         found = loss.detach(), *torch.autograd.grad(loss, inputs)
         eagers.append([error(a, b) for a, b in zip(found, wanted, strict=True)])
-    bound = CUT[dtype] * EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    bound = CUT_OFF[dtype] * EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
     # Eager PyTorch's loss has no digit left where all is learnt.
     assert max(loss for loss, *_ in ours) < FLOAT32
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
@@ -277,7 +272,7 @@ def test_biases_gradient_in_half_precision(memory):
         inputs = case.inputs(torch.bfloat16) | {"bias": case.inputs(torch.float32)["bias"]}
         gradient = torch.autograd.grad(case.loss(inputs, backend="triton", memory=memory), inputs["bias"])[0]
         assert gradient.dtype is torch.float32
-        assert relative(gradient, case.expected(inputs).bias) < 2 * EPSILON[torch.bfloat16]
+        assert relative(gradient, case.expected(inputs).bias) < 2 * THREE_ROUNDINGS[torch.bfloat16]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -314,4 +309,4 @@ def test_a_gradient_scaler_saves_digits_that_float16_has_not(loss):
     found = torch.autograd.grad(loss(*inputs, scale=1e-4, backend="triton"), inputs, upstream)
     value = loss(*exact, scale=1e-4, backend="reference")
     for a, b in zip(found, torch.autograd.grad(value, exact, upstream.double()), strict=True):
-        assert relative(a, b) < EPSILON[torch.float16]
+        assert relative(a, b) < THREE_ROUNDINGS[torch.float16]

@@ -7,13 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastqt.kernels import three_block, three_block_gradients
-from tolerances import FLOAT32, FLOAT64, REORDERED, relative
+from tolerances import FLOAT32, FLOAT64, REORDERED, TWO_ROUNDINGS, relative
 
 from fastqt.engines.triton import walk as triton_walk
 from fastqt.losses.three_block import Options, released_loss
 
-# A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
-EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
 NAMES = ("u", "v", "own columns", "next columns", "own rows", "next rows", "scale")
 PLAIN = Options(True, False, 0.0, True, "fast", "triton")
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -109,7 +107,7 @@ def test_many_tiles(monkeypatch, options):
 @by_half
 @by_options
 def test_half_precision(options, dtype):
-    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype])
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype])
 
 
 @by_blocks
@@ -146,7 +144,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
 def test_rows_weighted_by_an_upstream_gradient(options, dtype):
     """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
-    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype], "none", upstream)
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype], "none", upstream)
 
 
 def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
@@ -175,7 +173,14 @@ def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, opt
     assert (-rows).exp().min() > least
     weights = (1 / rows).float()
     # Cosines are sums of 13 products, whose error the scale makes larger before they are exponents.
-    check(inputs, options, scale / 5 * FLOAT32 + EPSILON[dtype], "none", weights, scale / 5 * FLOAT32)
+    check(
+        inputs,
+        options,
+        scale / 5 * FLOAT32 + TWO_ROUNDINGS[dtype],
+        "none",
+        weights,
+        scale / 5 * FLOAT32,
+    )
 
 
 @by_blocks
@@ -199,7 +204,7 @@ def test_shares_beyond_the_range_of_float16():
         shares[0][4] = shares[1][4] = 900.0
     for stop_gradient in (True, False):
         options = replace(PLAIN, stop_gradient=stop_gradient)
-        check([u, v, *shares, scale], options, 900 * EPSILON[torch.float16])
+        check([u, v, *shares, scale], options, 900 * TWO_ROUNDINGS[torch.float16])
 
 
 @pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
@@ -222,7 +227,7 @@ def test_upstream_beyond_the_range_of_float16():
     inputs = inputs_of(13, 7, torch.float16)
     once = torch.autograd.grad(ours(inputs, PLAIN), inputs[0])[0]
     scaled = torch.autograd.grad(ours(inputs, PLAIN), inputs[0], torch.tensor(2.0**16))[0]
-    assert relative(scaled, 2**16 * once.float()) < EPSILON[torch.float16]
+    assert relative(scaled, 2**16 * once.float()) < TWO_ROUNDINGS[torch.float16]
 
 
 def test_strides_do_not_change_the_result():
