@@ -5,13 +5,22 @@ TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
 CSRC   := $(shell find csrc -type f)
 
-.PHONY: demo test bench sanitize wheel lint clean
+# Tests run in as many processes as there are cores, a whole file in each, so that what the tests of a file share
+# is made once. The conftest.py gives each process one thread and lets the files with slow tests begin first.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-all bench sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
 
+# What one runs between two edits: a sample of every area. It leaves out the tests that are marked slow.
 test: .venv/built
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+# Every test, which is what each commit on main passes.
+test-all: .venv/built
+	$(PYTEST)
 
 # A quarter of an hour. Stores the run by machine and date, and renders the README from the newest one.
 # bench_logistic.py stores a run of its own: its docstring names the command.

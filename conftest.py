@@ -1,6 +1,12 @@
-"""Adds `pytest --benchmark`: run the tests that use the `benchmark` fixture, and only those."""
+"""How pytest runs here: on several processes, and with --benchmark only the tests of speed."""
+
+import os
 
 import pytest
+
+# Before anything imports torch: processes that run tests side by side get one thread each.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,11 +25,39 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # A long file that is begun last would keep one process busy while the others have nothing left to do.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if not config.getoption("--benchmark"):
         return
     chosen = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+# pytest's last line says how many tests were deselected, but not where it runs them in other processes. These
+# all select the same tests, and each tells how many it left out.
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    config = items[0].config
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("dsession") and config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{config.stash[LEFT_OUT]} tests were left out by -m, -k or --benchmark")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:

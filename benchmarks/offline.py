@@ -1,6 +1,7 @@
 """The Triton kernels as machine code for GPUs that are not there: what they use of one.
 
-python -m benchmarks.offline            # compiles what compiled_cases.py lists, prints it as JSON
+python -m benchmarks.offline                 # compiles what compiled_cases.py lists, prints it as JSON
+python -m benchmarks.offline --only KEY...   # of these only those that `key` names so
 
 A noted launch is compiled as a real one would be: the same argument types, constants and alignments, by
 Triton and the ptxas that comes with it.
@@ -8,7 +9,9 @@ Triton and the ptxas that comes with it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -18,13 +21,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.compile_cache import CompileCache, python_files
 from benchmarks.compiled_cases import CASES, COUNTED
 from benchmarks.predict.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
 
@@ -71,8 +75,32 @@ INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "cp.async", "ex2.a
 _USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
+@functools.cache
+def cache(arch: int) -> CompileCache:
+    """What was compiled before, by the sources of all kernels, this file and the versions of the compiler.
+
+    Which launches there are, and with which arguments, constants and options, is not kept but found anew.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    import fastqt.kernels
+
+    settings = {name: x for name, x in os.environ.items() if name.startswith("TRITON_")}
+    settings.pop("TRITON_CACHE_DIR", None)  # a new folder each time
+    versions = [sys.version, triton.__version__, make_backend(GPUTarget("cuda", arch, 32)).hash()]
+    sources = python_files(*map(Path, fastqt.kernels.__path__), Path(__file__))
+    return CompileCache(sources, [*versions, *(f"{name}={x}" for name, x in sorted(settings.items()))])
+
+
 def compiled(launch: Launch, gpu: Gpu, *, disassembled: bool = False) -> dict[str, Any]:
     """What a kernel is on a GPU: its registers a thread, bytes of memory, and how often its PTX has what."""
+    asked = (launch.kernel.__name__, specialised(launch), sorted(launch.options.items()), disassembled)
+    return cache(gpu.arch).get(repr(asked), lambda: _compiled(launch, gpu, disassembled=disassembled))
+
+
+def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -143,14 +171,18 @@ def key(gpu: Gpu, case: Case, wanted: str) -> str:
     return f"sm_{gpu.arch}: {case.name}: {wanted}"
 
 
+def chosen(events: list[Event], wanted: str) -> Launch | None:
+    """The first launch that is wanted."""
+    return next((e for e in events if isinstance(e, Launch) and e.matches(wanted)), None)
+
+
 def attempt(events: list[Event], wanted: str, gpu: Gpu, *, disassembled: bool = False) -> dict[str, Any]:
     """What became of the first launch that is wanted, or the error that did."""
     try:
-        launch = next((e for e in events if isinstance(e, Launch) and e.matches(wanted)), None)
+        launch = chosen(events, wanted)
         if launch is None:
             return {"error": "the schedule makes no such launch"}
-        found = compiled(launch, gpu, disassembled=disassembled)
-        return {"kernel": launch.kernel.__name__, "flags": launch.flags, **found}
+        return compiled(launch, gpu, disassembled=disassembled)
     except Exception as error:  # Triton raises what it likes: whoever asked shows it in place of the figures
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -167,27 +199,38 @@ def cost(case: Case, gpu: Gpu) -> dict[str, float]:
     return {"launches": len(events), "products": terms / (case.N**2 * case.D)}
 
 
-def compile_all() -> dict[str, Any]:
-    """The names of all kernels that are launched, all specialisations by `key`, and what the losses cost."""
-    found = {}
+def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
+    """The names of all kernels that are launched, specialisations by `key`, and what the losses cost.
+
+    Args:
+        only: keys of the specialisations that are compiled; by default all are. The constants of all are
+            returned in either case.
+    """
+    constants, found = {}, {}
     for gpu in GPUS:
         for case in CASES:
             if gpu.arch not in case.archs:
                 continue
             events = noted(case, gpu)
-            found |= {key(gpu, case, wanted): attempt(events, wanted, gpu) for wanted in case.wanted}
+            for wanted in case.wanted:
+                name, launch = key(gpu, case, wanted), chosen(events, wanted)
+                if launch is not None:
+                    constants[name] = {"kernel": launch.kernel.__name__, "flags": launch.flags}
+                if only is None or name in only:
+                    found[name] = attempt(events, wanted, gpu)
     costs = {key(gpu, case, "cost"): cost(case, gpu) for gpu in GPUS for case in COUNTED}
-    return {"kernels": kernels(), "specialisations": found, "costs": costs}
+    return {"kernels": kernels(), "constants": constants, "specialisations": found, "costs": costs}
 
 
-def in_a_process_of_its_own() -> dict[str, Any]:
+def in_a_process_of_its_own(only: Collection[str]) -> dict[str, Any]:
     """`compile_all`, from where Triton interprets."""
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.offline"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks.offline", "--only", *only]
+    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(run.stdout)
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", metavar="KEY", help="compile these specialisations alone")
     with compiler():
-        print(json.dumps(compile_all(), indent=1))
+        print(json.dumps(compile_all(parser.parse_args().only), indent=1))

@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 def planted_text(documents: int, seed: int = 0) -> str:
-    """Documents of six sentences with an order to be found: words of a topic, and of the place in it."""
+    """Documents of six sentences. Each has words of its document's topic and a word of its place there."""
     generator = random.Random(seed)
     return "\n\n".join(
         "\n".join(
@@ -29,7 +29,7 @@ def planted_text(documents: int, seed: int = 0) -> str:
 
 @pytest.fixture
 def planted(tmp_path) -> tuple[str, str]:
-    """Paths of a training and a held-out text with an order to be found: 480 and 120 sentences."""
+    """Paths of a training text and a held-out text by `planted_text`, of 480 and 120 sentences."""
     paths = tmp_path / "planted.txt", tmp_path / "held_out.txt"
     for seed, (path, documents) in enumerate(zip(paths, (80, 20), strict=True)):
         Path(path).write_text(planted_text(documents, seed))

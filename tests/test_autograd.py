@@ -1,4 +1,4 @@
-"""The loss as a citizen of torch: upstream gradients, retained graphs, compilation, opcheck."""
+"""The loss in autograd: upstream gradients, retained graphs, torch.compile and opcheck."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_upstream_scales_the_gradient(factor):
 @pytest.mark.parametrize(
     ("dtype", "upstream"), [(torch.float16, 2.0**16), (torch.bfloat16, 1 / 3), (torch.float64, 0.1)], ids=str
 )
-def test_times_an_upstream_that_the_gradients_dtype_has_not(dtype, upstream, shape):
+def test_times_an_upstream_outside_the_range_of_the_gradients_dtype(dtype, upstream, shape):
     gradient = torch.full(shape, 0.0123, dtype=torch.float64).to(dtype)
     upstream = torch.tensor(upstream)
     expected = (gradient.double() * upstream.double()).to(dtype)
@@ -92,7 +92,7 @@ def test_upstream_of_any_stride(upstream):
         strided = torch.stack([dense, dense], 1)[:, 0]
     a = torch.autograd.grad(rows, inputs["queries"], strided, retain_graph=True)
     b = torch.autograd.grad(rows, inputs["queries"], dense)
-    assert torch.equal(a[0], b[0])
+    assert relative(a[0], b[0]) < REORDERED[torch.float64]
 
 
 def test_gradients_accumulate_as_for_any_loss():
@@ -120,7 +120,7 @@ def test_without_gradients(context):
     ],
 )
 def test_training_after_inference_mode(loss, monkeypatch):
-    """What a call under inference_mode caches may be saved for a later backward."""
+    """A tensor cached by a call under inference_mode can be saved for a later backward pass."""
     monkeypatch.setattr("fastqt.targets.window._band_cache", {})
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     with torch.inference_mode():
@@ -130,7 +130,9 @@ def test_training_after_inference_mode(loss, monkeypatch):
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
-@by_mode
+@pytest.mark.parametrize(
+    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], ids=str
+)
 def test_compiles_into_one_graph(mode):
     document_ids = torch.arange(N) // 4
 

@@ -1,15 +1,12 @@
-"""Accuracy against a definition in numpy, and the metrics file."""
-
-import json
+"""Accuracy, uniformity and the figures of views against their definitions in numpy."""
 
 import numpy as np
 import pytest
 import torch
+from tolerances import FLOAT64
 
 from fastqt import metrics
-from fastqt.errors import InputError
 from fastqt.metrics import context_accuracy, uniformity, view_figures
-from fastqt.train.log import MetricsLog
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])
@@ -46,32 +43,13 @@ def test_the_own_score_counts_as_zero(scores, accuracy):
     assert context_accuracy(queries, candidates) == accuracy
 
 
-def test_the_log_is_cut_back_and_appended_to(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
-    log.write({"step": 1, "loss": 0.5})
-    length = log.sync()
-    for step in (2, 3):
-        log.write({"step": step, "loss": 0.25})
-    log.close()
-    log = MetricsLog(path, length)
-    log.write({"step": 2, "loss": 0.125})
-    log.close()
-    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [0.5, 0.125]
-
-
-def test_a_log_that_lost_lines_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"metrics\.jsonl is shorter than it was"):
-        MetricsLog(tmp_path / "metrics.jsonl", 10)
-
-
 @pytest.mark.parametrize("t", [1.0, 2.0])
 def test_uniformity_is_its_definition(t):
     N = metrics.ROWS + 30
     x = np.random.default_rng(0).normal(size=(N, 6))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     pairs = [np.exp(-t * ((x[i] - x[j]) ** 2).sum()) for i in range(N) for j in range(i)]
-    assert uniformity(torch.from_numpy(x), t) == pytest.approx(np.log(np.mean(pairs)), rel=1e-12)
+    assert uniformity(torch.from_numpy(x), t) == pytest.approx(np.log(np.mean(pairs)), rel=FLOAT64)
     assert uniformity(torch.from_numpy(x[:1]), t) == 0
 
 
@@ -89,5 +67,5 @@ def test_figures_of_views_are_means_over_pairs():
             "alignment": np.mean([((a[i] - b[i]) ** 2).sum() for i in range(9)]),
             "uniformity": uniformity(torch.from_numpy(a)),
         },
-        rel=1e-12,
+        rel=FLOAT64,
     )

@@ -1,4 +1,4 @@
-"""Mixed negatives: the oracle's with the mixtures written out, on every backend; and what they refuse."""
+"""Mixed negatives equal the oracle's with the mixtures written out, on every engine; bad ones are refused."""
 
 import numpy as np
 import oracle

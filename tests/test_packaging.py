@@ -107,6 +107,7 @@ def test_the_sdist_holds_all_that_is_built(sdist):
         assert [path for path in kept if not (sdist / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     packages, printed = install_and_use(wheel, tmp_path, environment)
     assert printed.startswith(str(packages))
@@ -126,19 +127,22 @@ def test_an_editable_install_uses_the_checkout(tmp_path, environment):
     assert printed.startswith(str(source))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("FASTQT_WHEEL_PYTHON" not in os.environ, reason="FASTQT_WHEEL_PYTHON names no Python")
 def test_another_python_and_torch(wheel, tmp_path, environment):
     _, config = install_and_use(wheel, tmp_path, environment, os.environ["FASTQT_WHEEL_PYTHON"])
     assert "not built" not in config
 
 
+@pytest.mark.slow
 def test_the_wheel_keeps_to_the_limited_api(wheel, tmp_path, environment):
     run(sys.executable, "-m", "abi3audit", "--strict", wheel, cwd=tmp_path, environment=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF symbols")
 def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
-    """Whatever it wants of CUDA is resolved when it is used, or inside it."""
+    """No symbol of CUDA has to be resolved when the extension is loaded."""
     if which("nm") is None:
         pytest.skip("wants nm")
     packages, _ = install_and_use(wheel, tmp_path, environment)
@@ -151,6 +155,7 @@ def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
     assert [name for name in strong if name != "aoti_torch_device_type_cuda"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a manylinux tag")
 def test_the_wheel_deserves_a_manylinux_tag(wheel, tmp_path, environment):
     shown = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path, environment=environment)

@@ -1,4 +1,4 @@
-"""Target operators mean the matrices that SEMANTICS gives them."""
+"""Target operators equal their matrices, written out by loops."""
 
 import weakref
 
@@ -65,7 +65,7 @@ def test_class_indices_and_matrices_are_taken_as_they_are():
 
 
 def test_cached_windows_do_not_mix():
-    """Small windows are kept; each is keyed by all that it depends on."""
+    """Small windows are cached under all that they depend on."""
     for N, M in [(6, 6), (6, 7)]:
         for offsets in ([1], [1, 2]):
             for weights in (None, [2.0, 3.0][: len(offsets)]):
@@ -78,7 +78,7 @@ def test_cached_windows_do_not_mix():
 
 
 def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
-    """However many others follow. What is made during a capture lies in the graph's memory: nobody else's."""
+    """It stays however many others follow. What a capture makes lies in the graph's memory: never cached."""
 
     def columns(size, captured=False):
         monkeypatch.setattr(window, "_is_being_captured", lambda device: captured)

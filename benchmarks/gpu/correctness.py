@@ -34,8 +34,8 @@ def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "tri
 
 
 def shared_cases() -> Any:
-    """The module tests/cases.py; it imports its neighbours by name, so their folder joins the path."""
-    folder = str(ROOT / "tests")
+    """The module of the tests' shared cases, whose folder is no package."""
+    folder = str(ROOT / "tests" / "shared")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     import cases

@@ -2,7 +2,7 @@
 
 python -m benchmarks.random_problems --minutes 60 --most 40
 
-Shapes, strides, dtypes and options are those of tests/test_properties.py, in sizes up to `--most`, so that
+Shapes, strides, dtypes and options are those of tests/shared/problems.py, in sizes up to `--most`, so that
 problems span several tiles. Without a GPU the kernels are interpreted. The stored run counts the problems
 that were computed, by link, dtype and memory mode, and those that were refused; it lists the wrong ones.
 """
@@ -30,8 +30,8 @@ AT_ONCE = 20  # problems drawn from one seed
 
 def campaign(minutes: float, most: int, first_seed: int) -> dict[str, Any]:
     """Draws problems until the time is over; a wrong one ends its seed."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from test_properties import DTYPES, check, problems
+    sys.path.insert(0, str(ROOT / "tests" / "shared"))
+    from problems import DTYPES, check, problems
 
     makes: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []

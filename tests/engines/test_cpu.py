@@ -1,4 +1,4 @@
-"""The walk over the score matrix: any cut into chunks and tiles, any layout, any number of threads."""
+"""The C++ engine gives the same results for any chunks and tiles, layouts and numbers of threads."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_threads_agree_and_runs_repeat(memory):
 
 
 def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Equal tensors laid out otherwise in memory."""
+    """Tensors equal to x with other strides."""
     rows, columns = x.shape
     wide = x.new_zeros(rows, 2 * columns)
     wide[:, ::2] = x
@@ -130,7 +130,8 @@ def test_strided_targets_and_masks_are_read_in_place():
         arguments = {**case.arguments, "targets": targets, "mask": mask}
         strided = {**arguments, "targets": targets.T.contiguous().T, "mask": mask.T.contiguous().T}
         expected = fastqt.contrastive_loss(**inputs, **arguments, memory=memory)
-        assert torch.equal(fastqt.contrastive_loss(**inputs, **strided, memory=memory), expected)
+        found = fastqt.contrastive_loss(**inputs, **strided, memory=memory)
+        assert relative(found, expected) < REORDERED[torch.float64]
 
 
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])

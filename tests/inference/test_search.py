@@ -5,79 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from sentence_vectors import lines, normalized_halves, vectors
 
 from fastqt.errors import InputError
 from fastqt.inference.embed import write_vectors
 from fastqt.inference.search import nearest
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, build_model
-from fastqt.text import Vocabulary, reader
-
-
-@pytest.fixture(params=["bow", "bigru"])
-def encoder(request, planted):
-    config = TrainConfig((planted[0],), encoder=request.param, word_dim=8, hidden_size=6)
-    with open(planted[0]) as file:
-        vocabulary = Vocabulary.build(file, 60)
-    torch.manual_seed(0)
-    return SentenceEncoder(build_model(config, len(vocabulary)).eval(), vocabulary, torch.device("cpu"))
-
-
-def lines(path):
-    with open(path) as file:
-        return [(number, line.strip()) for number, line in enumerate(file, start=1) if line.strip()]
-
-
-def oracle_vectors(encoder, path):
-    """The vectors (N, 2D) float64 of the sentences, encoded one by one and not normalised."""
-    rows = []
-    for _, sentence in lines(path):
-        ids = torch.tensor([encoder.vocabulary.encode([sentence]).ids.tolist()])
-        rows.append(
-            torch.cat([half(ids, torch.tensor([ids.shape[1]])) for half in encoder.model.children()], 1)
-        )
-    return torch.cat(rows).double().detach().numpy()
-
-
-def normalized_halves(matrix):
-    return np.concatenate(
-        [half / np.linalg.norm(half, axis=1, keepdims=True) for half in np.split(matrix, 2, axis=1)], 1
-    )
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-def test_rows_are_the_vectors_of_the_sentences_in_order(encoder, planted, tmp_path, normalize, monkeypatch):
-    monkeypatch.setattr(reader, "READ_BYTES", 1000)  # so that the text is read in several blocks
-    shape = write_vectors(encoder, planted[1], tmp_path / "x.npy", normalize=normalize)
-    matrix = np.load(tmp_path / "x.npy")
-    wanted = oracle_vectors(encoder, planted[1])
-    if normalize:
-        wanted = normalized_halves(wanted)
-    assert matrix.dtype == np.float32
-    assert matrix.shape == shape == wanted.shape
-    np.testing.assert_allclose(matrix, wanted, rtol=1e-5, atol=1e-6)
-    assert {path.name for path in tmp_path.iterdir()} == {"x.npy", "planted.txt", "held_out.txt"}
-
-
-def test_the_file_can_be_memory_mapped(encoder, planted, tmp_path):
-    write_vectors(encoder, planted[1], tmp_path / "x.npy")
-    assert isinstance(np.load(tmp_path / "x.npy", mmap_mode="r"), np.memmap)
-
-
-def test_embedding_an_unreadable_text_keeps_the_old_file(encoder, tmp_path):
-    (tmp_path / "x.npy").write_text("before")
-    for text, message in ((b"fine\n\xff\n", "not UTF-8"), (b"\n\n", "nothing to embed: no sentence in ")):
-        (tmp_path / "text.txt").write_bytes(text)
-        with pytest.raises(InputError, match=message):
-            write_vectors(encoder, str(tmp_path / "text.txt"), tmp_path / "x.npy")
-        assert (tmp_path / "x.npy").read_text() == "before"
-        assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".txt"}
-
-
-def test_an_output_that_cannot_be_written_is_named(encoder, planted, tmp_path):
-    with pytest.raises(InputError, match=r"cannot write .*absent/x\.npy: No such file or directory"):
-        write_vectors(encoder, planted[1], tmp_path / "absent" / "x.npy")
+from fastqt.text import reader
 
 
 @pytest.mark.parametrize("k", [1, 7, 1000])
@@ -85,7 +18,7 @@ def test_neighbours_agree_with_a_search_of_the_whole_matrix(encoder, planted, k,
     monkeypatch.setattr(reader, "READ_BYTES", 1000)
     queries = ["place3 topic4word1", lines(planted[1])[5][1]]
     pool = [(planted[file], number, sentence) for file in (0, 1) for number, sentence in lines(planted[file])]
-    matrix = normalized_halves(np.concatenate([oracle_vectors(encoder, path) for path in planted]))
+    matrix = normalized_halves(np.concatenate([vectors(encoder, path) for path in planted]))
     for query, found in zip(queries, nearest(encoder, queries, planted, k), strict=True):
         vector = encoder.encode([query])[0].astype(np.float64)
         cosines = matrix @ vector / np.linalg.norm(vector) / np.linalg.norm(matrix, axis=1)
@@ -124,6 +57,7 @@ def test_wrong_arguments_of_a_search_are_refused(encoder, planted, tmp_path):
         nearest(encoder, ["a"], [str(tmp_path / "empty.txt")])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(encoder, planted, tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
     peaks = []

@@ -1,9 +1,9 @@
-"""The walk over rows and columns together: its tiles, its weights, and what it does not waste."""
+"""CLIP's loss equals its definition, also in the C++ engine's tiles, with weights and on threads."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_memory, check, views
+from loss_views import N, by_backend, by_memory, check, cosines, views
 from tolerances import FLOAT64, REORDERED, relative
 
 import fastqt
@@ -20,7 +20,7 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
 def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, columns):
-    """Scores up to 80: one direction's pairs are all but certain, the other's are not."""
+    """Scores are up to 80: pairs are nearly certain in one direction and not in the other."""
     monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
     monkeypatch.setattr(cpu, "TILE_ROWS", rows)
     monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)
@@ -35,7 +35,7 @@ def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, co
 
 @pytest.mark.parametrize("width", [255, 256, 257, 600])
 def test_columns_beyond_a_stripe(width):
-    """Columns are summed up in stripes of 256, by threads."""
+    """Threads sum columns in stripes of 256."""
     a, b = views(width, width)
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     ours = fastqt.clip_loss(a, b, scale=scale, normalize=False, backend="cpu")
@@ -49,7 +49,7 @@ def test_one_pair():
     assert not any(g.any() for g in torch.autograd.grad(loss, (a, b)))
 
 
-def test_twice_and_not_twice():
+def test_backward_runs_twice_and_double_backward_is_refused():
     a, b = views(N, N)
     loss = fastqt.clip_loss(a, b, scale=2.0, backend="cpu")
     first = torch.autograd.grad(loss, a, torch.tensor(2.0, dtype=torch.float64), retain_graph=True)[0]
@@ -79,7 +79,7 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
     assert known == [False, False, True, False]
 
 
-def test_what_is_at_hand_at_once():
+def test_tiles_of_the_memory_modes():
     def tile(N: int, memory: str) -> tuple[int, int]:
         return cpu_clip._tile(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
 
@@ -134,3 +134,16 @@ def test_compiled_and_under_autocast():
     assert rounded.dtype == torch.float32
     units = (F.normalize(x, dim=1).bfloat16().double() for x in (a, b))
     assert relative(rounded, expected(*units, torch.tensor(2.0), "mean")) < REORDERED[torch.float32]
+
+
+@by_backend
+@by_memory
+@pytest.mark.parametrize("normalize", [True, False])
+def test_is_the_definition(backend, memory, normalize):
+    a, b = inputs = views(N, N)
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    scores = scale * (cosines(a, b) if normalize else a @ b.T)
+    own = torch.arange(N)
+    expected = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+    loss = fastqt.clip_loss(a, b, scale=scale, normalize=normalize, backend=backend, memory=memory)
+    check(loss, expected, [*inputs, scale])

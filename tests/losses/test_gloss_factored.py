@@ -1,4 +1,4 @@
-"""GLOSS's positional loss by products of exponentials, against each score in torch's float64."""
+"""The factored positional loss equals the one that forms every score, in float64."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
 )
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
-    """Chunks meet where a mixture has its halves; the scale, too, hears of every block."""
+    """A mixture has its parts in two chunks, and every block adds to the gradient of the scale."""
     monkeypatch.setattr(cpu_three_block, "CHUNK_BYTES", 1)
     monkeypatch.setattr(cpu_three_block, "MIN_ROWS", rows)
     z1, z2 = views(N, N)
@@ -76,7 +76,7 @@ def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize(("blocks", "stop_gradient"), [("both", True), ("both", False), ("candidates", True)])
 def test_mixcse_as_released_on_a_gpu(partner, reduction, blocks, stop_gradient):
-    """Interpreted, from cosines, as three losses have it."""
+    """The interpreted kernel, which starts from cosines, gives the same as the sum of three losses."""
     z1, z2 = inputs = [z.detach().float().requires_grad_() for z in views(N, N)]
     scale = torch.tensor(20.0, requires_grad=True)
     options = {"blocks": blocks, "stop_gradient": stop_gradient, "partner": partner, "reduction": reduction}
@@ -99,7 +99,7 @@ def test_mixcse_as_released_on_a_gpu(partner, reduction, blocks, stop_gradient):
 
 @pytest.mark.parametrize(("memory", "room", "walks"), [("fast", 0, 1), ("low", 2**20, 1), ("low", 2**12, 0)])
 def test_mixcse_as_released_in_low_memory_of_a_gpu(monkeypatch, memory, room, walks):
-    """As three losses where too few rows would fit at a time."""
+    """Where too few rows would fit in memory at once, three losses are computed instead."""
     monkeypatch.setattr(operands, "LOW_BYTES", room)
     walked, genuine = [], three_block.forward_with_gradients
     noted = lambda *args: walked.append(1) or genuine(*args)  # noqa: E731
@@ -115,7 +115,7 @@ def test_mixcse_as_released_in_low_memory_of_a_gpu(monkeypatch, memory, room, wa
 
 @pytest.mark.parametrize("partner", ["next", "random"])
 def test_mixcse_as_released_under_autocast(partner):
-    """The embeddings are rounded, their norms are not."""
+    """Autocast rounds the embeddings and not their norms."""
     z1, z2 = (z.detach().float().requires_grad_() for z in views(N, N))
     options = {"form": "released", "partner": partner, "backend": "triton"}
     with torch.autocast("cpu", dtype=torch.float16):
@@ -129,7 +129,7 @@ def test_mixcse_as_released_under_autocast(partner):
 
 
 def test_mixcse_as_released_compiles():
-    """Traced, it is three losses that are operators."""
+    """Under torch.compile it is traced as three losses, which are operators."""
     z1, z2 = (z.detach().float().requires_grad_() for z in views(N, N))
 
     def loss(z1, z2):
@@ -157,7 +157,7 @@ def test_mixcse_as_released_refuses(backend, options, message):
         fastqt.mixcse_loss(z1, z2, form="released", backend=backend, **options)
 
 
-def test_mixcse_as_released_twice_and_not_twice():
+def test_mixcse_as_released_runs_backward_twice_and_refuses_double_backward():
     z1, z2 = views(N, N)
     options = {"form": "released", "backend": "cpu"}
     loss = fastqt.mixcse_loss(z1, z2, **options)
@@ -185,7 +185,7 @@ def test_mixcse_of_the_slides(backend, memory, stop_gradient):
 
 
 def test_mixcse_gradients_of_the_slides():
-    """What the slides say of them, for unit vectors."""
+    """For unit vectors they are the formulas of the slides."""
     z1, z2 = (F.normalize(z.detach()) for z in views(N, N))
     mix, s = 0.2, 20.0
     m = F.normalize(mixed(z2, mix, torch.arange(1, N + 1) % N))

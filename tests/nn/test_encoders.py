@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerances import ENCODED_FLOAT32
 from torch import Tensor, nn
 
 from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, MultiChannel
@@ -9,8 +10,6 @@ from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, Mul
 V, W, H = 40, 6, 8
 LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])
 
-# The same fp32 operations, in another order because the batch has another shape.
-ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 
 ENCODERS = {
     "bow": lambda: BagOfWords(V, H),
@@ -61,7 +60,7 @@ def test_vectors_equal_those_of_single_sentences(name):
     assert got.shape == (len(tokens), encoder.embedding_dim)
     for i, length in enumerate(lengths):
         if length:
-            torch.testing.assert_close(got[i], encode_alone(encoder, tokens[i, :length]), **ROUNDED)
+            torch.testing.assert_close(got[i], encode_alone(encoder, tokens[i, :length]), **ENCODED_FLOAT32)
 
 
 @each_encoder
@@ -77,7 +76,7 @@ def test_padding_and_other_sentences_do_not_change_a_vector(name):
     for i, length in enumerate(lengths):
         alone = encoder(tokens[i : i + 1, : max(int(length), 1)], lengths[i : i + 1])
         assert alone.shape == (1, encoder.embedding_dim)
-        torch.testing.assert_close(alone[0], want[i], **ROUNDED)
+        torch.testing.assert_close(alone[0], want[i], **ENCODED_FLOAT32)
 
 
 @each_encoder
@@ -111,7 +110,7 @@ def test_backward_state_depends_on_the_whole_sentence():
     a, b = encoder(tokens, lengths)[0, H // 2 :], encoder(first_word_changed, lengths)[0, H // 2 :]
     assert (a - b).abs().max() > 1e-4
     output, _ = encoder.recurrent(encoder.embedding(tokens[0]).unsqueeze(1))
-    torch.testing.assert_close(a, output[0, 0, H // 2 :], **ROUNDED)
+    torch.testing.assert_close(a, output[0, 0, H // 2 :], **ENCODED_FLOAT32)
     assert (a - output[-1, 0, H // 2 :]).abs().max() > 1e-4
 
 
@@ -125,7 +124,7 @@ def test_sparse_gradients_equal_dense_ones(kind):
         encoder(tokens, lengths).square().sum().backward()
     assert sparse.embedding.weight.grad.is_sparse
     torch.testing.assert_close(
-        sparse.embedding.weight.grad.to_dense(), dense.embedding.weight.grad, **ROUNDED
+        sparse.embedding.weight.grad.to_dense(), dense.embedding.weight.grad, **ENCODED_FLOAT32
     )
 
 

@@ -84,6 +84,7 @@ def test_training_lowers_the_loss():
     assert thoughts.loss(tokens, lengths).item() < 0.3 * first
 
 
+@pytest.mark.slow
 def test_memory_stays_below_the_matrix_of_logits():
     """Logits of 8,000 words over a vocabulary of 16,000 would take 488 MiB, and their gradient as much."""
     script = """

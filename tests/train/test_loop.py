@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tolerances import ADAM_STEPS, FELT_BY_ADAM
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
@@ -70,11 +71,15 @@ def test_two_steps_agree_with_the_formulas(planted, tmp_path, encoder, options):
     model = build_model(config, len(vocabulary)).double()
     weights = list(model.parameters())
     adam = torch.optim.Adam(weights, lr=5e-4)
+    felt = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
     for _, batch in zip(range(2), batches([planted[0]], vocabulary, 48), strict=False):
         loss = oracle_loss(*model(batch.tokens, batch.lengths), batch.document_ids, config)
         adam.zero_grad()
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient.to_dense()
+        for known, weight in zip(felt, weights, strict=True):
+            size = weight.grad.abs()
+            known &= (size > FELT_BY_ADAM * size.max()) | (size == 0)
         for group in [[w] for w in weights] if config.clip_by == "variable" else [weights]:
             norm = math.sqrt(sum(float(weight.grad.square().sum()) for weight in group))
             for weight in group:
@@ -82,13 +87,10 @@ def test_two_steps_agree_with_the_formulas(planted, tmp_path, encoder, options):
         adam.step()
     trained = build_model(config, len(vocabulary))
     load_weights(tmp_path / "run", trained)
-    for (name, ours), wanted in zip(trained.named_parameters(), weights, strict=True):
-        # Adam divides by the gradient's size. A gradient that consists of rounding errors therefore gives a
-        # step in a random direction. The bias of the attention's keys has only such a gradient, since no
-        # softmax depends on it.
-        is_significant = wanted.grad.abs() > 1e-14
-        close = ((ours.double() - wanted).abs() < 2e-5)[is_significant | (wanted.grad == 0)]
-        assert close.double().mean() > 0.99, name
+    for (name, ours), wanted, known in zip(trained.named_parameters(), weights, felt, strict=True):
+        # For instance the bias of a Transformer's keys has no effect: its gradient is rounding alone.
+        assert known.double().mean() > 0.6, name
+        assert ((ours.double() - wanted).abs()[known] < ADAM_STEPS).all(), name
 
 
 @pytest.mark.parametrize("clip_by", ["global", "variable"])

@@ -48,7 +48,11 @@ def assert_same_run(one, other):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("pause", [4, 10, 11])  # within the first pass, at its end, after it
+@pytest.mark.parametrize(
+    "pause",
+    # Within the first pass, at its end, and after it.
+    [4, pytest.param(10, marks=pytest.mark.slow), pytest.param(11, marks=pytest.mark.slow)],
+)
 def test_a_run_in_two_parts(planted, tmp_path, kind, pause):
     second = tmp_path / "second.txt.gz"
     second.write_bytes(gzip.compress(b"one two\n\nthree topic1word1\n" * 9))
@@ -175,6 +179,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments(planted, tmp_path):
     config = TrainConfig(
         (planted[0],), valid=planted[1], epochs=1_000_000, checkpoint_every=5, **SMALL | {"valid_every": 50}

@@ -32,6 +32,7 @@ def dry_run(tmp_path_factory) -> tuple[subprocess.CompletedProcess, dict]:
     return run, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_dry_run_passes_its_checks(dry_run):
     run, content = dry_run
     assert [s for s in content["sections"] if s["status"] != "done"] == []
@@ -43,6 +44,7 @@ def test_dry_run_passes_its_checks(dry_run):
     assert names == {s.name for wave in gpu_check.waves(DRY) for s in wave}
 
 
+@pytest.mark.slow
 def test_dry_run_names_the_machine_and_not_its_owner(dry_run):
     machine = dry_run[1]["machine"]
     assert machine["device"] == "interpreter"
@@ -52,6 +54,7 @@ def test_dry_run_names_the_machine_and_not_its_owner(dry_run):
     assert str(ROOT) not in json.dumps(dry_run[1])
 
 
+@pytest.mark.slow
 def test_dry_run_measures_every_contestant_beside_the_products(dry_run):
     rows = dry_run[1]["benchmarks"]
     for shape in figures.DRY_SHAPES:
@@ -67,6 +70,7 @@ def test_dry_run_measures_every_contestant_beside_the_products(dry_run):
     assert {row["graphed"] for row in rows} == {True, False}
 
 
+@pytest.mark.slow
 def test_dry_run_prints_a_table(dry_run):
     run, content = dry_run
     for row in content["benchmarks"]:

@@ -19,6 +19,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_score_tiles(sanitizers, tmp_path, request):
     problems = request.config.getoption("--sanitize-problems")

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.predict.cuda_estimate import ARCHITECTURES, ARITHMETICS, SHARED, STORED, compiled
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_fits_without_spills(architecture):

@@ -184,6 +184,7 @@ def test_a_block_takes_the_shared_memory_that_the_engine_asks_for(kernels):
     assert found == [cuda_schedule.SHARED_BYTES[dtype] for dtype in dtypes]
 
 
+@pytest.mark.slow
 def test_within_bounds_under_sanitizers():
     """AddressSanitizer and UBSan, which have to be there before Python is."""
     runtimes = [
@@ -199,7 +200,7 @@ def test_within_bounds_under_sanitizers():
         **os.environ,
         "LD_PRELOAD": ":".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": str(ROOT / "tests" / "shared"),
         "OMP_NUM_THREADS": "1",
     }
     ends = (str(SANITIZED.start), str(SANITIZED.stop))

@@ -1,4 +1,4 @@
-"""What Python does for a loss on a GPU, without one: nothing mixes devices, and nothing waits for one."""
+"""The Python of the GPU path, run on fake CUDA tensors, mixes no devices and never waits for the GPU."""
 
 import json
 import os
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """Of each problem by its name, from a process of its own; None where all is well."""
+    """The error of each problem by its name, or None. A process of its own finds them."""
     library = tmp_path_factory.mktemp("absent_gpu") / "absent_gpu.so"
     source = Path(__file__).parent / "absent_gpu.cpp"
     paths = [f"-isystem{path}" for path in include_paths()]
@@ -38,7 +38,7 @@ def errors(tmp_path_factory):
     command = [compiler(), *flags, *paths, source, "-ltorch_cpu", "-lc10", "-o", library]
     subprocess.run(command, check=True)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT / "tests")
+    environment["PYTHONPATH"] = str(ROOT / "tests" / "shared")
     run = subprocess.run(
         [sys.executable, "-c", RUN, library],
         cwd=ROOT,

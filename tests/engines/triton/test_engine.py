@@ -8,16 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case
-from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, relative
+from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
 from fastqt.engines.triton import loop, operands, softmax
 
-# A gradient is rounded three times: E, the weighted rows that it multiplies, and the result. The
-# interpreter cuts bfloat16 off where a GPU rounds to nearest.
-EPSILON = {torch.float16: 3 * 2.0**-11, torch.bfloat16: 3 * 2.0**-7, torch.float32: 0.0}
-# Against rounding, a cut has twice the error, which eager PyTorch beside it has not.
-CUT = {torch.float16: 1.0, torch.bfloat16: 2.0, torch.float32: 1.0}
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -35,7 +30,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torc
     loss, *gradients = found
     assert loss.dtype is torch.float32
     dtype = inputs["queries"].dtype
-    tolerance = FLOAT32 + EPSILON[dtype]
+    tolerance = FLOAT32 + THREE_ROUNDINGS[dtype]
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for name, gradient in zip(inputs, gradients, strict=True):
         assert gradient.dtype is inputs[name].dtype
@@ -74,7 +69,7 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
-    """Without room of their own they are where the candidates' gradient is written after them."""
+    """Where memory is short, the rows lie in the buffer that later takes the candidates' gradient."""
     N, D = 20, 30
     for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(operands, name, value)
@@ -94,14 +89,14 @@ def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
     found = torch.autograd.grad(loss, inputs)
     assert kept == [(True, 5)]
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
-        assert relative(gradient, wanted) < FLOAT32 + EPSILON[dtype]
+        assert relative(gradient, wanted) < FLOAT32 + THREE_ROUNDINGS[dtype]
 
 
 @by_memory
 @by_large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rows_weighted_from_above(case, memory, dtype):
-    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
+    """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     inputs = case.inputs(dtype)
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
     loss = case.loss(inputs, backend="triton", reduction="none", memory=memory)
@@ -109,7 +104,7 @@ def test_rows_weighted_from_above(case, memory, dtype):
     assert relative(loss, exact.loss) < FLOAT32
     gradients = torch.autograd.grad(loss, list(inputs.values()), upstream)
     for name, gradient in zip(inputs, gradients, strict=True):
-        assert relative(gradient, getattr(exact, name)) < FLOAT32 + EPSILON[dtype], name
+        assert relative(gradient, getattr(exact, name)) < FLOAT32 + THREE_ROUNDINGS[dtype], name
 
 
 @by_memory
@@ -134,7 +129,9 @@ def test_strides_do_not_change_the_result():
     arguments = {**case.arguments, "mask": case.arguments["mask"].T.contiguous().T}
     loss = fastqt.contrastive_loss(**laid_out, **arguments, backend="triton")
     found = [loss.detach(), *torch.autograd.grad(loss, list(laid_out.values()))]
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    # In the interpreter numpy multiplies the tiles: how it rounds depends on their layout.
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < REORDERED[torch.float32]
 
 
 def test_runs_repeat_bit_for_bit():
@@ -156,7 +153,7 @@ def far_apart(N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypatch):
+def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypatch):
     N, D = 20, 5
     queries, candidates = (x.to(dtype).requires_grad_() for x in far_apart(N, D))
     T = oracle.window(N, N, [-1, 1])
@@ -175,10 +172,10 @@ def test_rows_whose_reference_was_far_off_are_done_again(dtype, memory, monkeypa
     assert raised[:N] == [int(row % 3 == 0 and row != 6) for row in range(N)]
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
-        assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * EPSILON[dtype]
+        assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * THREE_ROUNDINGS[dtype]
 
 
-def test_references_from_a_sample_of_candidates(monkeypatch):
+def test_row_shifts_from_a_sample_of_candidates(monkeypatch):
     """They spare most rows the second try, and change nothing else."""
     monkeypatch.setattr(softmax, "SAMPLE", 4)
     queries, candidates = (x.requires_grad_() for x in far_apart(20, 5))
@@ -236,7 +233,7 @@ def test_error_is_at_most_eagers(score, dtype, memory):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 40.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
 def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
-    """Own candidates score `score`, less half of it: all other pairs are as sure not to be one."""
+    """The bias is -score / 2, so that pairs and all others are equally certain."""
     N, seeds = 24, 2
     bias = 0.0 if score is None else -score / 2
     ours, eagers = [], []
@@ -259,7 +256,7 @@ def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
         loss = F.binary_cross_entropy_with_logits(scores, labels, reduction="sum") / N
         found = loss.detach(), *torch.autograd.grad(loss, inputs)
         eagers.append([error(a, b) for a, b in zip(found, wanted, strict=True)])
-    bound = CUT[dtype] * EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
+    bound = CUT_OFF[dtype] * EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
     # Eager PyTorch's loss has no digit left where all is learnt.
     assert max(loss for loss, *_ in ours) < FLOAT32
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
@@ -267,17 +264,17 @@ def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
 
 @by_memory
 def test_biases_gradient_in_half_precision(memory):
-    """Of a softmax by a product of its own, of a sigmoid in the kernel of the scores."""
+    """A softmax sums it in a matrix product, a sigmoid in the kernel of the scores."""
     for name in ("biases of classes", "sigmoid, all at once"):
         case = next(c for c in CASES if c.name == name)
         inputs = case.inputs(torch.bfloat16) | {"bias": case.inputs(torch.float32)["bias"]}
         gradient = torch.autograd.grad(case.loss(inputs, backend="triton", memory=memory), inputs["bias"])[0]
         assert gradient.dtype is torch.float32
-        assert relative(gradient, case.expected(inputs).bias) < 2 * EPSILON[torch.bfloat16]
+        assert relative(gradient, case.expected(inputs).bias) < 2 * THREE_ROUNDINGS[torch.bfloat16]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_the_loss(poison):
+def test_non_finite_inputs_reach_the_loss(poison):
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     queries[4, 1] = poison
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", reduction="none")
@@ -302,7 +299,7 @@ def test_refuses_float64():
     ids=["rows", "sigmoid", "rows and columns", "released"],
 )
 def test_a_gradient_scaler_saves_digits_that_float16_has_not(loss):
-    """Gradients of a mean, here of 5e-6: float16 has its digits of them only once they are scaled."""
+    """The gradients are about 5e-6, where float16 has few digits unless they are scaled up."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(20, 8, generator=generator).half().requires_grad_() for _ in range(2)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -310,4 +307,4 @@ def test_a_gradient_scaler_saves_digits_that_float16_has_not(loss):
     found = torch.autograd.grad(loss(*inputs, scale=1e-4, backend="triton"), inputs, upstream)
     value = loss(*exact, scale=1e-4, backend="reference")
     for a, b in zip(found, torch.autograd.grad(value, exact, upstream.double()), strict=True):
-        assert relative(a, b) < EPSILON[torch.float16]
+        assert relative(a, b) < THREE_ROUNDINGS[torch.float16]

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import FLOAT32, FLOAT64, REORDERED, relative
+from tolerances import FLOAT32, FLOAT64, REORDERED, TWO_ROUNDINGS, relative
 
 from fastqt import autograd
 from fastqt.engines import cpu_three_block
@@ -16,8 +16,6 @@ from fastqt.engines.triton import three_block as triton_three_block
 from fastqt.kernels import three_block, three_block_gradients
 from fastqt.problem import ThreeBlockProblem
 
-# A gradient is rounded twice, dL/dC and the result. The interpreter cuts bfloat16 off where a GPU rounds.
-EPSILON = {torch.float16: 2 * 2.0**-11, torch.bfloat16: 2 * 2.0**-7, torch.float32: 0.0}
 NAMES = ("u", "v", "own columns", "next columns", "own rows", "next rows", "scale")
 
 
@@ -124,7 +122,7 @@ def test_is_the_oracles_on_a_cpu(options):
 
 @by_options
 def test_many_tiles(monkeypatch, options):
-    """Of the gradients, and many steps along a row, whose largest score may be in any."""
+    """The gradients have many tiles, and the largest score of a row may be in any of them."""
     monkeypatch.setattr(three_block, "block", lambda n, most: 8)
     monkeypatch.setattr(three_block_gradients, "BLOCK_ROWS", 4)
     monkeypatch.setattr(three_block_gradients, "BLOCK_COLUMNS", 8)
@@ -134,13 +132,13 @@ def test_many_tiles(monkeypatch, options):
 @by_half
 @by_options
 def test_half_precision(options, dtype):
-    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype])
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype])
 
 
 @by_blocks
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
-    """Where chunks meet, a mixture has its parts in both; the last chunk is a short one."""
+    """A mixture at the border of two chunks has a part in each. The last chunk is shorter."""
     inputs = inputs_of(14, 7)
     options = replace(options, memory=memory)
     whole = ours(inputs, options, "sum")
@@ -163,19 +161,19 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
         assert (a is None) == (b is None)
         assert a is None or relative(a, b) < REORDERED[torch.float32]
     with torch.no_grad():
-        assert torch.equal(ours(inputs, options, "sum"), loss)
+        assert relative(ours(inputs, options, "sum"), loss) < REORDERED[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @by_blocks
-def test_rows_weighted_from_above(options, dtype):
-    """reduction="none": any upstream, of either sign, zero, and of sizes far apart."""
+def test_rows_weighted_by_an_upstream_gradient(options, dtype):
+    """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
-    check(inputs_of(13, 7, dtype), options, FLOAT32 + EPSILON[dtype], "none", upstream)
+    check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype], "none", upstream)
 
 
 def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
-    """Both views of a sentence all but the same, and others' at about a right angle."""
+    """The two views of a sentence are nearly equal, and nearly orthogonal to those of other sentences."""
     generator = torch.Generator().manual_seed(0)
     u = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
     v = F.normalize(u + 0.01 * torch.randn(N, N, generator=generator), dim=1)
@@ -193,18 +191,25 @@ def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
         (torch.float16, 20.0, 1 - 1e-5),
     ],
 )
-def test_nothing_is_lost_when_all_is_learnt(dtype, scale, least, options):
-    """Weighted as if nothing were: float16 has no room for gradients that are as small as the loss."""
+def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, options):
+    """The rows' weights are large, because gradients as small as the loss would underflow in float16."""
     inputs = converged(13, dtype, scale)
     rows, _ = exact(inputs, options)
     assert (-rows).exp().min() > least
     weights = (1 / rows).float()
     # Cosines are sums of 13 products, whose error the scale makes larger before they are exponents.
-    check(inputs, options, scale / 5 * FLOAT32 + EPSILON[dtype], "none", weights, scale / 5 * FLOAT32)
+    check(
+        inputs,
+        options,
+        scale / 5 * FLOAT32 + TWO_ROUNDINGS[dtype],
+        "none",
+        weights,
+        scale / 5 * FLOAT32,
+    )
 
 
 @by_blocks
-def test_nothing_overflows_when_nothing_is_learnt(options):
+def test_nothing_overflows_before_training(options):
     """The positive's exponential is 0 beside the largest one, even in float64."""
     inputs = inputs_of(13, 3, scale=2000.0)
     rows, _ = exact(inputs, options)
@@ -216,15 +221,15 @@ def test_nothing_overflows_when_nothing_is_learnt(options):
     )
 
 
-def test_shares_beyond_the_range_of_a_half():
-    """A mixture whose parts all but cancel, and with them 900 times what is rounded in a product."""
+def test_shares_beyond_the_range_of_float16():
+    """The parts of a mixture nearly cancel, which multiplies the rounding errors of the product by 900."""
     u, v, *shares, scale = inputs_of(13, 7, torch.float16)
     with torch.no_grad():
         v[5] = 2.0**-9 - v[4]
         shares[0][4] = shares[1][4] = 900.0
     for stop_gradient in (True, False):
         options = replace(PLAIN, stop_gradient=stop_gradient)
-        check([u, v, *shares, scale], options, 900 * EPSILON[torch.float16])
+        check([u, v, *shares, scale], options, 900 * TWO_ROUNDINGS[torch.float16])
 
 
 @pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
@@ -242,12 +247,12 @@ def test_one_gradient_alone(wanted, stop_gradient):
     assert relative(found, expected) < FLOAT32
 
 
-def test_upstream_beyond_the_range_of_a_half():
-    """As a scaler of losses gives it."""
+def test_upstream_beyond_the_range_of_float16():
+    """A loss scaler gives such an upstream gradient."""
     inputs = inputs_of(13, 7, torch.float16)
     once = torch.autograd.grad(ours(inputs, PLAIN), inputs[0])[0]
     scaled = torch.autograd.grad(ours(inputs, PLAIN), inputs[0], torch.tensor(2.0**16))[0]
-    assert relative(scaled, 2**16 * once.float()) < EPSILON[torch.float16]
+    assert relative(scaled, 2**16 * once.float()) < TWO_ROUNDINGS[torch.float16]
 
 
 def test_strides_do_not_change_the_result():
@@ -255,7 +260,9 @@ def test_strides_do_not_change_the_result():
     expected = torch.autograd.grad(ours(inputs, PLAIN), inputs[:2])
     sides = [x.detach().T.repeat_interleave(2, 0)[::2].T.requires_grad_() for x in inputs[:2]]
     found = torch.autograd.grad(ours([*sides, *inputs[2:]], PLAIN), sides)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    # In the interpreter numpy multiplies the tiles: how it rounds depends on their layout.
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < REORDERED[torch.float32]
 
 
 def test_runs_repeat_bit_for_bit():
@@ -266,8 +273,8 @@ def test_runs_repeat_bit_for_bit():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_what_is_not_finite_stays_in_its_rows(dtype):
-    """That of a sentence whose first view it is, and of the one whose mixture has it for a part."""
+def test_non_finite_inputs_stay_in_their_rows(dtype):
+    """It reaches the row of its own sentence and the row whose mixture contains it."""
     u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs_of(9, 7, dtype)
     with torch.no_grad():
         u[4, 1], own_rows[4], next_rows[3] = math.nan, math.nan, math.nan

@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from tolerances import EAGER_FACTOR, RNN_FLOAT32, RNN_FLOAT64
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
@@ -14,11 +17,6 @@ from fastqt.nn.gru import module, native, sequence
 
 W, H = 5, 4
 LENGTHS = [3, 7, 1, 7, 2, 5]
-
-# In fp64 both sides differ only by rounding, about 1e-15 per step.
-EXACT = {"rtol": 1e-10, "atol": 1e-12}
-# In fp32 both sides add up to a few hundred terms of order 1 in different orders.
-ROUNDED = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -84,9 +82,9 @@ def test_states_equal_a_numpy_cell(reset_after, bias, with_h0):
             start = h0[d, i].numpy() if with_h0 else np.zeros(H)
             want = numpy_gru(layer, sentence.numpy(), start, d)
             got = padded[i, : len(sentence), d * H : (d + 1) * H].detach().numpy()
-            np.testing.assert_allclose(got, want, **EXACT)
+            np.testing.assert_allclose(got, want, **RNN_FLOAT64)
             # The backward direction ends at the first token.
-            np.testing.assert_allclose(h_n[d, i].detach().numpy(), want[0 if d else -1], **EXACT)
+            np.testing.assert_allclose(h_n[d, i].detach().numpy(), want[0 if d else -1], **RNN_FLOAT64)
 
 
 @pytest.mark.usefixtures("engine")
@@ -176,14 +174,18 @@ def test_values_and_gradients_equal_torch(form, bidirectional, bias, with_hx):
         x, hx = x[0], None if hx is None else hx[:, 0]
     elif form == "padded":
         x = x.transpose(0, 1)
-    assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **EXACT)
+    assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **RNN_FLOAT64)
 
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_batch_of_one_sequence_keeps_its_dimension(length):
     ours, theirs = twins(bidirectional=True)
     x = torch.randn(length, 1, W, dtype=torch.float64)
-    assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
+    assert_same(results(ours, x, None), results(theirs, x, None), **RNN_FLOAT64)
+
+
+def replace_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
+    return packed._replace(data=data)
 
 
 def error(got, want):
@@ -194,21 +196,23 @@ def error(got, want):
 @pytest.mark.skipif(not native.NATIVE, reason="the native extension is not built")
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_fp32_is_as_accurate_as_torch(scale):
-    # Single errors of 1e-7 scatter, so their sum is held to 1.5 times that of torch, and each one to twice.
-    ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter *= scale
-    ours.load_state_dict(theirs.state_dict())
-    lengths = torch.randint(3, 41, (40,)).sort(descending=True)[0]
-    packed = pack_sequence([torch.randn(int(n), 48) for n in lengths])
-
-    def wrap(x):
-        return packed._replace(data=x)
-
-    exact = results(copy.deepcopy(theirs).double(), packed.data.double(), None, wrap)
-    ours_error, theirs_error = (error(results(m, packed.data, None, wrap), exact) for m in (ours, theirs))
-    assert sum(ours_error.values()) <= 1.5 * sum(theirs_error.values())
+    """In the mean over draws: at scale 8 saturated gates enlarge rounding errors by chance, in either."""
+    ours_error, theirs_error = Counter(), Counter()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        ours, theirs = twins(dtype=torch.float32, width=48, hidden=96, bidirectional=True)
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter *= scale
+        ours.load_state_dict(theirs.state_dict())
+        lengths = torch.randint(3, 41, (40,)).sort(descending=True)[0]
+        packed = pack_sequence([torch.randn(int(n), 48) for n in lengths])
+        wrap = partial(replace_data, packed)
+        exact = results(copy.deepcopy(theirs).double(), packed.data.double(), None, wrap)
+        for layer, errors in ((ours, ours_error), (theirs, theirs_error)):
+            errors.update(error(results(layer, packed.data, None, wrap), exact))
+    assert ours_error.total() <= EAGER_FACTOR * theirs_error.total()
+    # The gradient of one weight scatters more than the sum over all.
     for name in exact:
         assert ours_error[name] <= 2 * theirs_error[name], name
 
@@ -238,12 +242,12 @@ def test_gradients_of_input_or_parameters_only():
     x = torch.randn(6, 3, W, dtype=torch.float64, requires_grad=True)
     everything = torch.autograd.grad(layer(x)[0].sum(), [x, *layer.parameters()])
     layer.requires_grad_(False)
-    torch.testing.assert_close(torch.autograd.grad(layer(x)[0].sum(), x)[0], everything[0], **EXACT)
+    torch.testing.assert_close(torch.autograd.grad(layer(x)[0].sum(), x)[0], everything[0], **RNN_FLOAT64)
     layer.requires_grad_(True)
     for gradient, want in zip(
         torch.autograd.grad(layer(x.detach())[0].sum(), list(layer.parameters())), everything[1:], strict=True
     ):
-        torch.testing.assert_close(gradient, want, **EXACT)
+        torch.testing.assert_close(gradient, want, **RNN_FLOAT64)
     with torch.no_grad():
         assert not layer(x)[0].requires_grad
 
@@ -261,7 +265,7 @@ def test_final_states_equal_the_second_result_of_forward(reset_after):
         torch.autograd.grad(want.square().sum(), parameters),
         strict=True,
     ):
-        torch.testing.assert_close(a, b, **EXACT)
+        torch.testing.assert_close(a, b, **RNN_FLOAT64)
 
 
 def test_noncontiguous_inputs_and_upstream_gradients():
@@ -269,11 +273,11 @@ def test_noncontiguous_inputs_and_upstream_gradients():
     base = torch.randn(W, 3, 6, dtype=torch.float64)
     one = torch.randn(1, 1, W, dtype=torch.float64)
     for x in (base.permute(2, 1, 0), base.permute(2, 1, 0)[::2], one.expand(6, 3, W)):
-        assert_same(results(ours, x, None), results(theirs, x, None), **EXACT)
+        assert_same(results(ours, x, None), results(theirs, x, None), **RNN_FLOAT64)
         x = x.detach().requires_grad_()
         upstream = torch.ones(1, dtype=torch.float64).expand(len(x), 3, H)  # all strides are 0
         got, want = (torch.autograd.grad(layer(x)[0], x, upstream)[0] for layer in (ours, theirs))
-        torch.testing.assert_close(got, want, **EXACT)
+        torch.testing.assert_close(got, want, **RNN_FLOAT64)
 
 
 def test_backward_runs_twice_but_double_backward_raises():
@@ -291,10 +295,10 @@ def test_state_dicts_load_into_torch_and_back():
         ours, theirs = GRU(W, H, bias=bias, bidirectional=True), torch.nn.GRU(W, H, bidirectional=True)
         x = torch.randn(6, 3, W)
         theirs.load_state_dict(ours.state_dict())
-        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **ROUNDED)
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **RNN_FLOAT32)
         theirs.reset_parameters()
         ours.load_state_dict(theirs.state_dict())
-        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **ROUNDED)
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], **RNN_FLOAT32)
 
 
 def test_single_bias_is_one_parameter_per_gate():
@@ -353,7 +357,7 @@ def test_other_devices_use_torch(monkeypatch, form, bias):
     if form == "packed":
         x, wrap = packed.data, lambda x: packed._replace(data=x)
     for hx in (None, torch.randn(2, 6 if form == "packed" else 3, H, dtype=torch.float64)):
-        assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **EXACT)
+        assert_same(results(ours, x, hx, wrap), results(theirs, x, hx, wrap), **RNN_FLOAT64)
 
 
 @pytest.mark.filterwarnings(
@@ -371,9 +375,9 @@ def test_compiles_without_a_graph_break(dynamic):
             f"_orig_mod.{name}": t for name, t in want.items() if name.endswith(("l0", "reverse"))
         }
         want = {name: t for name, t in want.items() if f"_orig_mod.{name}" not in layer_parameters}
-        assert_same(results(compiled, x, hx), want | layer_parameters, **ROUNDED)
+        assert_same(results(compiled, x, hx), want | layer_parameters, **RNN_FLOAT32)
         with torch.no_grad():
-            torch.testing.assert_close(compiled(x)[1], layer(x)[1], **ROUNDED)
+            torch.testing.assert_close(compiled(x)[1], layer(x)[1], **RNN_FLOAT32)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_class_indices_are_cross_entropy(backend):
 @by_backend
 @by_dtype
 def test_rows_without_targets_are_zero_even_if_nothing_is_left(backend, dtype):
-    """A softmax over no candidates at all, where a careless log-sum-exp says NaN."""
+    """The logsumexp over no candidates is -inf, and -inf - -inf would be NaN."""
     queries = torch.randn(4, 3, dtype=dtype, requires_grad=True)
     candidates = torch.randn(4, 3, dtype=dtype, requires_grad=True)
     targets = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]], dtype=dtype)

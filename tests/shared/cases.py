@@ -27,7 +27,7 @@ class Case:
     link: str = "softmax"
 
     def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-        """Leaves of the right shapes, which all want a gradient."""
+        """Random leaf tensors of the right shapes that all require a gradient."""
         generator = torch.Generator().manual_seed(seed)
         shapes = {
             "queries": (N, D),

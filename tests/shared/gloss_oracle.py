@@ -1,4 +1,4 @@
-"""GLOSS's training step in numpy float64, cell by cell: what the tests compare with."""
+"""GLOSS's training step in numpy and float64, a score at a time, for tests to compare with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Against float64, the loss is about as exact as eager PyTorch, on random and on converged inputs.
+"""The error of the loss, measured in float64, is about eager PyTorch's, on random and on converged inputs.
 
-A fused kernel lies where training ends: once a positive is learnt, p - t is the difference of two
-numbers close to 1, and what is left of it is the gradient.
+Fused kernels lose accuracy at the end of training: once a positive is learnt, the gradient p - t is the
+difference of two numbers close to 1.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def random_inputs(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tenso
 def converged(
     generator: torch.Generator, offsets: list[int], score: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows whose targets score about `score`, and all else about 0."""
+    """Rows whose targets score about `score` and whose other candidates score about 0."""
     candidates = F.normalize(torch.randn(N, D, generator=generator), dim=1)
     for _ in range(200):  # spread the candidates out, so that the targets stand out
         gram = candidates @ candidates.T - torch.eye(N)

@@ -1,4 +1,4 @@
-"""Memory stays where it is promised: no test of time, and none of these near an N x N matrix."""
+"""The loss allocates little beside its inputs and gradients, and never a matrix of N x N scores."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])
-def test_peak_above_inputs_and_gradients(memory):
+def test_peak_memory_above_inputs_and_gradients(memory):
     """At N = 16,384 the score matrix alone would take a GiB."""
     script = MEASURE.format(N=16384, D=32, memory=memory)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

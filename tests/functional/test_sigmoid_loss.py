@@ -1,4 +1,4 @@
-"""The sigmoid loss: what test_functional's cases do not show of it."""
+"""Properties of the sigmoid loss that the shared cases of test_contrastive_loss.py do not cover."""
 
 import numpy as np
 import oracle
@@ -14,7 +14,7 @@ by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 
 
 def pairs(seed: int, score: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries whose own candidate scores `score`, and all others something near 0."""
+    """Queries whose own candidate scores `score` and whose other candidates score about 0."""
     candidates = F.normalize(torch.randn(N, D, generator=torch.Generator().manual_seed(seed)), dim=1)
     return score * candidates, candidates.clone()
 
@@ -22,7 +22,7 @@ def pairs(seed: int, score: float) -> tuple[torch.Tensor, torch.Tensor]:
 @by_memory
 @pytest.mark.parametrize("score", [1.0, 20.0, 60.0])
 def test_error_is_at_most_eagers(score, memory):
-    """With bias -score / 2, a pair of score 60 is learnt to 1 - 1e-13."""
+    """With the bias -score / 2, a pair of score 60 has a probability of 1 - 1e-13."""
     ours, eagers = [], []
     for seed in range(5):
         queries, candidates = pairs(seed, score)

@@ -1,4 +1,4 @@
-"""The contrastive loss and its gradients by the book: numpy, float64, a row at a time.
+"""The contrastive loss and its gradients by their definitions, in numpy and float64, a row at a time.
 
 Shares no code with fastqt: targets are written out as matrices by loops over their definition.
 """
@@ -6,7 +6,7 @@ Shares no code with fastqt: targets are written out as matrices by loops over th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ class Result:
     row_negatives: Array | None
     scale: float
     bias: Array  # (M,)
+    # For the gradient of each embedding the sum of the absolute values of its terms. Terms may cancel each
+    # other, but their rounding errors do not.
+    magnitudes: dict[str, Array] = field(default_factory=dict)
 
 
 def contrastive(
@@ -65,7 +68,7 @@ def contrastive(
     link: str = "softmax",
     row_weights: Array | None = None,
 ) -> Result:
-    """The rows' losses, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
+    """The losses of the rows, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
     N, M = T.shape
     w = np.full(N, 1 / N) if row_weights is None else row_weights
     K = 0 if negatives is None else len(negatives)
@@ -73,6 +76,9 @@ def contrastive(
     dF, dG, ds, db = np.zeros_like(F), np.zeros_like(G), 0.0, np.zeros(M)
     dN = None if negatives is None else np.zeros_like(negatives)
     dR = None if row_negatives is None else np.zeros_like(row_negatives)
+    sizes = {"queries": np.zeros_like(F), "candidates": np.zeros_like(G)}
+    sizes |= {} if dN is None else {"negatives": np.zeros_like(negatives)}
+    sizes |= {} if dR is None else {"row_negatives": np.zeros_like(row_negatives)}
     for i in range(N):
         if link == "softmax" and not (T[i] > 0).any():
             continue
@@ -102,6 +108,7 @@ def contrastive(
             loss[i] = (np.logaddexp(0, s) - t * s)[alive].sum()
             p, q = np.exp(-np.logaddexp(0, -s)), np.exp(-np.logaddexp(0, s))
             c = w[i] * ((1 - t) * p - t * q) * differentiable * alive
+            c_size = abs(w[i]) * (abs(1 - t) * p + t * q) * differentiable * alive
         else:
             top = s[alive].max()
             e = np.where(alive, np.exp(np.where(alive, s, top) - top), 0.0)
@@ -109,6 +116,7 @@ def contrastive(
             on = t > 0
             loss[i] = (t[on] * (np.log(t[on]) + top + np.log(total) - s[on])).sum()
             c = w[i] * (t.sum() * e / total - t) * differentiable * alive
+            c_size = abs(w[i]) * (t.sum() * e / total + t) * differentiable * alive
             for j in np.flatnonzero(
                 t
             ):  # rho p - t = ((rho - t) e - t (total - e)) / total, which cancels less
@@ -123,4 +131,10 @@ def contrastive(
             dR[i] = scale * c[-1] * F[i]
         ds += c @ dots
         db += c[:M]
-    return Result(loss, dF, dG, dN, dR, ds, db)
+        sizes["queries"][i] = abs(scale) * c_size @ abs(C)
+        sizes["candidates"] += abs(scale) * np.outer(c_size[:M], abs(F[i]))
+        if dN is not None:
+            sizes["negatives"] += abs(scale) * np.outer(c_size[M : M + K], abs(F[i]))
+        if dR is not None:
+            sizes["row_negatives"][i] = abs(scale) * c_size[-1] * abs(F[i])
+    return Result(loss, dF, dG, dN, dR, ds, db, sizes)
