@@ -13,9 +13,10 @@ import fastqt
 from fastqt import engines as backends
 from fastqt.engines import cuda as cuda_schedule
 from fastqt.engines import ops
-from tests.csrc.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
+from tests.csrc.building import ROOT, why_no_modules
+from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 UNKNOWN = {"negatives", "bias", "query_groups", "mask"}
 TAKEN = [
     case

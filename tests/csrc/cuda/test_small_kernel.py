@@ -12,19 +12,11 @@ import torch.nn.functional as F
 from tolerances import EAGER_FACTOR, HALF_ULP
 
 from fastqt.engines import cuda as cuda_schedule
+from tests.csrc.building import ROOT, compiler, why_no_modules
 from tests.csrc.cuda import random_problems
-from tests.csrc.cuda.host_execution import (
-    ARITHMETICS,
-    ROOT,
-    HostKernels,
-    Small,
-    build,
-    compiler,
-    decoded,
-    encoded,
-)
+from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 BATCH = 50  # problems a test
 SANITIZED = range(1000, 1024)

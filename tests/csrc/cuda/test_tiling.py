@@ -7,11 +7,12 @@ import oracle
 import pytest
 
 from benchmarks import cuda_estimate, cuda_phases
+from tests.csrc.building import why_no_modules
 from tests.csrc.cuda import random_problems
-from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
+from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded
 from tests.csrc.cuda.test_small_kernel import problem
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 STRIP, EIGHT = 16, 8
 
@@ -42,7 +43,7 @@ def test_tiles_and_shares_cover_everything_once(kernels, seed):
 @by_arithmetic
 def test_chosen_tiles_fit_a_block(kernels, arithmetic):
     rng = np.random.default_rng(0)
-    most_strips, most_eights = kernels.most(arithmetic)
+    most_strips, most_eights = kernels.largest_tile(arithmetic)
     for _ in range(300):
         N, M = (int(n) for n in rng.integers(1, 1025, 2))
         D, blocks = int(rng.integers(1, 4801)), int(rng.integers(1, 200))
@@ -62,7 +63,7 @@ def test_chosen_tiles_fit_a_block(kernels, arithmetic):
 
 
 def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, splits: int) -> dict[str, int]:
-    strips, eights = kernels.most(p.arithmetic)
+    strips, eights = kernels.largest_tile(p.arithmetic)
     (N, D), M = p.queries.shape, len(p.candidates)
 
     def number(size: int, piece: int, most: int) -> int:
@@ -96,7 +97,7 @@ def test_tiles_change_nothing(kernels, arithmetic):
 @by_arithmetic
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_sizes_about_the_largest_tiles(kernels, arithmetic, beyond):
-    strips, eights = kernels.most(arithmetic)
+    strips, eights = kernels.largest_tile(arithmetic)
     N, D = STRIP * strips + beyond, EIGHT * eights + beyond
     M = D if beyond == 0 else 40
     p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
