@@ -1,7 +1,7 @@
 """The CUDA kernels built as C++ and executed on a CPU: numpy arrays in, numpy arrays out.
 
-Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too. Building them needs a
-C++ compiler and pybind11.
+Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too. Building them
+needs a C++ compiler and pybind11.
 """
 
 from __future__ import annotations
