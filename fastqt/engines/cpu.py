@@ -30,10 +30,6 @@ MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
 
-# glibc maps every large block afresh, which costs a page fault for each of its pages at each
-# call, until it has seen a block of that size freed. This one is never touched.
-torch.empty(31 * 2**20, dtype=torch.uint8)
-
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
