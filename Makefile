@@ -33,6 +33,7 @@ lint: .venv/built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # One wheel for every Python and torch, in dist: with CUDA code where nvcc is found. What it links to is torch's.
 wheel: .venv/built

@@ -8,7 +8,7 @@ from tolerances import REORDERED, relative
 import fastqt
 from fastqt import autograd, engines
 from fastqt.autograd import times
-from fastqt.problem import LINKS, Problem
+from fastqt.problem import Problem
 from fastqt.targets import Window
 
 ALL = next(case for case in CASES if case.name == "all at once")
@@ -189,26 +189,6 @@ def test_opcheck_whole_losses(dtype, needs):
         torch.library.opcheck(
             torch.ops.fastqt.contrastive_backward, (*flat, rows, rows + 1, rows + 1, needed)
         )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize(
-    ("tile_columns", "weight", "weighted"), [(None, 0.5, False), (4, None, False), (4, None, True)]
-)
-def test_opcheck_walk(dtype, link, tile_columns, weight, weighted):
-    p = problem(dtype)
-    t = p.targets
-    embeddings = (p.queries, p.candidates, p.negatives, p.row_negatives)
-    bias = torch.zeros(9, dtype=dtype)
-    cells = (LINKS.index(link), 0, t.starts, t.columns, t.weights, t.dense, t.background)
-    known = [torch.ones(9, dtype=torch.float64)] * 3 if weighted else [None] * 3
-    wanted = 0b111111 if weighted or weight else 0
-    torch.library.opcheck(
-        torch.ops.fastqt.contrastive_walk,
-        (*embeddings, bias, 2.0, *cells, None, None, None, 5, tile_columns, wanted, weight, *known),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
 
 
 @pytest.fixture

@@ -1,17 +1,19 @@
 // CLIP's loss on a CPU: a softmax over each row of the score matrix and one over each column.
 //
-// A first walk over tiles finds the log-sum-exp of rows and columns together, a second one computes the
-// scores once more and has both gradients of a cell at hand: 8 N^2 D operations in all. Where one
-// tile holds all scores the second walk takes them as they are: 6 N^2 D.
+// The first walk over tiles finds the logsumexp of rows and columns together. The second one computes the scores
+// once more and turns them into their gradient, the sum of both directions: 8 N^2 D operations in all. Where one
+// tile holds all scores, they need not be computed again: 6 N^2 D.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "cpu/checks.h"
 #include "cpu/clip_tile.h"
 #include "cpu/log_sums.h"
 #include "cpu/walk.h"
@@ -24,14 +26,14 @@ class Clip {
  public:
   Clip(Walk<T>& walk, const PairSums& sums, int64_t n) : walk_(walk), sums_(sums), n_(n) {}
 
-  // What is known of each pair.
-  void sums(int64_t rows, int64_t columns) {
+  // Finds the score and the sums of each pair.
+  void find_sums(int64_t rows, int64_t columns) {
     clear();
     walk_.for_tiles(rows, columns, [&] { clip_tile(walk_.tile(), sums_); });
   }
 
-  // The gradients of sum_i weights_i loss_i from there.
-  void gradients(int64_t rows, int64_t columns, const double* weights) {
+  // Finds the gradients of sum_i weights_i loss_i from the sums.
+  void find_gradients(int64_t rows, int64_t columns, const double* weights) {
     const Softmax<T> of_rows = softmax(sums_.row_others, weights), of_columns = softmax(sums_.column_others, weights);
     walk_.for_tiles(rows, columns, [&] {
       clip_tile_backward(walk_.tile(), of_rows, of_columns);
@@ -39,8 +41,8 @@ class Clip {
     });
   }
 
-  // Both, on all scores at once.
-  void sums_and_gradients(const double* weights) {
+  // Finds both from one tile that holds all scores.
+  void find_sums_and_gradients(const double* weights) {
     clear();
     walk_.for_tiles(n_, n_, [&] {
       clip_tile(walk_.tile(), sums_);
@@ -64,25 +66,45 @@ class Clip {
   const int64_t n_;
 };
 
-// Each pair's loss, half its row's and half its column's, by way of `sums`, (3, N) as of PairSums, which are
-// found unless they are known. With weights, the gradients of sum_i weights_i loss_i that are given a place.
+// Fails where a tensor does not have the dtype, shape or layout that clip_walk_ reads and writes.
+void check(const Tensor& queries, const Tensor& candidates, const Tensor& sums, const Tensor& loss,
+           const std::optional<Tensor>& weights, const std::optional<Tensor>& dqueries,
+           const std::optional<Tensor>& dcandidates, const std::optional<Tensor>& dscale) {
+  check_queries(queries);
+  const ScalarType dtype = queries.scalar_type();
+  const int64_t N = queries.size(0), D = queries.size(1);
+  check_tensor("candidates", candidates, dtype, {N, D}, Layout::kStrided);
+  check_tensor("sums", sums, ScalarType::Double, {3, N}, Layout::kContiguous);
+  check_tensor("loss", loss, ScalarType::Double, {N}, Layout::kContiguous);
+  check_tensor("weights", weights, ScalarType::Double, {N}, Layout::kContiguous);
+  check_tensor("dqueries", dqueries, dtype, {N, D}, Layout::kContiguous);
+  check_tensor("dcandidates", dcandidates, dtype, {N, D}, Layout::kContiguous);
+  check_tensor("dscale", dscale, ScalarType::Double, {}, Layout::kContiguous);
+  STD_TORCH_CHECK(weights || !(dqueries || dcandidates || dscale), "weights: want them with gradients, got None");
+}
+
+// Writes the loss of each pair, half that of its row and half that of its column. It is computed from `sums`,
+// (3, N) as in PairSums, which are read if `known` and else found. With weights, writes the gradients of
+// sum_i weights_i loss_i to those of dqueries, dcandidates and dscale that are given.
 void clip_walk_(const Tensor queries, const Tensor candidates, double scale, int64_t tile_rows, int64_t tile_columns,
                 bool known, const Tensor sums, const Tensor loss, const std::optional<Tensor> weights,
                 const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
                 const std::optional<Tensor> dscale) {
+  check(queries, candidates, sums, loss, weights, dqueries, dcandidates, dscale);
+  check_tile(tile_rows, tile_columns);
   const std::optional<Tensor> none;
   const int64_t n = queries.size(0);
   double* const first = sums.mutable_data_ptr<double>();
   const PairSums pairs{first, first + n, first + 2 * n};
   const double* const w = weights ? weights->const_data_ptr<double>() : nullptr;
   const auto run = [&]<class T>(T) {
-    Walk<T> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, none, dscale});
+    Walk<T> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none});
     Clip<T> clip(walk, pairs, n);
-    if (w && !known && tile_rows >= n && tile_columns >= n) return clip.sums_and_gradients(w);
-    if (!known) clip.sums(tile_rows, tile_columns);
-    if (w) clip.gradients(tile_rows, tile_columns, w);
+    if (w && !known && tile_rows >= n && tile_columns >= n) return clip.find_sums_and_gradients(w);
+    if (!known) clip.find_sums(tile_rows, tile_columns);
+    if (w) clip.find_gradients(tile_rows, tile_columns, w);
   };
-  queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
   double* const losses = loss.mutable_data_ptr<double>();
   for (int64_t i = 0; i < n; ++i)
     losses[i] = (softplus(pairs.row_others[i] - pairs.positive[i]) +

@@ -9,6 +9,7 @@
 namespace fastqt {
 namespace {
 
+// Adds a tile to the sums of its rows, and replaces the scores of its pairs by -inf.
 template <class T>
 void add_rows(const Tile<T>& tile, const PairSums& sums) {
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
@@ -27,11 +28,11 @@ void add_rows(const Tile<T>& tile, const PairSums& sums) {
   });
 }
 
-// The same for columns, from a tile that `add_rows` has seen.
+// Adds a tile to the sums of its columns. `add_rows` comes first, as it replaces the pairs by -inf.
 template <class T>
 void add_columns(const Tile<T>& tile, const PairSums& sums) {
-  constexpr int64_t kStripe = 256;  // of columns
-  constexpr int64_t kBlock = 64;    // fp32 partial sums go to double after so many rows
+  constexpr int64_t kStripe = 256;  // columns whose sums one thread keeps at a time
+  constexpr int64_t kBlock = 64;    // rows after which a sum in fp32 is added to one in double
   const int64_t stripes = (tile.columns + kStripe - 1) / kStripe;
   in_parallel(stripes, kStripe * tile.rows, [&](int64_t begin, int64_t end) {
     T largest[kStripe], part[kStripe];
@@ -39,7 +40,7 @@ void add_columns(const Tile<T>& tile, const PairSums& sums) {
     for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns); first += kStripe) {
       const int64_t width = std::min(kStripe, tile.columns - first);
       const T* const scores = tile.scores + first;
-      std::fill_n(largest, width, std::numeric_limits<T>::lowest());  // not -inf, from which nothing can be taken
+      std::fill_n(largest, width, std::numeric_limits<T>::lowest());  // not -inf, since -inf - -inf is NaN
       for (int64_t i = 0; i < tile.rows; ++i) row_raise(largest, scores + i * tile.row_stride, width);
       std::fill_n(total, width, 0.0);
       for (int64_t block = 0; block < tile.rows; block += kBlock) {
@@ -70,8 +71,8 @@ void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softm
     for (int64_t i = begin; i < end; ++i) {
       T* const scores = tile.scores + i * tile.row_stride;
       const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
-      row_two_exps(scores, tile.columns, rows.references[row], rows.factors[row],
-                   columns.references.data() + tile.first_column, columns.factors.data() + tile.first_column);
+      row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
+                   columns.shifts.data() + tile.first_column, columns.factors.data() + tile.first_column);
       if (diagonal >= 0 && diagonal < tile.columns)
         scores[diagonal] = static_cast<T>(rows.diagonal[row] + columns.diagonal[row]);
     }

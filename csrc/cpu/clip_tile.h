@@ -1,7 +1,8 @@
-// A tile of scores as CLIP's loss takes it: a softmax over each row and one over each column.
+// A tile of scores in CLIP's loss, which has a softmax over each row and one over each column.
 //
-// The diagonal holds the pairs. Its cells are kept out of the sums and computed in double: with o the
-// log-sum-exp of the others, a row's loss is log(1 + exp(o - s_ii)), which loses nothing once it is learnt.
+// The pairs are on the diagonal. Their cells are exact cells: they are left out of the sums and computed in double.
+// With o the logsumexp of the other cells of row i, the loss of the row is log(1 + exp(o - s_ii)), which keeps its
+// digits once the pair is learnt.
 #pragma once
 
 #include <cmath>
@@ -13,35 +14,36 @@
 
 namespace fastqt {
 
-// Of each pair, N values each: its score, and the log-sum-exp of the others in its row and in its column.
+// N values each: the score of each pair, and the logsumexp of the other cells in its row and in its column.
 struct PairSums {
   double* positive;
   double* row_others;
   double* column_others;
 };
 
-// Adds a tile to the sums of its rows and columns, and reads its pairs, whose cells become -inf.
+// Adds a tile to the sums of its rows and columns. Stores the scores of its pairs, and writes -inf to their cells.
 template <class T>
 void clip_tile(const Tile<T>& tile, const PairSums& sums);
 
-// What one direction makes of a score: exp(score - reference) * factor.
+// The softmax of one direction: the gradient at a score is factor * exp(score - shift), with one shift and one
+// factor for each row (or each column).
 template <class T>
 struct Softmax {
   Softmax(const double* positive, const double* others, const double* weights, int64_t n)
-      : references(n), factors(n), diagonal(n) {
+      : shifts(n), factors(n), diagonal(n) {
     for (int64_t i = 0; i < n; ++i) {
       const double logsumexp = log_add(others[i], positive[i]);
-      references[i] = static_cast<T>(logsumexp);
-      factors[i] = static_cast<T>(weights[i] / 2 * std::exp(references[i] - logsumexp));
+      shifts[i] = static_cast<T>(logsumexp);
+      factors[i] = static_cast<T>(weights[i] / 2 * std::exp(shifts[i] - logsumexp));
       diagonal[i] = -weights[i] / 2 * std::exp(others[i] - logsumexp);
     }
   }
 
-  std::vector<T> references, factors;
-  std::vector<double> diagonal;  // the gradient at the pair's score
+  std::vector<T> shifts, factors;
+  std::vector<double> diagonal;  // the gradient at the scores of the pairs
 };
 
-// The gradient of sum_i weights_i loss_i, from both directions.
+// Turns the scores of a tile into the gradient of sum_i weights_i loss_i, the sum of both directions.
 template <class T>
 void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns);
 

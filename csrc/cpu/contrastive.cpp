@@ -1,72 +1,72 @@
-// The contrastive loss on a CPU: a walk over the score matrix, tile by tile.
+// The contrastive loss on a CPU, tile by tile of the score matrix: three operators.
 //
-// Three matrix products make a gradient: the scores S = s F G^T, dF = s dS G and
-// dG = s dS^T F. Where whole rows of S are at hand all three are made on them at once, 6 N M D
-// operations in all. Otherwise one walk over tiles of a fixed size finds each row's log-sum-exp,
-// and a second one computes the scores once more from there: 8 N M D. A sigmoid's cells know of
-// no others, so that its gradient takes three products in tiles of any size.
+// A gradient needs three matrix products: the scores S = s F G^T, dF = s dS G and dG = s dS^T F.
+// `contrastive_loss_with_gradients` makes all three while a tile of scores is at hand, 6 N M D operations
+// in all. A softmax needs its whole row for that, so that its tiles are whole rows; the cells of a sigmoid
+// do not depend on each other, and it takes tiles of any size. `contrastive_loss_rows` finds the loss of
+// each row from tiles of a fixed size, and `contrastive_loss_backward` computes the scores once more
+// to find the gradients from the saved logsumexp and mass: 8 N M D operations together.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
+#include "cpu/checks.h"
+#include "cpu/problem.h"
 #include "cpu/score_tile.h"
 #include "cpu/walk.h"
 
 namespace fastqt {
 namespace {
 
-// The losses of N rows, and their gradients, on one walk.
+// The losses of N rows, and the gradients of sum_i row_weights_i loss_i, found on one walk over the scores.
 template <class T>
 class RowLosses {
  public:
-  RowLosses(Walk<T>& walk, const Cells<T>& cells, int64_t n) : walk_(walk), cells_(cells), n_(n) {}
+  RowLosses(Walk<T>& walk, const Cells<T>& cells, int64_t rows) : walk_(walk), cells_(cells), N_(rows) {}
 
-  // Each row's log-sum-exp, mass and loss.
-  void softmax(int64_t rows, int64_t columns, const RowSums& sums) {
-    std::fill_n(sums.logsumexp, n_, -std::numeric_limits<double>::infinity());
-    std::fill_n(sums.mass, n_, 0.0);
-    std::fill_n(sums.loss, n_, 0.0);
-    walk_.for_tiles(rows, columns, [&] { softmax_tile(cells_, walk_.tile(), sums, report); });
-    finish(sums);
+  void softmax(int64_t tile_rows, int64_t tile_columns, const RowSums& sums) {
+    std::fill_n(sums.logsumexp, N_, -std::numeric_limits<double>::infinity());
+    std::fill_n(sums.mass, N_, 0.0);
+    std::fill_n(sums.loss, N_, 0.0);
+    walk_.for_tiles(tile_rows, tile_columns, [&] { softmax_tile(cells_, walk_.tile(), sums, report); });
+    add_logsumexp_to_loss(sums);
   }
 
-  // The same, and the gradients of sum_i row_weights_i loss_i.
-  void softmax_with_gradients(int64_t rows, const double* row_weights, const RowSums& sums) {
-    walk_.for_chunks(rows, [&] {
+  void softmax_with_gradients(int64_t tile_rows, const double* row_weights, const RowSums& sums) {
+    walk_.for_chunks(tile_rows, [&] {
       softmax_rows(cells_, walk_.tile(), row_weights, sums, report);
       walk_.differentiate();
     });
-    finish(sums);
+    add_logsumexp_to_loss(sums);
   }
 
-  // The gradients of sum_i row_weights_i loss_i, from log-sum-exp and mass.
-  void softmax_gradients(int64_t rows, int64_t columns, const double* row_weights, const RowSums& sums) {
-    walk_.for_tiles(rows, columns, [&] {
-      softmax_tile_backward(cells_, walk_.tile(), row_weights, sums.logsumexp, sums.mass, report);
+  void softmax_backward(int64_t tile_rows, int64_t tile_columns, const double* row_weights, const double* logsumexp,
+                        const double* mass) {
+    walk_.for_tiles(tile_rows, tile_columns, [&] {
+      softmax_tile_backward(cells_, walk_.tile(), row_weights, logsumexp, mass, report);
       walk_.differentiate();
     });
   }
 
-  // Each row's loss.
-  void sigmoid(int64_t rows, int64_t columns, double* loss) {
-    std::fill_n(loss, n_, 0.0);
-    walk_.for_tiles(rows, columns, [&] { sigmoid_tile(cells_, walk_.tile(), loss, report); });
+  void sigmoid(int64_t tile_rows, int64_t tile_columns, double* loss) {
+    std::fill_n(loss, N_, 0.0);
+    walk_.for_tiles(tile_rows, tile_columns, [&] { sigmoid_tile(cells_, walk_.tile(), loss, report); });
   }
 
-  // The same, and the gradients of sum_i row_weights_i loss_i.
-  void sigmoid_with_gradients(int64_t rows, int64_t columns, const double* row_weights, double* loss) {
-    std::fill_n(loss, n_, 0.0);
-    walk_.for_tiles(rows, columns, [&] {
+  void sigmoid_with_gradients(int64_t tile_rows, int64_t tile_columns, const double* row_weights, double* loss) {
+    std::fill_n(loss, N_, 0.0);
+    walk_.for_tiles(tile_rows, tile_columns, [&] {
       sigmoid_tile_backward(cells_, walk_.tile(), row_weights, loss, report);
       walk_.differentiate();
     });
@@ -75,129 +75,184 @@ class RowLosses {
   Report report;
 
  private:
-  void finish(const RowSums& sums) const {
-    for (int64_t i = 0; i < n_; ++i)
+  void add_logsumexp_to_loss(const RowSums& sums) const {
+    for (int64_t i = 0; i < N_; ++i)
       sums.loss[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.loss[i] : 0;
   }
 
   Walk<T>& walk_;
   const Cells<T>& cells_;
-  const int64_t n_;
+  const int64_t N_;
 };
 
-template <class T>
-const T* pointer(const std::optional<Tensor>& tensor) {
-  return tensor ? tensor->const_data_ptr<T>() : nullptr;
+// The first target that a loss cannot have, as three numbers that an operator returns: status, row, column.
+using TargetFault = std::tuple<int64_t, int64_t, int64_t>;
+
+// Calls compute(RowLosses<T>&) with the dtype of the problem for T.
+template <class F>
+TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const F& compute) {
+  const auto run = [&]<class T>(T) -> TargetFault {
+    const Cells<T> cells = cells_of<T>(p);
+    Walk<T> walk(p.embeddings(), p.scale, gradients);
+    RowLosses<T> losses(walk, cells, p.rows());
+    compute(losses);
+    return {losses.report.status, losses.report.row, losses.report.column};
+  };
+  return p.queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
 }
 
-int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
+Tensor row_zeros(int64_t rows) {
+  const Tensor made = new_tensor<1>({rows}, aoti_torch_dtype_float64());
+  std::fill_n(made.mutable_data_ptr<double>(), rows, 0.0);
+  return made;
+}
 
-// A scalar of `tensor`'s dtype.
-void store(const Tensor& tensor, double value) {
-  if (tensor.scalar_type() == torch::headeronly::ScalarType::Float) {
-    *tensor.mutable_data_ptr<float>() = static_cast<float>(value);
+Tensor scalar_like(const Tensor& tensor, double value) {
+  const Tensor made = new_tensor<0>({}, dtype_of(tensor));
+  if (tensor.scalar_type() == ScalarType::Float) {
+    *made.mutable_data_ptr<float>() = static_cast<float>(value);
   } else {
-    *tensor.mutable_data_ptr<double>() = value;
+    *made.mutable_data_ptr<double>() = value;
   }
+  return made;
 }
 
-// An input's place among the bits of `wanted`, as in fastqt/schedule.py.
-enum Input : int64_t { kQueries, kCandidates, kNegatives, kRowNegatives, kScale, kBias };
+// Uninitialised tensors for the gradients that are needed, in the order of fastqt/problem.py's Needs.
+Gradients new_gradients(const Problem& p, const std::vector<bool>& needs) {
+  STD_TORCH_CHECK(needs.size() == 6, "needs: want 6 booleans, got ", needs.size());
+  const auto like = [](const char* name, bool need, const std::optional<Tensor>& input) -> std::optional<Tensor> {
+    if (!need) return std::nullopt;
+    STD_TORCH_CHECK(input, name, ": want a tensor, since its gradient is needed, got None");
+    if (input->dim() == 1) return new_tensor<1>({input->size(0)}, dtype_of(*input));
+    return new_tensor<2>({input->size(0), input->size(1)}, dtype_of(*input));
+  };
+  Gradients made{like("queries", needs[0], p.queries), like("candidates", needs[1], p.candidates),
+                 like("negatives", needs[2], p.negatives), like("row_negatives", needs[3], p.row_negatives), {},
+                 like("bias", needs[5], p.bias)};
+  if (needs[4]) made.scale = new_tensor<0>({}, aoti_torch_dtype_float64());
+  return made;
+}
 
-// Each row's loss. With `weight`, the gradients of total = weight * sum_i loss_i that are wanted,
-// which for a softmax takes whole rows (no tile_columns); with row_weights those of
-// sum_i row_weights_i loss_i, for a softmax from log-sum-exp and mass, which are found otherwise.
-// Returns the total, or log-sum-exp, mass and loss of each row, or with row_weights nothing of the
-// kind; then the gradients in the order of their bits; status, row and column of the first
-// offending target.
-std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> contrastive_walk(
-    const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
-    const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale, int64_t link,
-    int64_t diagonal, const std::optional<Tensor> row_starts, const std::optional<Tensor> columns,
-    const std::optional<Tensor> weights, const std::optional<Tensor> dense, const std::optional<Tensor> background,
-    const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
-    const std::optional<Tensor> mask, int64_t tile_rows, const std::optional<int64_t> tile_columns, int64_t wanted,
-    const std::optional<double> weight, const std::optional<Tensor> row_weights,
-    const std::optional<Tensor> logsumexp, const std::optional<Tensor> mass) {
-  const int32_t in_double = aoti_torch_dtype_float64();
-  const int64_t n = queries.size(0);
+std::vector<Tensor> present(const Gradients& gradients) {
   std::vector<Tensor> found;
-  found.reserve(9);
-  std::vector<double> passing;  // what is known of each row only here
-  passing.reserve(4 * n);       // so that none moves
-  const auto pass = [&](double value) {
-    passing.resize(passing.size() + n, value);
-    return passing.data() + passing.size() - n;
-  };
-  const auto find = [&](const std::optional<Tensor>& known) {
-    if (known) return known->mutable_data_ptr<double>();
-    if (weight || row_weights) return pass(0);
-    double* const first = found.emplace_back(new_tensor<1>({n}, in_double)).mutable_data_ptr<double>();
-    std::fill_n(first, n, 0.0);
-    return first;
-  };
-  double* const lse = find(logsumexp);
-  const RowSums sums{lse, find(mass), find({})};
-  const double* const w = weight ? pass(*weight) : pointer<double>(row_weights);
-  if (weight) found.push_back(new_tensor<0>({}, dtype_of(queries)));
-
-  const auto gradient_of = [&](Input input, const std::optional<Tensor>& x) -> std::optional<Tensor> {
-    if (!(wanted >> input & 1)) return std::nullopt;
-    if (input == kScale) return found.emplace_back(new_tensor<0>({}, in_double));
-    if (input == kBias) return found.emplace_back(new_tensor<1>({x->size(0)}, dtype_of(*x)));
-    return found.emplace_back(new_tensor<2>({x->size(0), x->size(1)}, dtype_of(*x)));
-  };
-  const auto dqueries = gradient_of(kQueries, queries), dcandidates = gradient_of(kCandidates, candidates),
-             dnegatives = gradient_of(kNegatives, negatives),
-             drow_negatives = gradient_of(kRowNegatives, row_negatives), dscale = gradient_of(kScale, {}),
-             dbias = gradient_of(kBias, bias);
-  const Embeddings embeddings{queries, candidates, negatives, row_negatives};
-  const Gradients gradients{dqueries, dcandidates, dnegatives, drow_negatives, dbias, dscale};
-  const auto run = [&]<class T>(T) {
-    const Cells<T> cells{candidates.size(0),
-                         diagonal,
-                         pointer<T>(bias),
-                         pointer<int64_t>(row_starts),
-                         pointer<int64_t>(columns),
-                         pointer<double>(weights),
-                         pointer<T>(dense),
-                         stride(dense, 0),
-                         stride(dense, 1),
-                         pointer<double>(background),
-                         pointer<int64_t>(query_groups),
-                         pointer<int64_t>(candidate_groups),
-                         pointer<bool>(mask),
-                         stride(mask, 0),
-                         stride(mask, 1)};
-    Walk<T> walk(embeddings, scale, gradients);
-    RowLosses<T> losses(walk, cells, n);
-    const int64_t width = tile_columns.value_or(std::numeric_limits<int64_t>::max());
-    if (link == kSigmoid) {
-      w ? losses.sigmoid_with_gradients(tile_rows, width, w, sums.loss) : losses.sigmoid(tile_rows, width, sums.loss);
-    } else if (!w) {
-      losses.softmax(tile_rows, width, sums);
-    } else if (tile_columns) {
-      losses.softmax_gradients(tile_rows, width, w, sums);
-    } else {
-      losses.softmax_with_gradients(tile_rows, w, sums);
-    }
-    if (weight) store(found.front(), *weight * std::accumulate(sums.loss, sums.loss + n, 0.0));
-    return std::tuple{std::move(found), losses.report.status, losses.report.row, losses.report.column};
-  };
-  return queries.scalar_type() == torch::headeronly::ScalarType::Float ? run(float{}) : run(double{});
+  found.reserve(6);
+  for (const auto* gradient : {&gradients.queries, &gradients.candidates, &gradients.negatives,
+                               &gradients.row_negatives, &gradients.scale, &gradients.bias})
+    if (*gradient) found.push_back(**gradient);
+  return found;
 }
+
+// Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64.
+std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(const Problem& p, int64_t tile_rows,
+                                                                        int64_t tile_columns) {
+  check(p);
+  check_tile(tile_rows, tile_columns);
+  const Tensor logsumexp = row_zeros(p.rows()), mass = row_zeros(p.rows()), loss = row_zeros(p.rows());
+  const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
+                     loss.mutable_data_ptr<double>()};
+  const auto [status, row, column] = with_row_losses(p, {}, [&](auto& losses) {
+    p.link == kSigmoid ? losses.sigmoid(tile_rows, tile_columns, sums.loss)
+                       : losses.softmax(tile_rows, tile_columns, sums);
+  });
+  return {logsumexp, mass, loss, status, row, column};
+}
+
+// total = row_weight * sum_i loss_i, of the dtype of the queries, and its gradients that are needed.
+std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gradients(
+    const Problem& p, int64_t tile_rows, std::optional<int64_t> tile_columns, double row_weight,
+    const std::vector<bool> needs) {
+  check(p);
+  check_tile(tile_rows, tile_columns.value_or(1));
+  STD_TORCH_CHECK(p.link == kSigmoid || !tile_columns,
+                  "tile_columns: want None for a softmax, whose gradients in the forward pass take whole rows, got ",
+                  *tile_columns);
+  const Gradients gradients = new_gradients(p, needs);
+  const int64_t N = p.rows();
+  std::vector<double> found(3 * N);
+  const std::vector<double> row_weights(N, row_weight);
+  const RowSums sums{found.data(), found.data() + N, found.data() + 2 * N};
+  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses) {
+    if (p.link == kSigmoid) {
+      const int64_t columns = tile_columns.value_or(std::numeric_limits<int64_t>::max());
+      losses.sigmoid_with_gradients(tile_rows, columns, row_weights.data(), sums.loss);
+    } else {
+      losses.softmax_with_gradients(tile_rows, row_weights.data(), sums);
+    }
+  });
+  const Tensor total = scalar_like(p.queries, row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0));
+  return {total, present(gradients), status, row, column};
+}
+
+// The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found.
+std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
+    const Problem& p, int64_t tile_rows, int64_t tile_columns, const Tensor row_weights, const Tensor logsumexp,
+    const Tensor mass, const std::vector<bool> needs) {
+  check(p);
+  check_tile(tile_rows, tile_columns);
+  const int64_t N = p.rows();
+  check_tensor("row_weights", row_weights, ScalarType::Double, {N}, Layout::kContiguous);
+  check_tensor("logsumexp", logsumexp, ScalarType::Double, {N}, Layout::kContiguous);
+  check_tensor("mass", mass, ScalarType::Double, {N}, Layout::kContiguous);
+  const Gradients gradients = new_gradients(p, needs);
+  const double* const weights = row_weights.const_data_ptr<double>();
+  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses) {
+    if (p.link == kSigmoid) {
+      std::vector<double> loss(N);
+      losses.sigmoid_with_gradients(tile_rows, tile_columns, weights, loss.data());
+    } else {
+      losses.softmax_backward(tile_rows, tile_columns, weights, logsumexp.const_data_ptr<double>(),
+                              mass.const_data_ptr<double>());
+    }
+  });
+  return {present(gradients), status, row, column};
+}
+
+// All three operators take a problem first: kProblem says so in their schemas, and WithProblem makes of a function
+// of a Problem and other arguments the one of tensors and numbers that is registered.
+const std::string kProblem =
+    "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, float scale, int link, "
+    "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
+    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, ";
+
+template <auto function>
+struct WithProblem;
+
+template <class Result, class... More, Result (*function)(const Problem&, More...)>
+struct WithProblem<function> {
+  static Result call(const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
+                     const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale,
+                     int64_t link, int64_t diagonal, const std::optional<Tensor> row_starts,
+                     const std::optional<Tensor> columns, const std::optional<Tensor> weights,
+                     const std::optional<Tensor> dense, const std::optional<Tensor> background,
+                     const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
+                     const std::optional<Tensor> mask, const More... more) {
+    const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,             diagonal,
+                    row_starts, columns,    weights,   dense,         background, query_groups, candidate_groups, mask};
+    return function(p, more...);
+  }
+};
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
-  m.def(
-      "contrastive_walk(Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, "
-      "float scale, int link, int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, "
-      "Tensor? background, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, int tile_rows, "
-      "int? tile_columns, int wanted, float? weight, Tensor? row_weights, Tensor? logsumexp, Tensor? mass) "
-      "-> (Tensor[], int, int, int)");
+  m.def(("contrastive_loss_rows(" + kProblem +
+         "int tile_rows, int tile_columns) "
+         "-> (Tensor logsumexp, Tensor mass, Tensor loss, int status, int row, int column)")
+            .c_str());
+  m.def(("contrastive_loss_with_gradients(" + kProblem +
+         "int tile_rows, int? tile_columns, float row_weight, bool[] needs) "
+         "-> (Tensor total, Tensor[] gradients, int status, int row, int column)")
+            .c_str());
+  m.def(("contrastive_loss_backward(" + kProblem +
+         "int tile_rows, int tile_columns, Tensor row_weights, Tensor logsumexp, Tensor mass, bool[] needs) "
+         "-> (Tensor[] gradients, int status, int row, int column)")
+            .c_str());
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("contrastive_walk", TORCH_BOX(&contrastive_walk)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("contrastive_loss_rows", TORCH_BOX(&WithProblem<&loss_rows>::call));
+  m.impl("contrastive_loss_with_gradients", TORCH_BOX(&WithProblem<&loss_with_gradients>::call));
+  m.impl("contrastive_loss_backward", TORCH_BOX(&WithProblem<&loss_backward>::call));
+}
 
 }  // namespace fastqt

@@ -1,12 +1,12 @@
 // The elementwise half of a GRU step, one pass over the rows of the active sentences.
 //
-// b rows, H hidden units. `gates` holds blocks of H columns in torch's order r, z, n;
-// `bias` (4, H) one row for each of r, z, n and one for the n block of U h. A `recurrent`
-// with fewer rows than b leaves the others starting from a zero state. Where `hidden_n`,
-// `output` or `grad_output` has no rows it is not wanted, or zero. A new state goes to
-// `next` while that has a row for it, and to `final` after; `next` may lie over `state`.
-// `carry` comes as the gradient of the new state from later steps and leaves as what it
-// gives to the old state directly. fastqt/nn/gru_gates.py has the same in torch ops.
+// There are b rows and H hidden units. `gates` holds blocks of H columns in the order r, z, n of torch. `bias` (4, H)
+// has one row for each of r, z, n and one for the n block of U h. Where `recurrent` has fewer than b rows, the other
+// sentences start from a zero state. `hidden_n` and `output` without rows are not written; `grad_output` without
+// rows is zero. The new state of row i goes to row i of `next` if there is one, and else to row i of `final`;
+// `next` may be the same memory as `state`. `carry` holds the gradient of the new state that comes from later steps,
+// and is replaced by its direct share of the gradient of the old state. fastqt/nn/gru/gates.py computes the same
+// with torch operators.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -23,7 +23,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Elements that are worth a thread.
+// The least number of elements for which one more thread pays.
 constexpr int64_t kGrain = 8192;
 
 template <class Unit>
@@ -34,7 +34,7 @@ FASTQT_CLONES void each_unit(int64_t H, Unit unit) {
   }
 }
 
-// A contiguous matrix on the CPU; a missing row of an optional one is replaced by `spare`.
+// A contiguous matrix on the CPU. `spare` stands for a row that an optional matrix does not have.
 template <class T>
 class Matrix {
  public:
@@ -62,7 +62,7 @@ Matrix<T> optional(const Tensor& tensor, const char* name, int64_t rows, int64_t
   return Matrix<T>(tensor, name, tensor.size(0) > 0 ? rows : 0, columns);
 }
 
-// Where new states go.
+// The matrices that new states are written to.
 template <class T>
 struct Destination {
   Matrix<T> next, final, output;
@@ -86,7 +86,7 @@ void parallel_rows(int64_t rows, int64_t H, const Rows& body) {
   torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, H)), body);
 }
 
-// body(T{}) with T the dtype of `gates`.
+// Calls body(T{}) with the dtype of `gates` for T.
 template <class Body>
 void dispatch(const Tensor& gates, const Body& body) {
   if (gates.scalar_type() == ScalarType::Double) {
@@ -114,9 +114,9 @@ void reset_after(
     const Destination<T> to = destination<T>(next, final, output, b, H);
     const T *bias_r = biases.row(0), *bias_z = biases.row(1), *bias_n = biases.row(2), *bias_hn = biases.row(3);
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
-      std::vector<T> zeros(3 * H), unwanted(H);
+      std::vector<T> zeros(3 * H), discarded(H);
       for (int64_t i = begin; i < end; ++i) {
-        T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i, unwanted), *h_new = to.row(i);
+        T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i, discarded), *h_new = to.row(i);
         const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
         each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
           const T rj = sigmoid_(r[j] + u[j] + bias_r[j]);
@@ -170,7 +170,7 @@ void reset_after_backward(
 }
 
 void reset_before(
-    Tensor gates,      // (b, 3H) in: W x; out: r, z, and W x of n as it was
+    Tensor gates,      // (b, 3H) in: W x; out: r, z, and an unchanged W x of n
     Tensor recurrent,  // (<= b, 2H) U h of r, z
     Tensor bias,
     Tensor state,          // (b, H)
@@ -260,7 +260,7 @@ void reset_before_backward(
 void reset_before_backward_reset(
     Tensor gates,             // (b, 3H)
     Tensor state,             // (b, H)
-    Tensor grad_reset_state,  // (<= b, H): the others have a zero state
+    Tensor grad_reset_state,  // (<= b, H): the other rows have a zero state
     Tensor carry,             // (>= b, H) out: r * grad_reset_state is added
     Tensor grad_gates) {      // (b, 4H) out: of r in block 0
   const int64_t b = gates.size(0), H = state.size(1);

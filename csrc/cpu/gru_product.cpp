@@ -1,9 +1,9 @@
 // Products with one matrix that stays the same over many steps of a recurrence.
 //
-// A GEMM first copies its right-hand matrix into a layout of its own: for H = 1000 and a
-// few hundred rows that is a fifth of its time. MKL, which torch's x86 builds contain,
-// offers to do it once. Its functions are weak symbols here: where they are missing the
-// operators say so by packing nothing, and the caller multiplies as usual.
+// A GEMM first packs its right-hand matrix, which means to copy it into a layout of its own. For H = 1000 and a few
+// hundred rows that is a fifth of its time. MKL, which the x86 builds of torch contain, can pack a matrix once for
+// many products. Its functions are weak symbols here. Where they are missing, pack_matrix returns an empty tensor,
+// and the caller multiplies with torch.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -15,7 +15,7 @@
 
 #if defined(__linux__) && defined(__x86_64__)
 #define FASTQT_MKL 1
-// As declared in MKL's manual, with its 32-bit integers and its values of enumerations.
+// As the manual of MKL declares them, with 32-bit integers and the values of its enumerations.
 extern "C" {
 __attribute__((weak)) void MKL_Get_Version_String(char*, int);
 __attribute__((weak)) size_t cblas_sgemm_pack_get_size(int identifier, int m, int n, int k);
@@ -36,9 +36,9 @@ using torch::stable::Tensor;
 enum Blas : int { kRowMajor = 101, kNoTrans = 111, kTrans = 112, kPacked = 151, kRightMatrix = 162 };
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-constexpr int64_t kHeader = 16;  // floats before MKL's data, which this leaves as aligned as it was
+constexpr int64_t kHeader = 16;  // floats before the data of MKL: 64 bytes, which keeps the data aligned
 
-// OpenBLAS has functions of the same names, which may not let the number of rows vary.
+// True only for MKL: OpenBLAS has functions of the same names, but may not accept another number of rows later.
 bool available() {
 #ifdef FASTQT_MKL
   return MKL_Get_Version_String && cblas_sgemm_pack_get_size && cblas_sgemm_pack && cblas_sgemm_compute;
@@ -47,15 +47,15 @@ bool available() {
 #endif
 }
 
-// What a GEMM needs to know of a float32 CPU matrix whose lines (rows: 0, columns: 1) are
-// of adjacent elements.
+// The pointer and the leading dimension that a GEMM takes of a float32 CPU matrix in which the elements of a line
+// are adjacent. The lines are the rows (0) or the columns (1).
 struct Lines {
   Lines(const Tensor& tensor, int lines) {
     if (tensor.dim() != 2 || !tensor.is_cpu() || tensor.scalar_type() != ScalarType::Float || tensor.numel() == 0) {
       return;
     }
     const int64_t count = tensor.size(lines), length = tensor.size(1 - lines);
-    // The stride of a single line means nothing, and may be less than its length.
+    // Where there is one line its stride is arbitrary, and may be less than its length.
     const int64_t distance = count == 1 ? length : tensor.stride(lines);
     valid = (length == 1 || tensor.stride(1 - lines) == 1) && distance >= length &&
         std::max(count, distance) <= kMaxInt;
@@ -68,9 +68,9 @@ struct Lines {
   float* data = nullptr;
 };
 
-// The packed form of `matrix` (K, N), for left factors of at most `rows` rows; no elements
-// where this BLAS or this matrix does not offer one. It may not be moved, as MKL depends on
-// its alignment: its header tells whether it has been.
+// The packed form of `matrix` (K, N), for left factors of at most `rows` rows. It is empty where this BLAS cannot
+// pack, or not this matrix. A copy of it at another address is invalid, since MKL depends on the alignment; the
+// header holds the address, so that packed_product_ can tell.
 Tensor pack_matrix(Tensor matrix, int64_t rows) {
   const Lines by_rows(matrix, 0), by_columns(matrix, 1);
   const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;

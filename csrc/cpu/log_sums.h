@@ -1,4 +1,4 @@
-// Logarithms of sums of exponentials, of a few numbers in double.
+// Logarithms of sums of two exponentials, in double.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // log(1 + exp(x))
 inline double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
-// log(exp(a) + exp(b)); a NaN in either is kept.
+// log(exp(a) + exp(b)); NaN if a or b is NaN.
 inline double log_add(double a, double b) {
   if (a == -kInfinity) return b;
   if (b == -kInfinity) return a;

@@ -1,6 +1,6 @@
-// Matrices as the walk over scores uses them: views of their parts, products, and rows to pass over.
+// Matrices as the walk over scores uses them: views of parts of them, matrix products, and access to their rows.
 //
-// All by way of libtorch's C functions, since the dispatcher takes longer than a small product.
+// These functions call libtorch's C functions and not its dispatcher, which takes longer than a small product.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -33,7 +33,7 @@ void for_ranges(int64_t size, int64_t step, const F& visit) {
   for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
 }
 
-// Another view of a matrix, `offset` elements after its first.
+// A view of the memory of a matrix with other sizes and strides, from `offset` elements after its first.
 inline Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
   AtenTensorHandle made = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(
@@ -80,19 +80,20 @@ inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
 }
 
-inline Tensor with_adjacent_rows(const Tensor& matrix) {
+// The matrix itself where the elements of a row are adjacent, else a contiguous copy.
+inline Tensor with_adjacent_columns(const Tensor& matrix) {
   return matrix.stride(1) == 1 ? matrix : torch::stable::contiguous(matrix);
 }
 
-// The matrix in a layout that BLAS reads in place, so that no product copies it.
-inline Tensor for_blas(const Tensor& matrix) {
+// The matrix itself where BLAS can read it in place, else a contiguous copy. Without it, each product would copy.
+inline Tensor with_blas_layout(const Tensor& matrix) {
   const auto adjacent = [&](int64_t line, int64_t across) {
     return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
   };
   return adjacent(0, 1) || adjacent(1, 0) ? matrix : torch::stable::contiguous(matrix);
 }
 
-// A matrix whose rows are read or written by the functions of row_passes.h.
+// The rows of a matrix with adjacent columns, for the functions of row_passes.h.
 template <class T>
 struct RowsOf {
   explicit RowsOf(const Tensor& matrix)
@@ -104,16 +105,16 @@ struct RowsOf {
   int64_t stride, width;
 };
 
-// A fresh tensor of many pages, each of which costs a fault when it is first touched: fewer, larger
-// ones are asked for where the system leaves that to its users.
-inline void ask_for_large_pages(const std::optional<Tensor>& fresh) {
+// Asks Linux to back a new tensor by pages of 2 MiB. The first touch of each page costs a page fault, and larger
+// pages are fewer. Linux does this by itself only where it is configured to.
+inline void ask_for_large_pages(const std::optional<Tensor>& tensor) {
 #ifdef __linux__
   constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
-  if (!fresh) return;
-  const auto first = reinterpret_cast<uintptr_t>(fresh->data_ptr());
+  if (!tensor) return;
+  const auto first = reinterpret_cast<uintptr_t>(tensor->data_ptr());
   const uintptr_t begin = (first + kLargePage - 1) & ~(kLargePage - 1);
-  const uintptr_t end = (first + fresh->numel() * static_cast<int64_t>(fresh->element_size())) & ~(kLargePage - 1);
-  // Refused where the kernel has no large pages: then all is as before.
+  const uintptr_t end = (first + tensor->numel() * static_cast<int64_t>(tensor->element_size())) & ~(kLargePage - 1);
+  // A kernel without large pages refuses. The tensor is then used with small ones, so the result is ignored.
   if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
 #endif
 }

@@ -8,7 +8,7 @@
 namespace fastqt {
 namespace {
 
-// fp32 partial sums go to double after so many terms, so that long rows lose nothing.
+// After this many terms, a sum in fp32 is added to one in double, so that the error does not grow with the row.
 constexpr int64_t kBlock = 1024;
 
 template <class T>
@@ -28,27 +28,27 @@ FASTQT_INLINE double sum_body(const T* x, int64_t n) {
 }
 
 template <class T>
-FASTQT_INLINE double exp_sum_body(const T* x, int64_t n, T reference) {
+FASTQT_INLINE double exp_sum_body(const T* x, int64_t n, T shift) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
     T part = 0;
 #pragma omp simd reduction(+ : part)
-    for (int64_t j = begin; j < end; ++j) part += exp_normal_(x[j] - reference);
+    for (int64_t j = begin; j < end; ++j) part += exp_normal_(x[j] - shift);
     total += part;
   }
   return total;
 }
 
 template <class T>
-FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
+FASTQT_INLINE double exp_body(T* x, int64_t n, T shift) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
     T part = 0;
 #pragma omp simd reduction(+ : part)
     for (int64_t j = begin; j < end; ++j) {
-      const T e = exp_normal_(x[j] - reference);
+      const T e = exp_normal_(x[j] - shift);
       x[j] = e;
       part += e;
     }
@@ -57,14 +57,14 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T reference) {
   return total;
 }
 
-// As in exp_normal_: arithmetic on subnormals, in the passes and in the matrix products that
-// follow, is a hundred times slower than on zeros.
+// Replaces subnormal numbers by 0, as exp_normal_ does: arithmetic on them, here and in the matrix products that
+// read the row next, is a hundred times slower than on zeros.
 template <class T>
 FASTQT_INLINE T without_subnormals(T x) {
   return std::abs(x) < std::numeric_limits<T>::min() ? T(0) : x;
 }
 
-// log(1 + exp(x)), with e = exp(-|x|), which neither overflows nor loses small results.
+// log(1 + exp(x)) from e = exp(-|x|), a form that does not overflow and keeps the digits of small results.
 template <class T>
 FASTQT_INLINE T softplus(T x, T e) {
   return (x > 0 ? x : T(0)) + log1p_unit_(e);
@@ -84,7 +84,7 @@ FASTQT_INLINE double softplus_sum_body(const T* x, int64_t n) {
 }
 
 template <class T>
-FASTQT_INLINE double sigmoid_body(T* x, int64_t n, T factor, T shift) {
+FASTQT_INLINE double sigmoid_body(T* x, int64_t n, T factor, T offset) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
@@ -93,7 +93,7 @@ FASTQT_INLINE double sigmoid_body(T* x, int64_t n, T factor, T shift) {
     for (int64_t j = begin; j < end; ++j) {
       const T e = exp_normal_(-std::abs(x[j]));
       part += softplus(x[j], e);
-      x[j] = without_subnormals(factor * ((x[j] > 0 ? T(1) : e) / (1 + e)) - shift);
+      x[j] = without_subnormals(factor * ((x[j] > 0 ? T(1) : e) / (1 + e)) - offset);
     }
     total += part;
   }
@@ -107,9 +107,9 @@ FASTQT_INLINE void add_body(T* x, const T* y, int64_t n) {
 }
 
 template <class T>
-FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T shift) {
+FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T offset) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) x[j] = without_subnormals(factor * x[j] - shift);
+  for (int64_t j = 0; j < n; ++j) x[j] = without_subnormals(factor * x[j] - offset);
 }
 
 template <class T>
@@ -119,16 +119,16 @@ FASTQT_INLINE void raise_body(T* m, const T* x, int64_t n) {
 }
 
 template <class T>
-FASTQT_INLINE void exp_add_body(T* sums, const T* x, const T* references, int64_t n) {
+FASTQT_INLINE void exp_add_body(T* sums, const T* x, const T* shifts, int64_t n) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) sums[j] += exp_normal_(x[j] - references[j]);
+  for (int64_t j = 0; j < n; ++j) sums[j] += exp_normal_(x[j] - shifts[j]);
 }
 
 template <class T>
-FASTQT_INLINE void two_exps_body(T* x, int64_t n, T reference, T factor, const T* references, const T* factors) {
+FASTQT_INLINE void two_exps_body(T* x, int64_t n, T shift, T factor, const T* shifts, const T* factors) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j)
-    x[j] = without_subnormals(factor * exp_normal_(x[j] - reference) + factors[j] * exp_normal_(x[j] - references[j]));
+    x[j] = without_subnormals(factor * exp_normal_(x[j] - shift) + factors[j] * exp_normal_(x[j] - shifts[j]));
 }
 
 template <class T>
@@ -164,45 +164,45 @@ FASTQT_CLONES double row_max(const double* x, int64_t n) { return max_body(x, n)
 FASTQT_CLONES double row_sum(const float* x, int64_t n) { return sum_body(x, n); }
 FASTQT_CLONES double row_sum(const double* x, int64_t n) { return sum_body(x, n); }
 
-FASTQT_CLONES double row_exp_sum(const float* x, int64_t n, float reference) { return exp_sum_body(x, n, reference); }
-FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double reference) { return exp_sum_body(x, n, reference); }
+FASTQT_CLONES double row_exp_sum(const float* x, int64_t n, float shift) { return exp_sum_body(x, n, shift); }
+FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double shift) { return exp_sum_body(x, n, shift); }
 
-FASTQT_CLONES double row_exp(float* x, int64_t n, float reference) { return exp_body(x, n, reference); }
-FASTQT_CLONES double row_exp(double* x, int64_t n, double reference) { return exp_body(x, n, reference); }
+FASTQT_CLONES double row_exp(float* x, int64_t n, float shift) { return exp_body(x, n, shift); }
+FASTQT_CLONES double row_exp(double* x, int64_t n, double shift) { return exp_body(x, n, shift); }
 
 FASTQT_CLONES double row_softplus_sum(const float* x, int64_t n) { return softplus_sum_body(x, n); }
 FASTQT_CLONES double row_softplus_sum(const double* x, int64_t n) { return softplus_sum_body(x, n); }
 
-FASTQT_CLONES double row_sigmoid(float* x, int64_t n, float factor, float shift) {
-  return sigmoid_body(x, n, factor, shift);
+FASTQT_CLONES double row_sigmoid(float* x, int64_t n, float factor, float offset) {
+  return sigmoid_body(x, n, factor, offset);
 }
-FASTQT_CLONES double row_sigmoid(double* x, int64_t n, double factor, double shift) {
-  return sigmoid_body(x, n, factor, shift);
+FASTQT_CLONES double row_sigmoid(double* x, int64_t n, double factor, double offset) {
+  return sigmoid_body(x, n, factor, offset);
 }
 
 FASTQT_CLONES void row_add(float* x, const float* y, int64_t n) { add_body(x, y, n); }
 FASTQT_CLONES void row_add(double* x, const double* y, int64_t n) { add_body(x, y, n); }
 
-FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float shift) { affine_body(x, n, factor, shift); }
-FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double shift) { affine_body(x, n, factor, shift); }
+FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float offset) { affine_body(x, n, factor, offset); }
+FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double offset) { affine_body(x, n, factor, offset); }
 
 FASTQT_CLONES void row_raise(float* m, const float* x, int64_t n) { raise_body(m, x, n); }
 FASTQT_CLONES void row_raise(double* m, const double* x, int64_t n) { raise_body(m, x, n); }
 
-FASTQT_CLONES void row_exp_add(float* sums, const float* x, const float* references, int64_t n) {
-  exp_add_body(sums, x, references, n);
+FASTQT_CLONES void row_exp_add(float* sums, const float* x, const float* shifts, int64_t n) {
+  exp_add_body(sums, x, shifts, n);
 }
-FASTQT_CLONES void row_exp_add(double* sums, const double* x, const double* references, int64_t n) {
-  exp_add_body(sums, x, references, n);
+FASTQT_CLONES void row_exp_add(double* sums, const double* x, const double* shifts, int64_t n) {
+  exp_add_body(sums, x, shifts, n);
 }
 
-FASTQT_CLONES void row_two_exps(float* x, int64_t n, float reference, float factor, const float* references,
+FASTQT_CLONES void row_two_exps(float* x, int64_t n, float shift, float factor, const float* shifts,
                                 const float* factors) {
-  two_exps_body(x, n, reference, factor, references, factors);
+  two_exps_body(x, n, shift, factor, shifts, factors);
 }
-FASTQT_CLONES void row_two_exps(double* x, int64_t n, double reference, double factor, const double* references,
+FASTQT_CLONES void row_two_exps(double* x, int64_t n, double shift, double factor, const double* shifts,
                                 const double* factors) {
-  two_exps_body(x, n, reference, factor, references, factors);
+  two_exps_body(x, n, shift, factor, shifts, factors);
 }
 
 FASTQT_CLONES void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group) {

@@ -9,33 +9,32 @@
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
-// The few cells that are not plain, a row's targets and its replaced diagonal, are taken
-// out of the vector passes and computed in double: w * (rho * p - t) has no correct digit
-// left in fp32 once a positive is learnt and p is close to t.
+// The exact cells of a row are its targets and its replaced diagonal. They are few, and are computed one by one in
+// double: in fp32 w * (rho * p - t) has no correct digit left once a positive is learnt and p is close to t. The
+// vector passes, which compute all other cells, find -inf in their place.
 
 namespace fastqt {
 namespace {
 
-// A cell that is computed alone: a target, or the diagonal replaced by a score of 0.
-struct Cell {
-  int64_t offset;  // within the tile's row
+struct ExactCell {
+  int64_t offset;  // within the row of the tile
   double target;
   double score;
-  bool replaced;  // no gradient reaches the embeddings
+  bool replaced;  // a diagonal whose score is 0 whatever the embeddings are, so that its gradient is 0
 };
 
-// 1 / (1 + exp(-x)) - t, with all its digits also where the sigmoid is close to t = 1.
+// 1 / (1 + exp(-x)) - t, in a form that does not cancel where the sigmoid is close to t = 1.
 double sigmoid_minus(double x, double t) {
   const double e = std::exp(-std::abs(x));
   return (x > 0 ? (1 - t) - t * e : (1 - t) * e - t) / (1 + e);
 }
 
-// One row of a tile: its scores, and its cells apart.
+// One row of a tile: its scores, and its exact cells.
 template <class T>
 class Row {
  public:
   Row(const Cells<T>& cells, Report& report, T* scores, int64_t row, int64_t first_column, int64_t width,
-      std::vector<Cell>& apart)
+      std::vector<ExactCell>& exact)
       : cells_(cells),
         report_(report),
         scores_(scores),
@@ -44,71 +43,71 @@ class Row {
         width_(width),
         candidates_(std::clamp<int64_t>(cells.candidates - first_column, 0, width)),
         background_(cells.background == nullptr ? 0 : cells.background[row]),
-        apart_(apart) {
-    apart_.clear();
+        exact_(exact) {
+    exact_.clear();
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
-    for (Cell& cell : apart_) take_out(cell);
+    for (ExactCell& cell : exact_) take_out(cell);
     apply_diagonal();
     apply_exclusions();
   }
 
-  // The row's log-sum-exp. With `keep`, the plain cells become exp(score - reference).
+  // The logsumexp of the row. With `keep`, the other cells become exp(score - row_shift).
   double logsumexp(bool keep) {
     double largest = row_max(scores_, width_);
-    for (const Cell& cell : apart_) largest = cell.score > largest ? cell.score : largest;
+    for (const ExactCell& cell : exact_) largest = cell.score > largest ? cell.score : largest;
     if (largest == -kInfinity) return -kInfinity;
-    const T reference = static_cast<T>(largest);
-    double total = keep ? row_exp(scores_, width_, reference) : row_exp_sum(scores_, width_, reference);
-    for (const Cell& cell : apart_) total += std::exp(cell.score - reference);
-    reference_ = reference;
-    return reference_ + std::log(total);
+    const T shift = static_cast<T>(largest);
+    double total = keep ? row_exp(scores_, width_, shift) : row_exp_sum(scores_, width_, shift);
+    for (const ExactCell& cell : exact_) total += std::exp(cell.score - shift);
+    row_shift_ = shift;
+    return row_shift_ + std::log(total);
   }
 
-  // Adds to the row's target mass and to sum_j T_ij (log T_ij - s_ij).
+  // Adds this tile's part of the target mass, sum_j T_ij, and of sum_j T_ij (log T_ij - s_ij).
   void add_targets(double& mass, double& linear) const {
-    int64_t candidates_apart = 0;
-    for (const Cell& cell : apart_) {
-      candidates_apart += cell.offset < candidates_;
+    int64_t exact_candidates = 0;
+    for (const ExactCell& cell : exact_) {
+      exact_candidates += cell.offset < candidates_;
       if (cell.target == 0) continue;
       mass += cell.target;
       linear += cell.target * (std::log(cell.target) - cell.score);
     }
     if (background_ > 0) {
-      const auto plain = static_cast<double>(candidates_ - candidates_apart);
-      mass += plain * background_;
-      linear += background_ * (plain * std::log(background_) - background_scores_);
+      const auto others = static_cast<double>(candidates_ - exact_candidates);
+      mass += others * background_;
+      linear += background_ * (others * std::log(background_) - background_scores_);
     }
   }
 
-  // Turns kept exponentials into w * (rho * p - t).
+  // Turns the exponentials that logsumexp(true) has left into the gradient w * (rho * p - t).
   void differentiate_kept(double logsumexp, double mass, double weight) {
     if (mass == 0) return clear();
-    write_plain(weight * mass * std::exp(reference_ - logsumexp), weight);
-    write_cells(logsumexp, mass, weight);
+    write_other_cells(weight * mass * std::exp(row_shift_ - logsumexp), weight);
+    write_exact_cells(logsumexp, mass, weight);
   }
 
-  // The same from scores.
+  // Turns scores into the same gradient.
   void differentiate(double logsumexp, double mass, double weight) {
     if (mass == 0) return clear();
-    const T reference = static_cast<T>(logsumexp);
-    row_exp(scores_, width_, reference);
-    write_plain(weight * mass * std::exp(static_cast<double>(reference) - logsumexp), weight);
-    write_cells(logsumexp, mass, weight);
+    const T shift = static_cast<T>(logsumexp);
+    row_exp(scores_, width_, shift);
+    write_other_cells(weight * mass * std::exp(static_cast<double>(shift) - logsumexp), weight);
+    write_exact_cells(logsumexp, mass, weight);
   }
 
   // sum_j log(1 + exp(s_ij)) - T_ij s_ij
-  double sigmoid_loss() const { return row_softplus_sum(scores_, width_) + sigmoid_loss_of_cells(); }
+  double sigmoid_loss() const { return row_softplus_sum(scores_, width_) + sigmoid_loss_of_targets(); }
 
-  // The same, and turns the scores into w * (sigmoid - t).
+  // Returns the same, and turns the scores into the gradient w * (sigmoid - t).
   double differentiate_sigmoid(double weight) {
     const auto w = static_cast<T>(weight);
-    const double plain = row_sigmoid(scores_, candidates_, w, static_cast<T>(weight * background_)) +
-                         row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
-    for (const Cell& cell : apart_)
+    const double softplus_sum = row_sigmoid(scores_, candidates_, w, static_cast<T>(weight * background_)) +
+                                row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
+    for (const ExactCell& cell : exact_)
       scores_[cell.offset] = cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
-    return plain + sigmoid_loss_of_cells();
+    return softplus_sum + sigmoid_loss_of_targets();
   }
 
  private:
@@ -119,7 +118,7 @@ class Row {
     if (column < first_ || column >= first_ + width_) return;
     if (column == row_ && cells_.diagonal != kKeep) return report_(kTargetOnDiagonal, row_, column);
     if (cells_.masked(row_, column)) return report_(kTargetMasked, row_, column);
-    apart_.push_back({column - first_, target + background_, 0.0, false});
+    exact_.push_back({column - first_, target + background_, 0.0, false});
   }
 
   void collect_targets() {
@@ -133,7 +132,7 @@ class Row {
     }
   }
 
-  void take_out(Cell& cell) {
+  void take_out(ExactCell& cell) {
     cell.score = scores_[cell.offset];
     background_scores_ -= cell.score;
     scores_[cell.offset] = -std::numeric_limits<T>::infinity();
@@ -142,11 +141,11 @@ class Row {
   void apply_diagonal() {
     const int64_t offset = row_ - first_;
     if (cells_.diagonal == kKeep || offset < 0 || offset >= candidates_) return;
-    Cell cell{offset, background_, 0.0, true};
+    ExactCell cell{offset, background_, 0.0, true};
     take_out(cell);
     if (cells_.diagonal == kExclude || cells_.masked(row_, row_) || cells_.same_group(row_, row_)) return;
     cell.score = 0;
-    apart_.push_back(cell);
+    exact_.push_back(cell);
   }
 
   void apply_exclusions() {
@@ -157,23 +156,23 @@ class Row {
         if (cells_.masked(row_, first_ + j)) scores_[j] = -std::numeric_limits<T>::infinity();
   }
 
-  // Of the cells apart, and of the plain ones what is linear in their scores.
-  double sigmoid_loss_of_cells() const {
+  // The loss of the exact cells, and the term -T_ij s_ij of the others, whose target is the background.
+  double sigmoid_loss_of_targets() const {
     double total = background_ > 0 ? -background_ * background_scores_ : 0;
-    for (const Cell& cell : apart_) total += softplus(cell.score) - cell.target * cell.score;
+    for (const ExactCell& cell : exact_) total += softplus(cell.score) - cell.target * cell.score;
     return total;
   }
 
   void clear() { std::fill(scores_, scores_ + width_, T(0)); }
 
-  void write_plain(double factor, double weight) {
+  void write_other_cells(double factor, double weight) {
     const auto f = static_cast<T>(factor);
     row_affine(scores_, candidates_, f, static_cast<T>(weight * background_));
     row_affine(scores_ + candidates_, width_ - candidates_, f, T(0));
   }
 
-  void write_cells(double logsumexp, double mass, double weight) {
-    for (const Cell& cell : apart_)
+  void write_exact_cells(double logsumexp, double mass, double weight) {
+    for (const ExactCell& cell : exact_)
       scores_[cell.offset] =
           cell.replaced ? T(0) : static_cast<T>(weight * (mass * std::exp(cell.score - logsumexp) - cell.target));
   }
@@ -183,19 +182,19 @@ class Row {
   T* scores_;
   const int64_t row_, first_, width_, candidates_;
   const double background_;
-  double background_scores_ = 0;
-  double reference_ = 0;
-  std::vector<Cell>& apart_;
+  double background_scores_ = 0;  // the sum of the scores whose target is the background alone
+  double row_shift_ = 0;
+  std::vector<ExactCell>& exact_;
 };
 
-// Calls visit(row, its index) for all of a tile's rows, in parallel.
+// Calls visit(row, index) for all rows of a tile, on several threads.
 template <class T, class F>
 void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, const F& visit) {
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
-    std::vector<Cell> apart;
+    std::vector<ExactCell> exact;
     for (int64_t i = begin; i < end; ++i) {
       Row<T> row(cells, report, tile.scores + i * tile.row_stride, tile.first_row + i, tile.first_column,
-                 tile.columns, apart);
+                 tile.columns, exact);
       visit(row, tile.first_row + i);
     }
   });

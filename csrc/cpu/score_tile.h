@@ -1,16 +1,16 @@
-// The loss of a tile of the score matrix and its gradient, in place.
+// The loss of a tile of the score matrix, and its gradient, which is written over the scores.
 //
-// A tile holds scores s * <f_i, g_j> of some rows against some columns: first the M
-// candidates, then negatives, which are nobody's target.
+// A tile holds the scores s * <f_i, g_j> of some rows and some columns. The first M columns are the candidates. The
+// columns after them are the negatives, which are no row's target.
 //
-// Softmax: the loss of row i is sum_j T_ij (log T_ij - log P_ij). `softmax_rows` takes a tile of
-// whole rows, finds their loss and turns their scores into its gradient. For other tiles,
-// `softmax_tile` adds each to its rows' log-sum-exp and loss, and `softmax_tile_backward`
-// makes the gradient once those are known.
+// Softmax: the loss of row i is sum_j T_ij (log T_ij - log P_ij). `softmax_rows` takes a tile of whole rows, finds
+// their loss and turns their scores into its gradient. With other tiles there are two walks: `softmax_tile` adds
+// each tile to the logsumexp and the loss of its rows, and `softmax_tile_backward` turns the scores into the
+// gradient once the logsumexp of the whole row is known.
 //
-// Sigmoid: the loss of row i is sum_j log(1 + exp(s_ij)) - T_ij s_ij, to which each cell adds
-// by itself: `sigmoid_tile` adds a tile to its rows' loss, `sigmoid_tile_backward` also makes its
-// gradient.
+// Sigmoid: the loss of row i is sum_j log(1 + exp(s_ij)) - T_ij s_ij, a sum over cells that do not depend on each
+// other. `sigmoid_tile` adds a tile to the loss of its rows; `sigmoid_tile_backward` does so too, and turns the
+// scores into the gradient.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace fastqt {
 
-// The values of `diagonal`, `link` and a report's status, shared with fastqt/problem.py.
+// The values of `diagonal`, `link` and the status of a report, as in fastqt/problem.py.
 enum Diagonal : int64_t { kZero = 0, kExclude = 1, kKeep = 2 };
 enum Link : int64_t { kSoftmax = 0, kSigmoid = 1 };
 enum Status : int64_t {
@@ -29,7 +29,8 @@ enum Status : int64_t {
   kTargetMasked = 4,
 };
 
-// The first offending target, by row, so that what is reported does not depend on threads.
+// The first target that a loss cannot have. The first is that of the lowest row, so that the report does not depend
+// on the order of the threads.
 class Report {
  public:
   void operator()(Status status, int64_t row, int64_t column) {
@@ -43,18 +44,18 @@ class Report {
   std::mutex mutex_;
 };
 
-// What there is to know of the cells of the score matrix.
+// The targets and the exclusions of the cells of the score matrix.
 template <class T>
 struct Cells {
   int64_t candidates;
   int64_t diagonal;
   const T* bias;  // (M,), added to the candidates' scores
-  const int64_t* row_starts;  // targets as compressed rows ...
+  const int64_t* row_starts;  // the targets as compressed rows; null: they are a dense matrix
   const int64_t* columns;
   const double* weights;
-  const T* dense;  // ... or as a matrix ...
+  const T* dense;  // the targets as a matrix
   int64_t dense_row_stride, dense_column_stride;
-  const double* background;  // ... plus one value for all of a row's candidates
+  const double* background;  // (N,) or null: background[i] is added to the targets of all candidates in row i
   const int64_t* query_groups;
   const int64_t* candidate_groups;
   const bool* mask;
@@ -77,8 +78,8 @@ struct Tile {
   int64_t first_column, columns;
 };
 
-// Of all rows of the score matrix: log-sum-exp, target mass, and the loss, which a softmax's
-// functions leave without its part mass * log-sum-exp.
+// N values each, of all rows of the score matrix. The softmax functions below leave the term mass * logsumexp out
+// of the loss, because it is not known before the last tile of a row.
 struct RowSums {
   double* logsumexp;
   double* mass;

@@ -1,18 +1,18 @@
-// Elementary functions that the compiler vectorises inside `#pragma omp simd` loops,
-// and FASTQT_CLONES, which compiles a function once for each x86 level and lets the
-// loader choose. NaN goes in, NaN comes out; infinities reach their limits.
+// Elementary functions that the compiler can vectorise inside `#pragma omp simd` loops, and FASTQT_CLONES, which
+// compiles a function once for each x86 level and lets the loader choose. A NaN gives a NaN, and an infinity the
+// limit of the function.
 //
-// fp32: exp_ within 1.5 ulp (subnormal results included), tanh_, sigmoid_ and log1p_unit_
-// within 3 ulp (sigmoid_ where it is a normal number, else within the least one). The polynomials are Chebyshev interpolants of the named functions.
-// fp64: the C library's own functions.
+// fp32: exp_ is within 1.5 ulp, also where its result is subnormal; tanh_, sigmoid_ and log1p_unit_ are within
+// 3 ulp. A result of sigmoid_ below the least normal number is wrong by less than that number. The polynomials are
+// Chebyshev interpolants of the functions that are named beside them. fp64: the functions of the C library.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
-// A build that defines FASTQT_CLONES itself, to nothing, gets the one level of its -march. (Sanitizers do:
-// the loader chooses before they have started.)
+// A build that defines FASTQT_CLONES as nothing gets one version, that of its -march. Sanitized builds need that,
+// because the loader chooses a version before the sanitizer has started.
 #if defined(FASTQT_CLONES)
 #elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__gnu_linux__)
 #define FASTQT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -20,8 +20,8 @@
 #define FASTQT_CLONES
 #endif
 
-// A clone can only vectorise what it has inlined: FASTQT_INLINE for functions,
-// FASTQT_ALWAYS_INLINE behind the parameters of a lambda.
+// A clone vectorises only code that is inlined into it. FASTQT_INLINE is for functions; FASTQT_ALWAYS_INLINE
+// follows the parameters of a lambda.
 #if defined(__GNUC__) || defined(__clang__)
 #define FASTQT_ALWAYS_INLINE __attribute__((always_inline))
 #else
@@ -31,7 +31,8 @@
 
 namespace fastqt {
 
-// 2^n for integers |n| <= 126. Unsigned, as all of these are, so that what no caller keeps may overflow.
+// 2^n for integers |n| <= 126. n is unsigned because callers also compute it for numbers whose result they then
+// discard, and an overflow of signed integers is undefined.
 FASTQT_INLINE float power_of_two(uint32_t n) {
   return std::bit_cast<float>((n + 127u) << 23);
 }
@@ -39,11 +40,11 @@ FASTQT_INLINE float power_of_two(uint32_t n) {
 // exp(x) = y * 2^exponent with y in [1/sqrt(2), sqrt(2)]
 struct ScaledExp {
   float y;
-  uint32_t exponent;  // in two's complement; its low 9 bits are right whatever x is
+  uint32_t exponent;  // in two's complement; the low 9 bits are right for every x
 };
 
 FASTQT_INLINE ScaledExp scaled_exp(float x) {
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the sum's low bits.
+  // Adding 1.5 * 2^23 rounds to an integer, and leaves it in the low bits of the sum.
   const float shifted = x * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
@@ -53,16 +54,16 @@ FASTQT_INLINE ScaledExp scaled_exp(float x) {
 }
 
 FASTQT_INLINE float exp_(float x) {
-  // Beyond these bounds the result is 0 or infinity; a NaN passes both comparisons.
+  // Beyond these bounds the result is 0 or infinity. A NaN stays: both comparisons are false for it.
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
   const auto [y, exponent] = scaled_exp(x);
-  // In two factors, as 2^128 and 2^-149 are no normal numbers.
+  // The power is applied as two factors, because 2^128 and 2^-149 are not normal numbers.
   const auto half = static_cast<uint32_t>(static_cast<int32_t>(exponent) >> 1);
   return y * power_of_two(half) * power_of_two(exponent - half);
 }
 
-// exp(x) where that is a normal number, 0 where it is smaller; for x <= 88, at half exp_'s cost.
+// exp(x) for x <= 88, with 0 in place of subnormal results. It costs half as much as exp_.
 FASTQT_INLINE float exp_normal_(float x) {
   const auto [y, exponent] = scaled_exp(x);
   const float e = std::bit_cast<float>(std::bit_cast<uint32_t>(y) + (exponent << 23));

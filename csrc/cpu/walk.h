@@ -1,4 +1,5 @@
-// A walk over the score matrix, tile by tile: its products, whatever a loss makes of the scores.
+// A walk over the score matrix, tile by tile. The walk makes the matrix products: it computes the scores of a tile,
+// calls a function that turns them into their gradient dS, and adds what dS gives to the gradients of the inputs.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -24,51 +25,53 @@ struct Embeddings {
   const std::optional<Tensor>& row_negatives;
 };
 
-// Where the gradients go that are wanted.
+// The tensors that the gradients are written to; one that is not needed has no tensor.
 struct Gradients {
-  const std::optional<Tensor>& queries;
-  const std::optional<Tensor>& candidates;
-  const std::optional<Tensor>& negatives;
-  const std::optional<Tensor>& row_negatives;
-  const std::optional<Tensor>& bias;
-  const std::optional<Tensor>& scale;
+  std::optional<Tensor> queries;
+  std::optional<Tensor> candidates;
+  std::optional<Tensor> negatives;
+  std::optional<Tensor> row_negatives;
+  std::optional<Tensor> scale;
+  std::optional<Tensor> bias;
 };
 
-// Columns of the score matrix. Candidates and negatives are everybody's; of row negatives,
-// which are one column, each row has its own.
+// Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,
+// in which each row has an embedding of its own.
 struct Block {
   Tensor embeddings;
   std::optional<Tensor> gradient;
   Range columns;
-  bool is_private;
+  bool is_row_negatives;
 };
 
 template <class T>
 class Walk {
  public:
   Walk(const Embeddings& given, double scale, const Gradients& gradients)
-      : scale_(scale), gradients_(gradients), queries_(for_blas(given.queries)) {
+      : scale_(scale), gradients_(gradients), queries_(with_blas_layout(given.queries)) {
     const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
       blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false});
       width_ += columns;
     };
-    add(for_blas(given.candidates), gradients.candidates, given.candidates.size(0));
-    if (given.negatives) add(for_blas(*given.negatives), gradients.negatives, given.negatives->size(0));
+    add(with_blas_layout(given.candidates), gradients.candidates, given.candidates.size(0));
+    if (given.negatives) add(with_blas_layout(*given.negatives), gradients.negatives, given.negatives->size(0));
     if (given.row_negatives) {
-      add(with_adjacent_rows(*given.row_negatives), gradients.row_negatives, 1);
-      blocks_.back().is_private = true;
+      add(with_adjacent_columns(*given.row_negatives), gradients.row_negatives, 1);
+      blocks_.back().is_row_negatives = true;
     }
-    for (const auto* fresh : {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
-      ask_for_large_pages(*fresh);
-    if (given.row_negatives || gradients.scale) queries_ = with_adjacent_rows(queries_);
+    for (const auto* written :
+         {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
+      ask_for_large_pages(*written);
+    if (given.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
   }
 
-  // Calls visit() on the scores of one tile after the other, which it may turn into their gradient.
+  // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
+  // the scores from tile(), and may write their gradient there.
   template <class F>
   void for_tiles(int64_t rows, int64_t columns, const F& visit) {
-    scores_of(rows, columns);
+    allocate_workspace(rows, columns);
     for_ranges(queries_.size(0), rows, [&](Range row_range) {
-      enter(row_range);
+      enter_rows(row_range);
       for (const Block& block : blocks_)
         for_ranges(block.columns.size(), columns, [&](Range range) {
           columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
@@ -80,12 +83,12 @@ class Walk {
     });
   }
 
-  // The same on tiles of whole rows.
+  // The same with tiles of whole rows, which have the columns of all blocks.
   template <class F>
   void for_chunks(int64_t rows, const F& visit) {
-    scores_of(rows, width_);
+    allocate_workspace(rows, width_);
     for_ranges(queries_.size(0), rows, [&](Range range) {
-      enter(range);
+      enter_rows(range);
       columns_ = {0, width_};
       scores_ = part(workspace_, 0, {0, range.size()});
       parts_.clear();
@@ -96,16 +99,16 @@ class Walk {
     });
   }
 
-  // The tile at hand.
+  // The tile that is visited.
   Tile<T> tile() const {
     return {scores_.template mutable_data_ptr<T>(), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
             columns_.size()};
   }
 
-  // Adds what the tile, which now holds dS, gives to the gradients.
+  // Adds this tile's share to all gradients. The tile now holds dS, the gradient of its scores.
   void differentiate() {
     for (const Part& p : parts_)
-      if (p.block->gradient) add_to_own(p);
+      if (p.block->gradient) add_to_columns(p);
     if (gradients_.bias && columns_.begin < blocks_.front().columns.end) add_to_bias(parts_.front());
     if (gradients_.scale) {
       add_to_scale();
@@ -115,24 +118,23 @@ class Walk {
   }
 
  private:
-  // A block's columns that the tile has, counted from the block's first, and their scores.
+  // The columns that the tile has of one block, counted from the first of the block, and their scores.
   struct Part {
     const Block* block;
     Range columns;
     Tensor scores;
   };
 
-  void scores_of(int64_t rows, int64_t columns) {
+  void allocate_workspace(int64_t rows, int64_t columns) {
     workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
     if (gradients_.bias) {
       ones_ = new_matrix(queries_, 1, workspace_.size(0));
       torch::stable::fill_(ones_, 1);
     }
-    if (gradients_.scale)
-      product_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
+    if (gradients_.scale) unscaled_queries_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
   }
 
-  void enter(Range rows) {
+  void enter_rows(Range rows) {
     rows_ = rows;
     tile_queries_ = part(queries_, 0, rows);
   }
@@ -146,7 +148,7 @@ class Walk {
 
   void score() const {
     for (const Part& p : parts_) {
-      if (!p.block->is_private) {
+      if (!p.block->is_row_negatives) {
         multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0, scale_);
         continue;
       }
@@ -155,8 +157,8 @@ class Walk {
     }
   }
 
-  void add_to_own(const Part& p) const {
-    if (!p.block->is_private) {
+  void add_to_columns(const Part& p) const {
+    if (!p.block->is_row_negatives) {
       const Tensor gradient = part(*p.block->gradient, 0, p.columns);
       return multiply(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
     }
@@ -173,10 +175,10 @@ class Walk {
     multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
   }
 
-  // Adds factor * dS G to `out`, or sets it to that.
+  // Adds factor * dS G to `out`, or writes it there where `add` is false.
   void add_to_queries(const Tensor& out, bool add, double factor) const {
     for (const Part& p : parts_) {
-      if (!p.block->is_private) {
+      if (!p.block->is_row_negatives) {
         multiply(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
       } else {
         const RowsOf<T> dS(p.scores), g(p.block->embeddings), to(out);
@@ -188,9 +190,10 @@ class Walk {
     }
   }
 
-  // dL/ds = <F, dS G>, so dS G is needed before it is scaled.
+  // The gradient of the scale is <F, dS G>, so that dS G is needed without the factor s. The gradient of the
+  // queries is s times the same product, which is not computed twice.
   void add_to_scale() {
-    const Tensor unscaled = part(product_, 0, {0, rows_.size()});
+    const Tensor unscaled = part(unscaled_queries_, 0, {0, rows_.size()});
     add_to_queries(unscaled, false, 1);
     const RowsOf<T> f(tile_queries_), from(unscaled);
     std::vector<double> dots(rows_.size());
@@ -210,8 +213,8 @@ class Walk {
   std::vector<Block> blocks_;
   int64_t width_ = 0;
 
-  Tensor workspace_, product_, ones_;
-  Range rows_{}, columns_{};  // of the tile at hand
+  Tensor workspace_, unscaled_queries_, ones_;
+  Range rows_{}, columns_{};  // of the tile that is visited
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;
 };

@@ -9,7 +9,7 @@ there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three produ
 from __future__ import annotations
 
 import math
-from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,14 +40,6 @@ MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
 
-# glibc maps every large block afresh, which costs a page fault for each of its pages at each
-# call, until it has seen a block of that size freed. This one is never touched.
-torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
-# Of the inputs in the order of `Needs`, as csrc/cpu/contrastive.cpp takes them.
-INPUT_BITS = (1, 2, 4, 8, 16, 32)
-
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this engine cannot compute a problem; None if it can."""
@@ -70,21 +62,31 @@ def gradients_in_forward(p: Problem) -> bool:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    logsumexp, mass, loss = _walk(p, (TILE_ROWS, TILE_COLUMNS), Needs())
+    *rows, status, row, column = torch.ops.fastqt.contrastive_loss_rows.default(
+        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS
+    )
+    _check_targets(p, status, row, column)
+    logsumexp, mass, loss = rows
     return Rows(loss, (logsumexp, mass))
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    total, *gradients = _walk(p, _gradient_tile(p), needs, weight=row_weight)
+    total: Tensor
+    total, gradients, status, row, column = torch.ops.fastqt.contrastive_loss_with_gradients.default(
+        *_problem_arguments(p), *_gradient_tile(p), row_weight, needs
+    )
+    _check_targets(p, status, row, column)
     return total, _gradients(gradients, needs)
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
-    logsumexp, mass = saved
-    known = row_weights, logsumexp, mass
-    return _gradients(_walk(p, (TILE_ROWS, TILE_COLUMNS), needs, known=known), needs)
+    gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(
+        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, needs
+    )
+    _check_targets(p, status, row, column)
+    return _gradients(gradients, needs)
 
 
 def _gradient_tile(p: Problem) -> tuple[int, int | None]:
@@ -106,30 +108,24 @@ def _even(length: int, most: int) -> int:
     return math.ceil(length / math.ceil(length / most))
 
 
-def _walk(
-    p: Problem,
-    tile: tuple[int, int | None],  # rows, columns; None: whole rows
-    needs: Needs,
-    *,
-    weight: float | None = None,
-    known: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-) -> list[Tensor]:
-    """What `contrastive_walk` of csrc/cpu/contrastive.cpp finds."""
+def _problem_arguments(p: Problem) -> tuple[Any, ...]:
+    """The arguments that the three operators have in common, in their order."""
     t = p.targets
-    found: list[Tensor]
-    found, status, row, column = torch.ops.fastqt.contrastive_walk.default(
+    return (
         *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p.scale)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.query_groups, p.candidate_groups, p.mask),
-        *(*tile, sum(compress(INPUT_BITS, needs)), weight, *known),
     )
+
+
+def _check_targets(p: Problem, status: int, row: int, column: int) -> None:
+    """Raises for the target that an operator has reported, if any."""
     if status:
         raise target_error(status, row, column, p)
-    return found
 
 
 def _gradients(found: list[Tensor], needs: Needs) -> Gradients:
-    """Those that were wanted, which come in the order of `Needs`."""
+    """The gradients that an operator has returned: those that are needed, in the order of `Needs`."""
     each = iter(found)
     return Gradients(*[next(each) if need else None for need in needs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,21 +16,26 @@ except ImportError as error:
 else:
     native_error = None
 
-    def _fake_walk(*args: Any) -> tuple[list[Tensor], int, int, int]:
-        """What `schedule` says that it returns, of problems whose targets are as they should be."""
-        queries, candidates, negatives, row_negatives, bias = args[:5]
-        wanted, weight, row_weights = args[18:21]
-        scalar = queries.new_empty((), dtype=torch.float64)
-        inputs = (queries, candidates, negatives, row_negatives, scalar, bias)
-        found = [torch.empty(x.shape, dtype=x.dtype) for k, x in enumerate(inputs) if wanted >> k & 1]
-        if weight is not None:
-            return [queries.new_empty(()), *found], 0, 0, 0
-        if row_weights is not None:
-            return found, 0, 0, 0
-        rows = [queries.new_empty(queries.shape[0], dtype=torch.float64) for _ in range(3)]
-        return rows, 0, 0, 0
+    # A fake tells shapes and dtypes without computing. Status, row and column are 0: no target is at fault.
+    def _fake_loss_rows(queries: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
+        logsumexp, mass, loss = (queries.new_empty(queries.shape[0], dtype=torch.float64) for _ in range(3))
+        return logsumexp, mass, loss, 0, 0, 0
 
-    torch.library.register_fake("fastqt::contrastive_walk", _fake_walk)
+    def _fake_gradients(arguments: tuple[Any, ...]) -> list[Tensor]:
+        queries, candidates, negatives, row_negatives, bias = arguments[:5]
+        scale = queries.new_empty((), dtype=torch.float64)
+        inputs = (queries, candidates, negatives, row_negatives, scale, bias)
+        return [torch.empty(x.shape, dtype=x.dtype) for x in compress(inputs, arguments[-1])]
+
+    def _fake_loss_with_gradients(*arguments: Any) -> tuple[Tensor, list[Tensor], int, int, int]:
+        return arguments[0].new_empty(()), _fake_gradients(arguments), 0, 0, 0
+
+    def _fake_loss_backward(*arguments: Any) -> tuple[list[Tensor], int, int, int]:
+        return _fake_gradients(arguments), 0, 0, 0
+
+    torch.library.register_fake("fastqt::contrastive_loss_rows", _fake_loss_rows)
+    torch.library.register_fake("fastqt::contrastive_loss_with_gradients", _fake_loss_with_gradients)
+    torch.library.register_fake("fastqt::contrastive_loss_backward", _fake_loss_backward)
 
     # Only an extension that was built with nvcc has the kernels for GPUs.
     if hasattr(torch.ops.fastqt, "small_contrastive_"):

@@ -11,9 +11,10 @@ from tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
 import fastqt
 from fastqt.engines import ENGINES, cuda, ops
-from tests.csrc.cuda.host_execution import DIAGONALS, ROOT, HostKernels, Small, build, compiler
+from tests.csrc.building import ROOT, why_no_modules
+from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 UNKNOWN = {"negatives", "bias", "query_groups", "mask"}
 TAKEN = [
     case

@@ -1,7 +1,8 @@
-// Random losses through csrc/cpu's tiles, in memory of the exact size, on threads: what `make sanitize` runs.
+// Random problems for the tile functions of csrc/cpu, on several threads, in buffers of exactly the size needed, so
+// that a sanitizer sees each access beyond their ends. `make sanitize` runs many of them.
 //
-// A tile of whole rows, and tiles of any size in two walks, must give the same loss and gradient. No libtorch is
-// needed: torch's parallel_for is replaced by one that always uses several threads.
+// One tile of whole rows, and two walks over tiles of any size, must give the same loss and the same gradient. The
+// program does not need libtorch: it has a parallel_for of its own, which always uses several threads.
 #include <torch/csrc/stable/c/shim.h>
 
 #include <algorithm>
@@ -36,10 +37,10 @@ std::mt19937_64 random_bits(0);
 int64_t between(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_bits); }
 bool chance() { return between(0, 1) == 1; }
 
-// Memory without a spare element, whose every overrun is seen.
+// An array of exactly `size` elements on the heap.
 template <class T>
-struct Exactly {
-  explicit Exactly(int64_t size) : size(size), data(new T[size]()) {}
+struct ExactArray {
+  explicit ExactArray(int64_t size) : size(size), data(new T[size]()) {}
   T* get() const { return data.get(); }
   T& operator[](int64_t i) { return data[i]; }
   int64_t size;
@@ -47,15 +48,15 @@ struct Exactly {
 };
 
 template <class T>
-Exactly<T> normal(int64_t size, double deviation) {
-  Exactly<T> made(size);
+ExactArray<T> normal(int64_t size, double deviation) {
+  ExactArray<T> made(size);
   std::normal_distribution<double> distribution(0, deviation);
   for (int64_t i = 0; i < size; ++i) made[i] = static_cast<T>(distribution(random_bits));
   return made;
 }
 
-Exactly<int64_t> groups(int64_t size) {
-  Exactly<int64_t> made(size);
+ExactArray<int64_t> groups(int64_t size) {
+  ExactArray<int64_t> made(size);
   for (int64_t i = 0; i < size; ++i) made[i] = between(0, 3);
   return made;
 }
@@ -67,7 +68,7 @@ void require(bool held, const char* what, int64_t problem) {
 }
 
 template <class T>
-void expect_close(const Exactly<T>& a, const Exactly<T>& b, double tolerance, const char* what, int64_t problem) {
+void expect_close(const ExactArray<T>& a, const ExactArray<T>& b, double tolerance, const char* what, int64_t problem) {
   double largest = 1e-30, difference = 0;
   for (int64_t i = 0; i < a.size; ++i) {
     largest = std::max(largest, std::abs(static_cast<double>(b.get()[i])));
@@ -76,7 +77,7 @@ void expect_close(const Exactly<T>& a, const Exactly<T>& b, double tolerance, co
   require(difference <= tolerance * largest, what, problem);
 }
 
-// Every cell of (n, width) once, in tiles.
+// Calls visit(tile) for the tiles of a matrix (n, width), which have each of its cells once.
 template <class T, class F>
 void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns, const F& visit) {
   for (int64_t r = 0; r < n; r += rows)
@@ -91,11 +92,11 @@ void run(int64_t problem) {
   const auto scores = normal<T>(n * width, chance() ? 1 : 30);
   const auto bias = normal<T>(candidates, 1);
   const auto query_groups = groups(n), candidate_groups = groups(candidates);
-  Exactly<int64_t> starts(n + 1), columns(n);
-  Exactly<double> weights(n), background(n), row_weights(n);
-  Exactly<bool> mask(n * candidates);
+  ExactArray<int64_t> starts(n + 1), columns(n);
+  ExactArray<double> weights(n), background(n), row_weights(n);
+  ExactArray<bool> mask(n * candidates);
   const auto diagonal = chance() ? kKeep : chance() ? kZero : kExclude;
-  const bool smoothed = diagonal != kExclude && chance();
+  const bool has_background = diagonal != kExclude && chance();
   for (int64_t i = 0; i < n; ++i) {
     starts[i + 1] = i + 1;
     columns[i] = between(0, candidates - 1);
@@ -104,66 +105,66 @@ void run(int64_t problem) {
     row_weights[i] = 1.0 / n;
   }
   for (int64_t i = 0; i < n * candidates; ++i) mask[i] = between(0, 9) == 0 && columns[i / candidates] != i % candidates;
-  const bool masked = !smoothed && chance(), grouped = !smoothed && chance();
+  const bool masked = !has_background && chance(), grouped = !has_background && chance();
   const Cells<T> cells{candidates, diagonal, chance() ? bias.get() : nullptr,
                        starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
-                       smoothed ? background.get() : nullptr,
+                       has_background ? background.get() : nullptr,
                        grouped ? query_groups.get() : nullptr, grouped ? candidate_groups.get() : nullptr,
                        masked ? mask.get() : nullptr, candidates, 1};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, width);
   const auto copy = [&] {
-    Exactly<T> made(scores.size);
+    ExactArray<T> made(scores.size);
     std::copy_n(scores.get(), scores.size, made.get());
     return made;
   };
   Report report;
 
-  const auto whole = copy(), once = copy(), again = copy();
-  Exactly<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n), tiled_loss(n);
-  softmax_rows(cells, Tile<T>{whole.get(), width, 0, n, 0, width}, row_weights.get(),
+  const auto whole_rows = copy(), first_walk = copy(), second_walk = copy();
+  ExactArray<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n), tiled_loss(n);
+  softmax_rows(cells, Tile<T>{whole_rows.get(), width, 0, n, 0, width}, row_weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   std::fill_n(tiled_logsumexp.get(), n, -INFINITY);
   const RowSums sums{tiled_logsumexp.get(), tiled_mass.get(), tiled_loss.get()};
-  for_tiles(once.get(), n, width, tile_rows, tile_columns,
+  for_tiles(first_walk.get(), n, width, tile_rows, tile_columns,
             [&](const Tile<T>& tile) { softmax_tile(cells, tile, sums, report); });
-  for_tiles(again.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+  for_tiles(second_walk.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
     softmax_tile_backward(cells, tile, row_weights.get(), sums.logsumexp, sums.mass, report);
   });
   expect_close(tiled_mass, mass, 1e-12, "mass of a softmax in tiles", problem);
   expect_close(tiled_loss, loss, tolerance, "loss of a softmax in tiles", problem);
-  expect_close(again, whole, tolerance, "gradient of a softmax in tiles", problem);
+  expect_close(second_walk, whole_rows, tolerance, "gradient of a softmax in tiles", problem);
 
-  const auto plain = copy(), differentiated = copy();
-  Exactly<double> sigmoid(n), sigmoid_again(n);
-  for_tiles(plain.get(), n, width, n, width, [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
-  for_tiles(differentiated.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+  const auto forward = copy(), backward = copy();
+  ExactArray<double> sigmoid(n), sigmoid_again(n);
+  for_tiles(forward.get(), n, width, n, width, [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
+  for_tiles(backward.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
     sigmoid_tile_backward(cells, tile, row_weights.get(), sigmoid_again.get(), report);
   });
   expect_close(sigmoid_again, sigmoid, tolerance, "loss of a sigmoid in tiles", problem);
   require(report.status == kOk, "targets reported", problem);
 
-  // The passes that the walk makes over embeddings.
+  // The row passes that the walk makes over embeddings.
   const auto x = normal<T>(width, 1);
-  Exactly<T> y(width);
+  ExactArray<T> y(width);
   row_multiple(y.get(), x.get(), width, T(2), false);
   row_multiple(y.get(), x.get(), width, T(1), true);
   const double square = row_dot(x.get(), x.get(), width), triple = row_dot(x.get(), y.get(), width);
   require(std::abs(triple - 3 * square) <= tolerance * (1 + square), "dot of a multiple", problem);
 }
 
-// Pairs, whose columns are summed up in stripes, must be as the softmax over the rows of the scores and over those
-// of the scores transposed has them.
+// The gradient of CLIP's loss must be the mean of two: that of a softmax over the rows of the scores, and that of one
+// over the rows of the transposed scores. Sizes above 256 have more than one stripe of columns (see clip_tile.cpp).
 template <class T>
 void run_clip(int64_t problem) {
   const int64_t n = chance() ? between(1, 40) : between(250, 300);
   const double tolerance = sizeof(T) == 8 ? 1e-11 : 2e-4;
   const auto scores = normal<T>(n * n, chance() ? 1 : 30);
-  Exactly<T> by_rows(n * n), by_columns(n * n), once(n * n), again(n * n);
-  Exactly<int64_t> starts(n + 1), columns(n);
-  Exactly<double> ones(n), weights(n), logsumexp(n), mass(n), loss(n);
+  ExactArray<T> by_rows(n * n), by_columns(n * n), first_walk(n * n), second_walk(n * n);
+  ExactArray<int64_t> starts(n + 1), columns(n);
+  ExactArray<double> ones(n), weights(n), logsumexp(n), mass(n), loss(n);
   for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i, ones[i] = 1, weights[i] = (i + 1.0) / n;
   for (int64_t i = 0; i < n * n; ++i) {
-    by_rows[i] = once[i] = again[i] = scores.get()[i];
+    by_rows[i] = first_walk[i] = second_walk[i] = scores.get()[i];
     by_columns[i % n * n + i / n] = scores.get()[i];
   }
   const Cells<T> cells{n, kKeep, nullptr, starts.get(), columns.get(), ones.get(), nullptr, 0, 0,
@@ -175,25 +176,25 @@ void run_clip(int64_t problem) {
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   for (int64_t i = 0; i < n * n; ++i) by_rows[i] = (by_rows[i] + by_columns[i % n * n + i / n]) / 2;
 
-  Exactly<double> positive(n), row_others(n), column_others(n);
+  ExactArray<double> positive(n), row_others(n), column_others(n);
   std::fill_n(row_others.get(), n, -INFINITY);
   std::fill_n(column_others.get(), n, -INFINITY);
   const PairSums sums{positive.get(), row_others.get(), column_others.get()};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, n);
-  for_tiles(once.get(), n, n, tile_rows, tile_columns, [&](const Tile<T>& tile) { clip_tile(tile, sums); });
+  for_tiles(first_walk.get(), n, n, tile_rows, tile_columns, [&](const Tile<T>& tile) { clip_tile(tile, sums); });
   const Softmax<T> rows(positive.get(), row_others.get(), weights.get(), n);
   const Softmax<T> of_columns(positive.get(), column_others.get(), weights.get(), n);
-  for_tiles(again.get(), n, n, tile_rows, tile_columns,
+  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns,
             [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns); });
-  expect_close(again, by_rows, tolerance, "gradient of pairs in tiles", problem);
+  expect_close(second_walk, by_rows, tolerance, "gradient of pairs in tiles", problem);
 }
 
-// A target outside the candidates, seen by every thread, is reported for the first row that has it.
+// Every thread finds a target outside the candidates; the report is that of the first row that has one.
 void report_of_bad_targets() {
   const int64_t n = 64;
   const auto scores = normal<float>(n * n, 1);
-  Exactly<int64_t> starts(n + 1), columns(n);
-  Exactly<double> weights(n), row_weights(n), logsumexp(n), mass(n), loss(n);
+  ExactArray<int64_t> starts(n + 1), columns(n);
+  ExactArray<double> weights(n), row_weights(n), logsumexp(n), mass(n), loss(n);
   for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i < 3 ? 0 : n, weights[i] = 1;
   const Cells<float> cells{n, kKeep, nullptr, starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
                            nullptr, nullptr, nullptr, nullptr, 0, 0};

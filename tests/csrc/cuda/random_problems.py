@@ -1,4 +1,4 @@
-"""Random small problems, and what the kernels make of them against the oracle.
+"""Random small problems, and the errors of the kernels on them against the oracle.
 
 python -m tests.csrc.cuda.random_problems LIBRARY FIRST END    # runs those of seeds FIRST .. END - 1
 """
@@ -14,15 +14,15 @@ import oracle
 
 from tests.csrc.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels, Small, decoded, encoded
 
-# Half a unit in the last place. Coefficients and results are rounded once each, and sums of them
-# scatter a little; tf32 only rounds what it multiplies.
+# Half a unit in the last place of the elements. A gradient may differ by a few of them: its coefficients are
+# rounded once, then it is itself, and sums of rounded terms scatter. tf32 rounds only what it multiplies.
 ROUNDING = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 GRADIENT = {"float32": 2e-5, "tf32": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-9, "float16": 3 * 2.0**-11}
 ROWS = 2e-6
-# A score's own rounding: half a unit of float32 of each partial sum of its D products, in any direction.
-# Those of sums that grow evenly have a standard deviation of sqrt(D) / 3 half units of the last.
+# A score is rounded by half a unit of float32 at each partial sum of its D products, up or down. Where the
+# partial sums grow evenly, the standard deviation of the error is sqrt(D) / 3 half units of the last sum.
 SCORE = 2.0**-25
-# float16 has no more than this many units of its largest coefficient to show.
+# Half of the least positive number of float16: the error of a result that is nearly 0.
 SMALLEST16 = 2.0**-25
 
 
@@ -81,7 +81,7 @@ def targets(rng: np.random.Generator, N: int, M: int, diagonal: str) -> Array:
 
 
 def embeddings(rng: np.random.Generator, T: Array, D: int) -> tuple[Array, Array]:
-    """Random ones, or such as have found their targets, more or less."""
+    """Random embeddings, or such whose queries are more or less close to their targets."""
     candidates = rng.standard_normal((T.shape[1], D))
     queries = rng.standard_normal((T.shape[0], D)) / np.sqrt(D) * rng.choice([0.3, 2.0])
     if rng.random() < 0.4:
@@ -91,7 +91,7 @@ def embeddings(rng: np.random.Generator, T: Array, D: int) -> tuple[Array, Array
 
 
 def compressed(rng: np.random.Generator, T: Array) -> tuple[Array, Array, Array]:
-    """T as compressed rows, with entries of weight 0 in between, anywhere."""
+    """T as compressed rows, with entries of weight 0 at random places."""
     given = (T > 0) | (rng.random(T.shape) < 0.02)
     starts = np.concatenate([[0], given.sum(1).cumsum()]).astype(np.int64)
     rows, columns = given.nonzero()
@@ -99,7 +99,7 @@ def compressed(rng: np.random.Generator, T: Array) -> tuple[Array, Array, Array]
 
 
 def representable(x: Array, arithmetic: str) -> Array:
-    """Encoded so that products of two are exact, in tf32 too."""
+    """Elements of an arithmetic; those of tf32 are rounded to its digits, so that the kernel need not."""
     if arithmetic != "tf32":
         return encoded(x, arithmetic)
     bits = x.astype(np.float32).view(np.uint32)
@@ -137,7 +137,8 @@ def errors(p: Small, found: dict[str, Array], exact: oracle.Result) -> dict[str,
     }
     P, T = softmax(p, queries, candidates), matrix(p)
     mass = T.sum(1, keepdims=True)
-    # Roundings of scores and coefficients where a gradient's terms cancel, and those of 1 - p in float64.
+    # Where the terms of a gradient cancel, the rounding of scores and coefficients remains, and that of 1 - p
+    # in float64.
     doubt = by_score * mass * P * (1 - P) + ROUNDING[p.arithmetic] * np.abs(mass * P - T) + 2.0**-50 * T
     doubt *= weights[:, None]
     by_doubt = {
@@ -168,7 +169,7 @@ def matrix(p: Small) -> Array:
 
 
 def softmax(p: Small, queries: Array, candidates: Array) -> Array:
-    """P (N, M), as if no negative were private."""
+    """P (N, M) of a softmax without the row negatives."""
     scores = float(p.scale) * queries @ candidates.T
     own = np.arange(min(scores.shape))
     if p.diagonal != "keep":

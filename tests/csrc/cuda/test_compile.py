@@ -1,4 +1,4 @@
-"""The one-launch kernel as machine code for GPUs that are not here: nothing spills, tensor cores are used."""
+"""The one-launch kernel, compiled for GPUs without one here: no spills, and tensor cores in use."""
 
 import json
 import shutil

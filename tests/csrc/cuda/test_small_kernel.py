@@ -1,4 +1,4 @@
-"""The one-launch kernel, executed on a CPU: the oracle's values, in any order of threads."""
+"""The one-launch kernel, executed on a CPU, has the values of the oracle in any order of threads."""
 
 import os
 import subprocess
@@ -12,21 +12,13 @@ import torch.nn.functional as F
 from tolerances import EAGER_FACTOR, HALF_ULP
 
 from fastqt.engines import cuda as cuda_schedule
+from tests.csrc.building import ROOT, compiler, why_no_modules
 from tests.csrc.cuda import random_problems
-from tests.csrc.cuda.host_execution import (
-    ARITHMETICS,
-    ROOT,
-    HostKernels,
-    Small,
-    build,
-    compiler,
-    decoded,
-    encoded,
-)
+from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
-BATCH = 50  # problems a test
+BATCH = 50  # problems for each test
 SANITIZED = range(1000, 1024)
 
 
@@ -36,7 +28,7 @@ def kernels() -> HostKernels:
 
 
 @pytest.mark.parametrize("first", range(0, 600, BATCH))
-def test_random_problems_are_the_oracles(kernels, first):
+def test_random_problems_have_the_values_of_the_oracle(kernels, first):
     for seed in range(first, first + BATCH):
         problem, blocks = random_problems.make(seed)
         found = kernels.run(problem, blocks=blocks, seed=seed)
@@ -63,7 +55,7 @@ def problem(arithmetic, N, M, D, T, *, seed=0, queries=1.0, candidates=1.0, **mo
 @pytest.mark.parametrize(
     ("N", "M", "D"), [(1, 1, 1), (128, 128, 32), (129, 127, 129), (2, 260, 8), (260, 3, 40)], ids=str
 )
-def test_sizes_about_a_tiles(kernels, arithmetic, N, M, D):
+def test_sizes_close_to_that_of_a_tile(kernels, arithmetic, N, M, D):
     p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
     found = kernels.run(p, blocks=3)
     errors = random_problems.errors(p, found, random_problems.expected(p))
@@ -71,7 +63,7 @@ def test_sizes_about_a_tiles(kernels, arithmetic, N, M, D):
 
 
 @by_arithmetic
-def test_the_order_of_threads_changes_nothing(kernels, arithmetic):
+def test_the_order_of_threads_does_not_change_the_result(kernels, arithmetic):
     p = problem(arithmetic, 40, 37, 50, oracle.window(40, 37, [-1, 1]), queries=0.3)
     first, *others = (kernels.run(p, blocks=3, seed=seed) for seed in range(4))
     for other in others:
@@ -79,7 +71,7 @@ def test_the_order_of_threads_changes_nothing(kernels, arithmetic):
 
 
 @by_arithmetic
-def test_only_what_is_wanted_is_computed(kernels, arithmetic):
+def test_each_gradient_is_the_same_without_the_others(kernels, arithmetic):
     p = problem(arithmetic, 20, 20, 24, oracle.window(20, 20, [1]), queries=0.3)
     p.row_negatives = p.candidates[::-1].copy()
     everything = kernels.run(p, blocks=2)
@@ -91,8 +83,8 @@ def test_only_what_is_wanted_is_computed(kernels, arithmetic):
 
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
-def test_cells_of_targets_are_not_rounded(kernels, arithmetic):
-    """With no others, gradients are the exact ones' nearest elements, as if float32 had been multiplied."""
+def test_coefficients_of_targets_are_not_rounded(kernels, arithmetic):
+    """Where all cells are targets, gradients are the exact ones rounded once, as if all was in float32."""
     rng = np.random.default_rng(0)
     N = 40
     p = problem(arithmetic, N, N, N, rng.random((N, N)) + 0.5, queries=0.3, diagonal="keep")
@@ -102,7 +94,7 @@ def test_cells_of_targets_are_not_rounded(kernels, arithmetic):
         assert (found[name] == nearest).mean() > 0.98, name
 
 
-def test_float16_takes_weights_as_small_as_they_come(kernels):
+def test_float16_keeps_its_digits_with_small_row_weights(kernels):
     p = problem("float16", 48, 48, 16, np.eye(48), queries=1e-3, candidates=1e3, diagonal="keep")
     p.row_weights = 1e-6
     p.wanted = ("queries",)
@@ -111,7 +103,7 @@ def test_float16_takes_weights_as_small_as_they_come(kernels):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_the_loss(kernels, poison):
+def test_nan_and_inf_of_an_input_reach_the_loss(kernels, poison):
     p = problem("float32", 9, 9, 4, oracle.window(9, 9, [1]))
     p.queries[4, 1] = poison
     found = kernels.run(p, blocks=2)
@@ -130,7 +122,7 @@ def test_what_is_not_finite_reaches_the_loss(kernels, poison):
         (3, np.nan, "want weights >= 0"),
     ],
 )
-def test_targets_without_a_loss_are_refused(kernels, column, weight, message):
+def test_targets_that_a_loss_cannot_have_are_refused(kernels, column, weight, message):
     p = problem("float32", 9, 9, 4, oracle.window(9, 9, [1]))
     p.columns[2], p.weights[2] = column, weight
     with pytest.raises(RuntimeError, match=message):
@@ -138,7 +130,7 @@ def test_targets_without_a_loss_are_refused(kernels, column, weight, message):
 
 
 def converged(N: int, score: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows whose own candidate scores `score`, and all others about 0."""
+    """Queries and candidates: the score of a pair is about `score`, all other scores are about 0."""
     generator = torch.Generator().manual_seed(seed)
     candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
     candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
@@ -152,7 +144,7 @@ def random_inputs(N: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("score", [None, 12.0, 24.0], ids=["random", "p > 0.999", "p > 1 - 1e-9"])
-def test_error_is_at_most_eagers(kernels, score, arithmetic):
+def test_error_is_at_most_that_of_eager_pytorch(kernels, score, arithmetic):
     N, seeds = 64, 2
     dtype = getattr(torch, arithmetic)
     ours, eagers = [], []
@@ -178,15 +170,15 @@ def test_error_is_at_most_eagers(kernels, score, arithmetic):
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
 
 
-def test_a_block_takes_the_shared_memory_that_the_engine_asks_for(kernels):
+def test_the_engine_knows_the_shared_memory_of_a_block(kernels):
     found = [kernels.shared_bytes(arithmetic) for arithmetic in ARITHMETICS]
     dtypes = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
     assert found == [cuda_schedule.SHARED_BYTES[dtype] for dtype in dtypes]
 
 
 @pytest.mark.slow
-def test_within_bounds_under_sanitizers():
-    """AddressSanitizer and UBSan, which have to be there before Python is."""
+def test_random_problems_under_sanitizers():
+    """AddressSanitizer and UBSan must be loaded before Python, and so in a process of their own."""
     runtimes = [
         subprocess.run(
             [str(compiler()), f"-print-file-name=lib{name}.so"], capture_output=True, text=True
@@ -194,12 +186,12 @@ def test_within_bounds_under_sanitizers():
         for name in ("asan", "ubsan")
     ]
     if not all(os.path.isabs(path) for path in runtimes):
-        pytest.skip("the compiler comes without shared sanitizers")
+        pytest.skip("the compiler has no shared libraries of AddressSanitizer and UBSan")
     library = build(sanitized=True)
     environment = {
         **os.environ,
         "LD_PRELOAD": ":".join(runtimes),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
         "PYTHONPATH": str(ROOT / "tests" / "shared"),
         "OMP_NUM_THREADS": "1",
     }

@@ -1,4 +1,4 @@
-"""The tiles of the one-launch kernel: all is covered once, and no choice of them changes a value."""
+"""The tiles of the one-launch kernel cover each cell once, and no choice of tiles changes a value."""
 
 import json
 
@@ -7,11 +7,12 @@ import oracle
 import pytest
 
 from benchmarks.predict import cuda_estimate, cuda_phases
+from tests.csrc.building import why_no_modules
 from tests.csrc.cuda import random_problems
-from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, compiler, decoded
+from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded
 from tests.csrc.cuda.test_small_kernel import problem
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 STRIP, EIGHT = 16, 8
 
@@ -22,7 +23,7 @@ def kernels() -> HostKernels:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tiles_and_shares_cover_everything_once(kernels, seed):
+def test_tiles_and_shares_of_warps_cover_each_cell_once(kernels, seed):
     rng = np.random.default_rng(seed)
     strips, eights = (int(n) for n in rng.integers(1, 70, 2))
     down, across = int(rng.integers(1, strips + 1)), int(rng.integers(1, eights + 1))
@@ -40,9 +41,9 @@ def test_tiles_and_shares_cover_everything_once(kernels, seed):
 
 
 @by_arithmetic
-def test_chosen_tiles_fit_a_block(kernels, arithmetic):
+def test_chosen_tiles_are_not_larger_than_a_block_can_hold(kernels, arithmetic):
     rng = np.random.default_rng(0)
-    most_strips, most_eights = kernels.most(arithmetic)
+    most_strips, most_eights = kernels.largest_tile(arithmetic)
     for _ in range(300):
         N, M = (int(n) for n in rng.integers(1, 1025, 2))
         D, blocks = int(rng.integers(1, 4801)), int(rng.integers(1, 200))
@@ -62,7 +63,7 @@ def test_chosen_tiles_fit_a_block(kernels, arithmetic):
 
 
 def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, splits: int) -> dict[str, int]:
-    strips, eights = kernels.most(p.arithmetic)
+    strips, eights = kernels.largest_tile(p.arithmetic)
     (N, D), M = p.queries.shape, len(p.candidates)
 
     def number(size: int, piece: int, most: int) -> int:
@@ -80,8 +81,8 @@ def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, split
 
 
 @by_arithmetic
-def test_tiles_change_nothing(kernels, arithmetic):
-    """Sums are taken in the order of the inner dimension, however the results are shared out."""
+def test_the_choice_of_tiles_does_not_change_the_result(kernels, arithmetic):
+    """Whatever the tiles are, a sum is taken in the order of the inner dimension, so that even bits agree."""
     rng = np.random.default_rng(1)
     T = oracle.window(75, 83, [-1, 1])
     p = problem(arithmetic, 75, 83, 90, T, queries=0.3)
@@ -95,8 +96,8 @@ def test_tiles_change_nothing(kernels, arithmetic):
 
 @by_arithmetic
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_sizes_about_the_largest_tiles(kernels, arithmetic, beyond):
-    strips, eights = kernels.most(arithmetic)
+def test_sizes_close_to_that_of_the_largest_tile(kernels, arithmetic, beyond):
+    strips, eights = kernels.largest_tile(arithmetic)
     N, D = STRIP * strips + beyond, EIGHT * eights + beyond
     M = D if beyond == 0 else 40
     p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
@@ -113,8 +114,8 @@ def test_sizes_about_the_largest_tiles(kernels, arithmetic, beyond):
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("row", "column"), [(15, 16), (16, 15), (31, 79), (79, 0)])
-def test_a_lone_target_is_not_rounded(kernels, arithmetic, row, column):
-    """Whichever block of 16 x 16 it is in, and whichever tile that is part of."""
+def test_a_single_target_is_not_rounded(kernels, arithmetic, row, column):
+    """This holds for targets in any block of 16 x 16 cells and in any tile."""
     T = np.zeros((80, 80))
     T[row, column] = 1.7
     p = problem(arithmetic, 80, 80, 16, T, queries=1e-3, diagonal="keep")
@@ -125,14 +126,14 @@ def test_a_lone_target_is_not_rounded(kernels, arithmetic, row, column):
     assert (found == decoded(nearest, arithmetic)).mean() > 0.9
 
 
-def test_the_estimates_tiles_are_the_kernels(kernels):
+def test_the_estimate_uses_the_tiles_of_the_kernel(kernels):
     stored = json.loads(cuda_estimate.STORED.read_text())
     for N, D in cuda_estimate.SHAPES:
         blocks = stored["rates"]["multiprocessors"]
         assert stored["tiles"][f"{N} x {D}"] == kernels.tiles("bfloat16", N, N, D, blocks)
 
 
-def test_the_estimates_shares_are_the_kernels(kernels):
+def test_the_estimate_uses_the_shares_of_the_kernel(kernels):
     for strips in range(1, 11):
         for eights in range(1, 29):
             _, shares = kernels.areas(0, strips, 1, eights, 1)

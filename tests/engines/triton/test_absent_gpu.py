@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from tests.csrc.cuda.host_execution import ROOT, compiler
+from tests.csrc.building import ROOT, compiler
 from tests.engines.triton.absent_gpu import problems
 
 RUN = """

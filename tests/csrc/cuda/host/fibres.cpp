@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
 
-// Stacks are kept for the next grid: their pages are there by then.
+// Stacks are kept for the next grid, so that their pages are faulted in only once.
 std::vector<unsigned char*>& free_stacks() {
   static std::vector<unsigned char*> stacks;
   return stacks;
@@ -33,7 +33,7 @@ unsigned char* take_stack() {
   return stack;
 }
 
-// AddressSanitizer wants to know which stack is in use.
+// AddressSanitizer must be told which stack is in use.
 #if defined(__SANITIZE_ADDRESS__)
 void announce_switch(const void* stack, size_t bytes) { __sanitizer_start_switch_fiber(nullptr, stack, bytes); }
 void announce_arrival(const void** stack_before, size_t* bytes_before) {

@@ -1,8 +1,9 @@
-// Executes a grid of CUDA threads on one CPU thread, each as a fibre that runs until it must wait for others.
+// Executes a grid of CUDA threads on one CPU thread. Each CUDA thread is a fibre, which runs until it must wait for
+// others.
 //
-// The order is random, and as unfair as a GPU may be: a warp runs on until all of its lanes wait at a barrier
-// of their block or grid, in whatever order of lanes, and only then another one gets its turn. What a missing
-// barrier would let through on some day goes wrong here at once.
+// The order is random, and as unfair as that of a GPU may be: a warp runs, its lanes in any order, until all of its
+// lanes wait at a barrier of their block or grid, and only then another warp runs. A missing barrier, which a GPU
+// might not show for a long time, gives wrong results here at once.
 #pragma once
 
 #include <csetjmp>
@@ -29,13 +30,13 @@ struct Fibre {
   jmp_buf jump;
   bool started = false;
   unsigned char* stack;
-  std::vector<Copy> copies;  // on their way
-  int groups = 0;            // of copies that were committed
+  std::vector<Copy> copies;  // asynchronous ones that are not carried out yet
+  int groups = 0;            // number of groups of copies that were committed
 
   int lane() const { return thread % 32; }
 };
 
-// What the lanes of a warp bring to an operation that they carry out together.
+// The inputs and outputs of the lanes of a warp, for an operation that they carry out together.
 struct Warp {
   int arrived = 0;
   const char* operation = nullptr;
@@ -54,13 +55,13 @@ class Grid {
   std::string run(const std::function<void()>& body);
 
   void sync_block();
-  int arrive_at_grid();  // tells which barrier it is
+  int arrive_at_grid();  // returns the number of the barrier
   void await_grid(int barrier);
   unsigned char* shared_memory();
   bool coin() { return random_() & 1; }
   [[noreturn]] void fail(const std::string& what);
 
-  // Called by all lanes of a warp: `compute(inputs, outputs)` is called once, by the last of them.
+  // All lanes of a warp call this. The last of them calls `compute(inputs, outputs)` once for all.
   template <class In, class Out, class F>
   Out together(const char* operation, const In& in, const F& compute) {
     Out out{};

@@ -1,4 +1,4 @@
-// csrc/cuda/device.h for a CPU: what the kernels ask of a GPU, carried out lane by lane.
+// Replaces csrc/cuda/device.h on a CPU: the operations of a GPU that the kernels use, carried out lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ inline void carry_out(const host::Copy& copy) {
   std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, 16 - copy.bytes);
 }
 
-// A copy may take place at once, or not before it is awaited.
+// An asynchronous copy takes place at once or when it is awaited, at random: the kernel may count on neither.
 inline void copy_ahead(void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
     grid->fail("copy_ahead: want addresses that are multiples of 16");
@@ -114,7 +114,7 @@ inline uint32_t bits_of(float x) {
 
 inline float rounded_product(float a, float b) { return a * b; }
 
-// Without the lowest `count` bits, to the nearest; ties to even, or away from 0.
+// The bits of x rounded to the nearest number whose lowest `count` bits are 0; ties go to even, or away from 0.
 inline uint32_t without_bits(float x, int count, bool ties_to_even) {
   const uint32_t bits = bits_of(x);
   if (std::isnan(x)) return bits | 0x400000u;
@@ -151,7 +151,7 @@ inline float16 rounded_to<float16>(float x) {
   return out;
 }
 
-// What a lane brings to a product on tensor cores.
+// The elements that a lane holds of a product on tensor cores.
 struct Fragments {
   float sum[4];
   uint32_t a[4], b[2];
@@ -201,7 +201,7 @@ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
 }
 
 inline void multiply_add_tf32(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  // Tensor cores do not look at the bits below tf32's.
+  // Tensor cores ignore the bits of a float32 that tf32 does not have.
   const auto value = [](uint32_t bits) { return from_bits(bits & ~0x1fffu); };
   multiply_fragments<8>(
       "mma tf32", sum, a, b,

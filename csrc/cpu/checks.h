@@ -1,0 +1,37 @@
+// Checks of the arguments of an operator. Operators read raw pointers, so an argument of another dtype, shape or
+// layout would be read out of bounds. Each failed check names the argument, what was wanted and what came.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+
+namespace fastqt {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kAnySize = -1;  // in a shape: at least 1
+
+enum class Layout { kStrided, kContiguous };
+
+// The tensor is on the CPU and has this dtype, shape and layout.
+void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
+                  Layout layout);
+
+// The same where there is a tensor.
+inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, ScalarType dtype,
+                         std::initializer_list<int64_t> shape, Layout layout) {
+  if (tensor) check_tensor(name, *tensor, dtype, shape, layout);
+}
+
+// The matrix of the queries, from which other arguments take their dtype: float32 or float64, not empty.
+void check_queries(const Tensor& queries);
+
+// A tile has at least one row and one column: with none, a walk over tiles would not end.
+void check_tile(int64_t rows, int64_t columns);
+
+}  // namespace fastqt
