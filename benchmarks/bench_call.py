@@ -17,7 +17,7 @@ from benchmarks.measure.baselines import loss_products
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd, functional
-from fastqt.engines import cpu as schedule
+from fastqt.engines import cpu
 from fastqt.problem import Needs, Problem
 
 SIZE = 8
@@ -40,7 +40,7 @@ class Empty(torch.autograd.Function):
 
 def problem(queries: Tensor, candidates: Tensor) -> Problem:
     """The problem that `contrastive_loss` makes from its arguments and their defaults."""
-    made, _ = functional._problem(
+    made, _ = functional._lowered(
         queries,
         candidates,
         fastqt.Window(),
@@ -54,7 +54,6 @@ def problem(queries: Tensor, candidates: Tensor) -> Problem:
         query_groups=None,
         candidate_groups=None,
         mask=None,
-        reduction="mean",
         memory="fast",
         backend="cpu",
     )
@@ -66,6 +65,8 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
     values = [x.detach() for x in leaves]
     made, plain, needs = problem(*leaves), problem(*values), Needs(True, True)
     products = loss_products(*leaves)
+    operator = torch.ops.fastqt.contrastive_loss_with_gradients.default
+    arguments = (*cpu._problem_arguments(plain), SIZE, None, 1 / SIZE, needs)
 
     def targets() -> None:
         window = fastqt.Window()
@@ -77,9 +78,9 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
         "forward": lambda: fastqt.contrastive_loss(*leaves),
         "problem": lambda: problem(*leaves),
         "targets": targets,
-        "function": lambda: autograd.contrastive_loss(made, "mean", "cpu"),
-        "engine": lambda: schedule.forward_with_gradients(plain, "mean", needs),
-        "operator": lambda: schedule._walk(plain, (SIZE, None), needs, weight=1 / SIZE),
+        "function": lambda: autograd.loss_of(made, "mean", "cpu", "fastqt.contrastive_loss"),
+        "engine": lambda: cpu.forward_with_gradients(plain, 1 / SIZE, needs),
+        "operator": lambda: operator(*arguments),
         "products": lambda: products(*values),
     }
 

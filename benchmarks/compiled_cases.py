@@ -15,10 +15,10 @@ CASES = (
         ),
     ),
     Case(
-        "bf16, D=1000, private rows",  # a width that 8 divides and 16 does not
+        "bf16, D=1000, row negatives",  # a width that 8 divides and 16 does not
         N=4000,  # and no multiple of a tile's columns
         D=1000,
-        private="rows",
+        row_negatives="given",
         scale=True,
         wanted=(
             "scores_kernel out tile_row_sums shift_overflowed",
@@ -43,7 +43,7 @@ CASES = (
     Case(
         "fp16, mixed",
         dtype="float16",
-        private="mixed",
+        row_negatives="mixed",
         diagonal="exclude",
         wanted=("row_shifts_kernel", "row_stats_kernel ONLY_OVERFLOWED", "query_gradient_kernel"),
     ),
@@ -172,7 +172,7 @@ CASES = (
         D=75,
         bias=True,
         link="sigmoid",
-        private="rows",
+        row_negatives="given",
         wanted=(
             "scores_kernel EPILOGUE=SIGMOID out tile_row_sums bias tile_column_sums",
             "sigmoid_row_stats_kernel ZEROED",
@@ -186,7 +186,7 @@ CASES = (
         memory="low",
         bias=True,
         diagonal="keep",
-        private="mixed",
+        row_negatives="mixed",
         link="sigmoid",
         wanted=(
             "scores_kernel EPILOGUE=SIGMOID out -tile_row_sums bias tile_column_sums",
@@ -210,7 +210,7 @@ CASES = (
     ),
     Case(
         "both ways, bf16",
-        both_ways=True,
+        clip=True,
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
@@ -223,13 +223,13 @@ CASES = (
         N=4000,
         D=1000,
         memory="low",
-        both_ways=True,
+        clip=True,
         wanted=("scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",),
     ),
     Case(
         "both ways, tf32",
         dtype="float32",
-        both_ways=True,
+        clip=True,
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
@@ -237,7 +237,7 @@ CASES = (
     ),
     Case(
         "MixCSE released, bf16",
-        released="both",
+        three_blocks="both",
         wanted=(
             "three_block_rows_kernel BOTH WEIGHTED",
             "three_block_gradients_kernel BOTH QUERIES CANDIDATES -JOINED -SCALE -SHARES",
@@ -248,7 +248,7 @@ CASES = (
         dtype="float16",
         N=4001,
         memory="low",
-        released="both",
+        three_blocks="both",
         stop_gradient=False,
         weight=0.5,
         scale=True,
@@ -260,13 +260,13 @@ CASES = (
     Case(
         "MixCSE released, fp32, candidates",
         dtype="float32",
-        released="candidates",
+        three_blocks="candidates",
         scale=True,
         wanted=("three_block_gradients_kernel -BOTH QUERIES CANDIDATES SCALE",),
     ),
     Case(
         "MixCSE released, bf16, loss",
-        released="candidates",
+        three_blocks="candidates",
         gradients=False,
         wanted=("three_block_rows_kernel -BOTH -WEIGHTED",),
     ),
@@ -276,6 +276,6 @@ COUNTED = (
     Case("softmax"),
     Case("softmax, low", memory="low"),
     Case("sigmoid", targets="own", diagonal="keep", link="sigmoid"),
-    Case("CLIP", both_ways=True),
-    Case("MixCSE released", released="both"),
+    Case("CLIP", clip=True),
+    Case("MixCSE released", three_blocks="both"),
 )

@@ -23,6 +23,8 @@ from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
 
+FUNCTIONS = {"softmax": "contrastive_loss", "sigmoid": "sigmoid_loss"}
+
 
 def contrastive_loss(
     queries: Tensor,
@@ -88,7 +90,7 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
-    return _loss(
+    p, engine = _lowered(
         queries,
         candidates,
         _targets(targets, context_size, document_ids),
@@ -102,10 +104,10 @@ def contrastive_loss(
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         mask=mask,
-        reduction=reduction,
         memory=memory,
         backend=backend,
     )
+    return _loss(p, reduction, engine)
 
 
 def sigmoid_loss(
@@ -157,7 +159,7 @@ def sigmoid_loss(
     if targets is None:
         targets = Window(context_size, document_ids=document_ids, normalize=False)
         document_ids = None
-    return _loss(
+    p, engine = _lowered(
         queries,
         candidates,
         _targets(targets, context_size, document_ids),
@@ -171,13 +173,13 @@ def sigmoid_loss(
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         mask=mask,
-        reduction=reduction,
         memory=memory,
         backend=backend,
     )
+    return _loss(p, reduction, engine)
 
 
-def _loss(
+def _lowered(
     queries: Tensor,
     candidates: Tensor,
     targets: Targets,
@@ -192,16 +194,14 @@ def _loss(
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,
-    reduction: str,
     memory: str,
     backend: str | None,
-) -> Tensor:
-    """The loss of unchecked arguments, on the engine that the registry chooses."""
+) -> tuple[Problem, engines.Engine]:
+    """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
     mixed = row_negatives if isinstance(row_negatives, Mixed) else None
     given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
     check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
     check_option("diagonal", diagonal, DIAGONALS)
-    check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
     targets.check(N, M, diagonal)
@@ -237,13 +237,18 @@ def _loss(
         p.row_negatives = _prepare(given_rows, normalize, dtype, computed)
     if p.partners is not None and not engine.mixes:
         p.row_negatives, p.partners = mixed_rows(p.candidates, p.mix, p.partners), None
-    if engine.eager:
-        with torch.autocast(device.type, enabled=False):
-            return reference.contrastive_loss(p, reduction)
-    if p.targets.dense is not None:  # The kernels read a target matrix in the scores' dtype.
+    if p.targets.dense is not None and not engine.eager:
+        # The kernels read a target matrix in the scores' dtype.
         p.targets = replace(p.targets, dense=p.targets.dense.to(loss_dtype(p.queries)))
-    function = "fastqt.contrastive_loss" if link == "softmax" else "fastqt.sigmoid_loss"
-    return autograd.loss_of(p, reduction, engine.name, function)
+    return p, engine
+
+
+def _loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
+    check_option("reduction", reduction, REDUCTIONS)
+    if engine.eager:
+        with torch.autocast(p.queries.device.type, enabled=False):
+            return reference.contrastive_loss(p, reduction)
+    return autograd.loss_of(p, reduction, engine.name, f"fastqt.{FUNCTIONS[p.link]}")
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:

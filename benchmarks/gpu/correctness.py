@@ -98,7 +98,7 @@ class Problem:
     offsets: tuple[int, ...]  # the targets of row i are candidates i + offset
     diagonal: str
     seeds: int = 3
-    both_ways: bool = False  # CLIP's loss, over rows and over columns
+    clip: bool = False  # CLIP's loss, over rows and over columns
 
 
 PROBLEMS = (
@@ -110,16 +110,16 @@ PROBLEMS = (
     Problem("overflow, nothing sampled", "overflow", 700, 700, 256, (0,), "keep"),
     Problem("overflow, sampled", "overflow", 1500, 5000, 256, (0,), "keep"),
     Problem("many chunks", "random", 16500, 18000, 64, (1,), "zero", seeds=1),
-    Problem("both ways", "random", 1021, 1021, 253, (0,), "keep", both_ways=True),
-    Problem("both ways, converged", "converged", 1024, 1024, 256, (0,), "keep", both_ways=True),
-    Problem("both ways, overflow", "overflow", 1500, 1500, 256, (0,), "keep", both_ways=True),
-    Problem("both ways, many chunks", "random", 16500, 16500, 64, (0,), "keep", seeds=1, both_ways=True),
+    Problem("CLIP", "random", 1021, 1021, 253, (0,), "keep", clip=True),
+    Problem("CLIP, converged", "converged", 1024, 1024, 256, (0,), "keep", clip=True),
+    Problem("CLIP, overflow", "overflow", 1500, 1500, 256, (0,), "keep", clip=True),
+    Problem("CLIP, many chunks", "random", 16500, 16500, 64, (0,), "keep", seeds=1, clip=True),
 )
 QUICK_PROBLEMS = (PROBLEMS[0], PROBLEMS[3], PROBLEMS[6], PROBLEMS[9])
 DRY_PROBLEMS = (
     Problem("window", "random", 13, 13, 11, (-1, 1), "zero", seeds=2),
     Problem("overflow", "overflow", 11, 17, 24, (0,), "keep", seeds=2),
-    Problem("both ways", "random", 11, 11, 7, (0,), "keep", seeds=1, both_ways=True),
+    Problem("CLIP", "random", 11, 11, 7, (0,), "keep", seeds=1, clip=True),
 )
 
 
@@ -150,7 +150,7 @@ def problem_verdict(
         mean = torch.autograd.grad(taken(loss), (f, g))
         ours.append(_errors((rows.detach(), *mean), exact))
         rows = eager_rows(f, g, problem.offsets, problem.diagonal)
-        if problem.both_ways:
+        if problem.clip:
             rows = (rows + eager_rows(g, f, problem.offsets, problem.diagonal)) / 2
         eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))
     # Eager PyTorch may round to the exact value by chance, so half an ulp is always allowed.
@@ -164,7 +164,7 @@ def problem_verdict(
 
 
 def fused_loss(p: Problem) -> Callable[..., Tensor]:
-    if p.both_ways:
+    if p.clip:
         return partial(fastqt.clip_loss, scale=1.0, normalize=False)
     targets = fastqt.Window(offsets=list(p.offsets))
     return partial(fastqt.contrastive_loss, targets=targets, diagonal=p.diagonal)
@@ -173,7 +173,7 @@ def fused_loss(p: Problem) -> Callable[..., Tensor]:
 def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their mean, in float64."""
     found = truth(f, g, p.offsets, p.diagonal)
-    if not p.both_ways:
+    if not p.clip:
         return found
     losses, dG, dF = truth(g, f, p.offsets, p.diagonal)
     return (found[0] + losses) / 2, (found[1] + dF) / 2, (found[2] + dG) / 2
@@ -256,7 +256,7 @@ def assert_kind(problem: Problem, losses: Tensor) -> None:
     """Raises AssertionError if the inputs are not as hard as their kind says."""
     if problem.kind == "converged" and losses.max() > 1e-3:
         raise AssertionError(f"inputs are not converged: p = {math.exp(-losses.max()):.4f}")
-    loud = 50 if problem.both_ways else 100  # both ways: the mean of a large and a small loss
+    loud = 50 if problem.clip else 100  # CLIP: the mean of a large and a small loss
     if problem.kind == "overflow" and (losses > loud).sum() < problem.N // 5:
         raise AssertionError("inputs overflow too few rows")
 

@@ -128,13 +128,12 @@ def collect() -> Stored:
         for N, D in LARGE_SHAPES
     ]
     cases += [
-        Case(CLIP, N=N, D=D, targets="own", diagonal="keep", both_ways=True, scale=True)
-        for N, D in LARGE_SHAPES
+        Case(CLIP, N=N, D=D, targets="own", diagonal="keep", clip=True, scale=True) for N, D in LARGE_SHAPES
     ]
-    cases += [Case(MIXCSE, N=N, D=D, released="both") for N, D in LARGE_SHAPES]
+    cases += [Case(MIXCSE, N=N, D=D, three_blocks="both") for N, D in LARGE_SHAPES]
     for case in cases:
         # In low memory MixCSE's released form is three losses at these sizes.
-        for memory in ("fast",) if case.released else GOALS:
+        for memory in ("fast",) if case.three_blocks else GOALS:
             events = noted(replace(case, memory=memory), gpu)
             for launch in (event for event in events if isinstance(event, Launch)):
                 if kernel_key(launch) not in kernels:

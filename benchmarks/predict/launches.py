@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # fastqt is imported within functions: Triton looks once, and early, whether it is to interpret.
 if TYPE_CHECKING:
-    from fastqt.problem import Problem
+    from fastqt.problem import AnyProblem, Problem
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Case:
 
     name: str
     dtype: str = "bfloat16"
-    N: int = 4096  # enough for references to be sampled, and for the largest tiles
+    N: int = 4096  # enough for shifts to be sampled, and for the largest tiles
     D: int = 768
     memory: str = "fast"
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
     diagonal: str = "zero"
     targets: str = "window"  # or "own", "dense", "smoothed"
-    private: str | None = None  # or "rows", "mixed"
+    row_negatives: str | None = None  # or "given", "mixed"
     negatives: int = 0
     groups: bool = False
     mask: bool = False
     scale: bool = False  # has a gradient
     bias: bool = False
     link: str = "softmax"
-    both_ways: bool = False  # CLIP's loss, of rows and of columns
+    clip: bool = False  # CLIP's loss, of rows and of columns
     descriptors: bool = False  # read the operands of the scores' product
-    released: str | None = None  # "both" or "candidates": blocks of MixCSE's released form, with no targets
+    three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
     archs: tuple[int, ...] = (80, 90, 100)
@@ -174,7 +174,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
     from fastqt.kernels.tuning import score_config
     from triton.runtime.jit import JITFunction
 
-    from fastqt.engines.triton import softmax as triton_fused_walk
+    from fastqt.engines.triton import scores
 
     def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
@@ -200,7 +200,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
-        (triton_fused_walk, "score_config", config),
+        (scores, "score_config", config),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -222,48 +222,50 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
 
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
-    from fastqt.engines import triton as triton_schedule
-    from fastqt.engines.triton import clip as triton_clip_walk
-    from fastqt.engines.triton import three_block as triton_released_walk
-    from fastqt.problem import Needs
+    from fastqt import engines
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
         with torch.device("meta"):
-            if case.released:
-                released = released_of(case)
-                with described(gpu) as events:
-                    triton_released_walk.walk(*released)
-                return events
-            problem = problem_of(case)
+            problem, needs = problem_of(case)
+            computation = engines.computation("triton", problem)
             with described(gpu, case.descriptors) as events:
-                needs = Needs(
-                    *(True, True, case.negatives > 0, case.private == "rows", case.scale, case.bias)
-                )
-                if case.both_ways:
-                    found = torch.empty(4, case.N, dtype=torch.float64)
-                    triton_clip_walk.walk(
-                        *(problem.queries, problem.candidates, problem.scale, case.memory, found),
-                        *(1 / case.N if case.gradients else None, needs),
-                        known=False,
-                    )
-                elif case.gradients:
-                    triton_schedule.forward_with_gradients(problem, "mean", needs)
+                if case.gradients:
+                    computation.forward_with_gradients(problem, 1 / case.N, needs)
                 else:
-                    triton_schedule.forward(problem)
+                    computation.forward(problem)
     finally:
         torch.set_float32_matmul_precision(before)
     return events
 
 
-def problem_of(case: Case) -> Problem:
-    """A case as the schedule takes it, on torch's default device."""
+def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
+    """A case as the engine takes it, on torch's default device, and which gradients are needed."""
+    from fastqt.problem import ClipProblem, Needs, ThreeBlockNeeds, ThreeBlockProblem
+
+    N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
+    if case.three_blocks:
+        sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
+        shares = (torch.empty(N) for _ in range(4))
+        flags = case.three_blocks == "both", True, case.weight, case.stop_gradient, case.memory
+        needs = ThreeBlockNeeds(True, True, *4 * [not case.stop_gradient], case.scale)
+        return ThreeBlockProblem(*sides, *shares, torch.empty(()), *flags), needs
+    negatives, row_negatives = case.negatives > 0, case.row_negatives == "given"
+    of_general = Needs(True, True, negatives, row_negatives, case.scale, case.bias)
+    if case.clip:
+        sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
+        return ClipProblem(*sides, 1.0, case.memory), of_general
+    return general_problem_of(case), of_general
+
+
+def general_problem_of(case: Case) -> Problem:
+    """A case of `contrastive_loss` or `sigmoid_loss`."""
     from fastqt.problem import Problem
     from fastqt.targets import Diagonal, TargetRows, Window
 
     N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
-    queries, candidates, private = (torch.empty(N, D, dtype=dtype) for _ in range(3))
+    queries, candidates, rows = (torch.empty(N, D, dtype=dtype) for _ in range(3))
     groups, mask = torch.empty(N, dtype=torch.int64), torch.empty(N, N, dtype=torch.bool)
     negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
     lowered = Diagonal() if case.targets == "own" else Window(1)
@@ -273,27 +275,15 @@ def problem_of(case: Case) -> Problem:
     if case.targets == "dense":
         targets = TargetRows(dense=torch.empty(N, N, dtype=dtype))
     return Problem(
-        *(queries, candidates, negatives, private if case.private == "rows" else None, 1.0),
+        *(queries, candidates, negatives, rows if case.row_negatives == "given" else None, 1.0),
         targets=targets,
         diagonal=case.diagonal,
         query_groups=groups if case.groups else None,
         candidate_groups=groups if case.groups else None,
         mask=mask if case.mask else None,
         memory=case.memory,
-        partners=groups if case.private == "mixed" else None,
+        partners=groups if case.row_negatives == "mixed" else None,
         mix=0.2,
         bias=torch.empty(N, dtype=torch.float32) if case.bias else None,
         link=case.link,
     )
-
-
-def released_of(case: Case) -> tuple[Any, ...]:
-    """The arguments of the walk over MixCSE's released form, on torch's default device."""
-    from fastqt.losses.three_block import Options
-
-    options = Options(case.released == "both", True, case.weight, case.stop_gradient, case.memory, "triton")
-    sides = (torch.empty(case.N, case.D, dtype=getattr(torch, case.dtype)) for _ in range(2))
-    shares = (torch.empty(case.N) for _ in range(4))
-    weights = torch.empty(case.N, dtype=torch.float64) if case.gradients else None
-    needs = True, True, *4 * [not case.stop_gradient], case.scale
-    return (*sides, *shares, torch.empty(())), options, weights, needs
