@@ -226,8 +226,9 @@ struct WithProblem<function> {
                      const std::optional<Tensor> dense, const std::optional<Tensor> background,
                      const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
                      const std::optional<Tensor> mask, const More... more) {
-    const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,             diagonal,
-                    row_starts, columns,    weights,   dense,         background, query_groups, candidate_groups, mask};
+    const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,
+                    diagonal,   row_starts, columns,   weights,       dense,      background,   query_groups,
+                    candidate_groups, mask};
     return function(p, more...);
   }
 };

@@ -29,8 +29,8 @@ void check_compressed_targets(const Problem& p) {
   STD_TORCH_CHECK(starts[0] >= 0 && starts[N] <= entries, "row_starts: want numbers of the ", entries,
                   " columns, got ", starts[0], " first and ", starts[N], " last");
   const int64_t* const falls = std::adjacent_find(starts, starts + N + 1, std::greater<>());
-  STD_TORCH_CHECK(falls == starts + N + 1, "row_starts: want numbers that do not decrease, got ", falls[0], " and then ",
-                  falls[1], " at row ", falls - starts);
+  STD_TORCH_CHECK(falls == starts + N + 1, "row_starts: want numbers that do not decrease, got ", falls[0],
+                  " and then ", falls[1], " at row ", falls - starts);
 }
 
 void check_targets(const Problem& p, ScalarType dtype) {

@@ -5,6 +5,7 @@ Needs the standard library alone, and pybind11 where Python is to import the res
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -107,7 +108,10 @@ def _from_cache(name: str, arguments: Sequence[str]) -> Path:
     folder = Path(tempfile.gettempdir()) / f"fastqt-tests-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / name
-    if not path.exists():
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # so that processes which need the same file do not all build it
+        if path.exists():
+            return path
         unfinished = path.with_name(f"{name}.{os.getpid()}")
         command = [str(compiler()), *arguments, "-o", str(unfinished)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

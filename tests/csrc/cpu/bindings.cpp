@@ -72,8 +72,8 @@ void bind(py::module_& module) {
       },
       x, y, py::arg("group"));
   module.def(
-      "row_dot", [](const Array<T>& x, const Array<T>& y) { return fastqt::row_dot(x.data(), as_long_as(x, y), x.size()); },
-      x, y);
+      "row_dot",
+      [](const Array<T>& x, const Array<T>& y) { return fastqt::row_dot(x.data(), as_long_as(x, y), x.size()); }, x, y);
   module.def(
       "row_multiple",
       [](Array<T> x, const Array<T>& y, T factor, bool add) {

@@ -34,7 +34,9 @@ namespace {
 
 std::mt19937_64 random_bits(0);
 
-int64_t between(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_bits); }
+int64_t between(int64_t least, int64_t most) {
+  return std::uniform_int_distribution<int64_t>(least, most)(random_bits);
+}
 bool chance() { return between(0, 1) == 1; }
 
 // An array of exactly `size` elements on the heap.
@@ -104,7 +106,8 @@ void run(int64_t problem) {
     background[i] = 0.01;
     row_weights[i] = 1.0 / n;
   }
-  for (int64_t i = 0; i < n * candidates; ++i) mask[i] = between(0, 9) == 0 && columns[i / candidates] != i % candidates;
+  for (int64_t i = 0; i < n * candidates; ++i)
+    mask[i] = between(0, 9) == 0 && columns[i / candidates] != i % candidates;
   const bool masked = !has_background && chance(), grouped = !has_background && chance();
   const Cells<T> cells{candidates, diagonal, chance() ? bias.get() : nullptr,
                        starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
@@ -136,7 +139,8 @@ void run(int64_t problem) {
 
   const auto forward = copy(), backward = copy();
   ExactArray<double> sigmoid(n), sigmoid_again(n);
-  for_tiles(forward.get(), n, width, n, width, [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
+  for_tiles(forward.get(), n, width, n, width,
+            [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
   for_tiles(backward.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
     sigmoid_tile_backward(cells, tile, row_weights.get(), sigmoid_again.get(), report);
   });

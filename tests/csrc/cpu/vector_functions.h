@@ -5,7 +5,8 @@
 
 namespace fastqt {
 
-#define FASTQT_FOR_FUNCTIONS(declare) declare(exp) declare(exp_normal) declare(sigmoid) declare(tanh) declare(log1p_unit)
+// Expands use(name) for the name of each function.
+#define FASTQT_FOR_FUNCTIONS(use) use(exp) use(exp_normal) use(sigmoid) use(tanh) use(log1p_unit)
 
 #define FASTQT_DECLARE(name)                  \
   void map_##name(float* x, int64_t n);       \
