@@ -102,7 +102,7 @@ CASES = (
         archs=(90,),
         wanted=("scores_kernel tile_row_sums -out -EPILOGUE=ROW_MAX -shift_overflowed",),
     ),
-    Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID STORE",)),
+    Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID gradients",)),
     Case(
         "whole rows, fp32, dense",
         dtype="float32",
@@ -110,7 +110,7 @@ CASES = (
         diagonal="exclude",
         groups=True,
         mask=True,
-        wanted=("loss_rows_kernel -SIGMOID STORE",),
+        wanted=("loss_rows_kernel -SIGMOID gradients",),
     ),
     Case(
         "whole rows, fp16, loss",
@@ -118,14 +118,14 @@ CASES = (
         targets="dense",
         diagonal="keep",
         gradients=False,
-        wanted=("loss_rows_kernel -SIGMOID -STORE",),
+        wanted=("loss_rows_kernel -SIGMOID -gradients",),
     ),
     Case(
         "whole rows, fp32, biases",
         dtype="float32",
         targets="dense",
         bias=True,
-        wanted=("loss_rows_kernel -SIGMOID STORE BIAS",),
+        wanted=("loss_rows_kernel -SIGMOID gradients bias",),
     ),
     Case(
         "whole rows, sigmoid, fp16",
@@ -133,13 +133,13 @@ CASES = (
         targets="dense",
         diagonal="exclude",
         link="sigmoid",
-        wanted=("loss_rows_kernel SIGMOID STORE DENSE",),
+        wanted=("loss_rows_kernel SIGMOID gradients dense",),
     ),
     Case(
         "whole rows, sigmoid, bf16, smoothed",
         targets="smoothed",
         link="sigmoid",
-        wanted=("loss_rows_kernel SIGMOID BACKGROUND",),
+        wanted=("loss_rows_kernel SIGMOID background",),
     ),
     Case(
         "biases, bf16",

@@ -24,12 +24,6 @@ def cells_of(
     targets,  # starts, columns, weights; dense and its strides; background
     excluded,  # query_groups and candidate_groups; mask and its strides
     DIAGONAL: tl.constexpr,
-    COMPRESSED: tl.constexpr,
-    DENSE: tl.constexpr,
-    BACKGROUND: tl.constexpr,
-    BIAS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    MASK: tl.constexpr,
 ):
     """Columns j of a row of T and of S, float32. S is -inf in excluded cells."""
     line, width, scale, bias, columns = unscaled
@@ -38,26 +32,26 @@ def cells_of(
     inside = j < width
     candidate = inside & (j < columns)
     T = tl.zeros(j.shape, dtype=tl.float32)
-    if DENSE:
+    if dense is not None:
         cell = dense + row * dense_row_stride + j.to(tl.int64) * dense_stride
         T = tl.load(cell, mask=candidate, other=0.0).to(tl.float32)
-    if COMPRESSED:
+    if starts is not None:
         for k in tl.range(tl.load(starts + row), tl.load(starts + row + 1), num_stages=1):
             weight = tl.load(weights + k).to(tl.float32)
             T += tl.where(j == tl.load(target_columns + k), weight, 0.0)
-    if BACKGROUND:
+    if background is not None:
         T += tl.where(candidate, tl.load(background + row).to(tl.float32), 0.0)
 
     S = scale * tl.load(line + j, mask=inside, other=0.0)
-    if BIAS:
+    if bias is not None:
         S += tl.load(bias + j, mask=candidate, other=0.0)
     S = tl.where(inside, S, float("-inf"))
     if DIAGONAL != KEEP:
         S = tl.where(candidate & (j == row), 0.0 if DIAGONAL == ZERO else float("-inf"), S)
-    if GROUPS:
+    if query_groups is not None:
         theirs = tl.load(candidate_groups + j, mask=candidate, other=0)
         S = tl.where(candidate & (theirs == tl.load(query_groups + row)) & (T == 0), float("-inf"), S)
-    if MASK:
+    if mask is not None:
         cell = mask + row * mask_row_stride + j.to(tl.int64) * mask_stride
         S = tl.where(tl.load(cell, mask=candidate, other=0) != 0, float("-inf"), S)
     return T, S
@@ -73,20 +67,10 @@ def store_row(line, dS, row, j, width, columns, DIAGONAL: tl.constexpr):
 
 @triton.jit
 def loss_rows_kernel(
-    scores,  # (rows, width) float32, not scaled yet
+    scores,  # (rows, width) float32, not multiplied by the scale
     scale,  # () float32
-    gradients,  # (rows, width), written if STORE; may be the scores' memory where it is float32
-    target_starts,  # (N + 1,) int64
-    target_columns,  # (targets,) int64, -1 for none
-    target_weights,  # (targets,) float64
-    dense,  # (N, M)
-    background,  # (N,) float64
-    bias,  # (M,) float32
-    query_groups,  # (N,) int64
-    candidate_groups,  # (M,) int64
-    mask,  # (N, M) bool
     row_weights,  # (N,) float64
-    logsumexp,  # (N,) float64, as the following; this and the mass of a softmax
+    logsumexp,  # (N,) float64, as the two following; a sigmoid has a loss only
     mass,
     loss,
     columns,  # M, of width
@@ -100,14 +84,17 @@ def loss_rows_kernel(
     mask_stride,
     SIGMOID: tl.constexpr,
     DIAGONAL: tl.constexpr,
-    COMPRESSED: tl.constexpr,
-    DENSE: tl.constexpr,
-    BACKGROUND: tl.constexpr,
-    BIAS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    MASK: tl.constexpr,
-    STORE: tl.constexpr,
     BLOCK: tl.constexpr,
+    gradients=None,  # (rows, width), dL/dS; may be the memory of float32 scores
+    target_starts=None,  # (N + 1,) int64, given with the two following
+    target_columns=None,  # (targets,) int64, -1 for none
+    target_weights=None,  # (targets,) float64
+    dense=None,  # (N, M), targets
+    background=None,  # (N,) float64, a weight of every cell of the row
+    bias=None,  # (M,) float32
+    query_groups=None,  # (N,) int64
+    candidate_groups=None,  # (M,) int64
+    mask=None,  # (N, M) bool
 ):
     """One row per program: its loss, and dS = w (rho P - T).
 
@@ -118,27 +105,14 @@ def loss_rows_kernel(
     unscaled = scores + at * row_stride, width, tl.load(scale), bias, columns
     targets = target_starts, target_columns, target_weights, dense, dense_row_stride, dense_stride, background
     excluded = query_groups, candidate_groups, mask, mask_row_stride, mask_stride
-    line = gradients + at * gradient_row_stride if STORE else gradients
+    line = gradients + at * gradient_row_stride if gradients is not None else gradients
     w = tl.load(row_weights + row)
 
     if SIGMOID:
         total = tl.full((), 0.0, tl.float64)
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
-            T, x = cells_of(
-                row,
-                j,
-                unscaled,
-                targets,
-                excluded,
-                DIAGONAL,
-                COMPRESSED,
-                DENSE,
-                BACKGROUND,
-                BIAS,
-                GROUPS,
-                MASK,
-            )
+            T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
             e = tl.exp(-tl.abs(x))
             # log(1 + e) = 2 atanh(e / (2 + e)), which keeps the digits of a small e.
             z = e / (2.0 + e)
@@ -146,7 +120,7 @@ def loss_rows_kernel(
             series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
             softplus = tl.where(x > 0, x, 0.0) + 2.0 * (z + z * series)
             total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
-            if STORE:
+            if gradients is not None:
                 above = tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T)
                 dS = w.to(tl.float32) * (above / (1.0 + e))
                 store_row(line, dS, row, j, width, columns, DIAGONAL)
@@ -161,9 +135,7 @@ def loss_rows_kernel(
     linear = tl.full((), 0.0, tl.float64)
     for start in range(0, width, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        T, x = cells_of(
-            row, j, unscaled, targets, excluded, DIAGONAL, COMPRESSED, DENSE, BACKGROUND, BIAS, GROUPS, MASK
-        )
+        T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
         given = T > 0
         rho += tl.sum(T, 0).to(tl.float64)
         entropy = T * tl.log(tl.where(given, T, 1.0))
@@ -183,26 +155,13 @@ def loss_rows_kernel(
     tl.store(mass + row, rho)
     tl.store(loss + row, tl.where(rho > 0, rho * lse + linear, 0.0))
 
-    if STORE:
+    if gradients is not None:
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
         rho32 = rho.to(tl.float32)
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
-            T, x = cells_of(
-                row,
-                j,
-                unscaled,
-                targets,
-                excluded,
-                DIAGONAL,
-                COMPRESSED,
-                DENSE,
-                BACKGROUND,
-                BIAS,
-                GROUPS,
-                MASK,
-            )
+            T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
             e = tl.exp(x - shift)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
             dS = factor * tl.where(T > 0, exact, rho32 * e)
@@ -223,22 +182,24 @@ def loss_rows(
     t = p.targets
     with on_device(scores):
         loss_rows_kernel[(rows,)](
-            *(scores, scale, gradients, t.starts, t.columns, t.weights, t.dense, t.background, p.bias),
-            *(p.query_groups, p.candidate_groups, p.mask, row_weights, *found),
+            *(scores, scale, row_weights, *found),
             *(p.candidates.shape[0], width, first_row, scores.stride(0)),
             0 if gradients is None else gradients.stride(0),
             *((0, 0) if t.dense is None else t.dense.stride()),
             *((0, 0) if p.mask is None else p.mask.stride()),
             SIGMOID=p.link == "sigmoid",
             DIAGONAL=DIAGONALS.index(p.diagonal),
-            COMPRESSED=t.starts is not None,
-            DENSE=t.dense is not None,
-            BACKGROUND=t.background is not None,
-            BIAS=p.bias is not None,
-            GROUPS=p.query_groups is not None,
-            MASK=p.mask is not None,
-            STORE=gradients is not None,
             BLOCK=block(width, 2048),
+            gradients=gradients,
+            target_starts=t.starts,
+            target_columns=t.columns,
+            target_weights=t.weights,
+            dense=t.dense,
+            background=t.background,
+            bias=p.bias,
+            query_groups=p.query_groups,
+            candidate_groups=p.candidate_groups,
+            mask=p.mask,
             num_warps=8,
             enable_fp_fusion=True,
         )
