@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastqt.engines.reference import check_targets
 from fastqt.engines.triton import operands as memory
-from fastqt.engines.triton.operands import Operands
+from fastqt.engines.triton.operands import Operands, weighted_sum
 from fastqt.problem import (
     AnyProblem,
     ClipProblem,
@@ -71,7 +71,7 @@ def forward(p: Problem) -> Rows:
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     found = _computed(p, row_weight, needs)
-    return (row_weight * found.loss.sum()).float(), found.gradients()
+    return weighted_sum(found.loss, row_weight), found.gradients()
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastqt.engines.triton import loop
 from fastqt.engines.triton.loop import SUM_ROWS
-from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on
+from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on, weighted_sum
 from fastqt.engines.triton.scores import Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
@@ -40,7 +40,7 @@ def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> t
     """row_weight * sum_i loss_i, and its gradients."""
     pairs = _pairs(p)
     found = _sums(pairs)
-    return (row_weight * found[3].sum()).float(), _gradients(pairs, found[:3], row_weight, needs)
+    return weighted_sum(found[3], row_weight), _gradients(pairs, found[:3], row_weight, needs)
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:

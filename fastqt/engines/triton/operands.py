@@ -156,6 +156,11 @@ def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
     return torch.full((), float(scale.item() if isinstance(scale, Tensor) else scale), device=device)
 
 
+def weighted_sum(loss: Tensor, row_weight: float) -> Tensor:
+    """row_weight * sum_i loss_i, () float32, in two launches."""
+    return torch.mul(loss.sum(), row_weight, out=loss.new_empty((), dtype=torch.float32))
+
+
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     """out (+)= a b, accumulated in float32."""
     if a.is_cuda and a.dtype is not torch.float32:

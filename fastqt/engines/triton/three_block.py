@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.operands import Operands, aligned, even, multiply, ranges
+from fastqt.engines.triton.operands import Operands, aligned, even, multiply, ranges, weighted_sum
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
 from fastqt.kernels.three_block_gradients import three_block_gradients
 from fastqt.problem import Needs, Problem, Rows, ThreeBlockGradients, ThreeBlockNeeds, ThreeBlockProblem
@@ -34,7 +34,7 @@ def forward_with_gradients(
     """row_weight * sum_i loss_i, and its gradients."""
     walk = _Walk(p, row_weight, needs)
     walk.run()
-    return (row_weight * walk.operands.loss.sum()).float(), walk.gradients()
+    return weighted_sum(walk.operands.loss, row_weight), walk.gradients()
 
 
 def backward(
