@@ -37,8 +37,8 @@ CHOICES = {
 }
 
 FROM_HOPPER = {"DESCRIPTORS"}
-# Launches at N = 4,096, the sum of the losses among them, and matrix products: shifts come from a sample of 1/16
-# or 1/8 of the scores.
+# Launches at N = 4,096, the sum of the losses among them, and matrix products: shifts come from a sample
+# of 1/16 or 1/8 of the scores.
 COSTS = {
     "softmax": (25, 3 + 1 / 16),
     "softmax, low": (31, 4 + 1 / 16),
