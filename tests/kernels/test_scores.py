@@ -1,4 +1,4 @@
-"""The scores kernel alone, interpreted: its epilogues and exclusions, wherever a part of the matrix begins."""
+"""The scores kernel alone, interpreted: epilogues and exclusions, wherever a part of the matrix begins."""
 
 import math
 from dataclasses import replace
