@@ -1,4 +1,4 @@
-"""What the first look at the rows finds, interpreted: their targets, which are sound, and zeroed cells."""
+"""The kernel of the row shifts, interpreted: which targets it keeps, which are sound, and zeroed cells."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ NOWHERE = 2**31 - 1
 
 
 def problem(rng, diagonal, grouped, masked):
-    """Up to four targets a row; some beyond all columns, some of weight 0, less or NaN."""
+    """Up to four targets for each row: some columns do not exist, some weights are 0, negative or NaN."""
     counts = rng.integers(0, 5, N)
     columns = rng.integers(-1, M + 1, counts.sum())
     weights = rng.choice([0.0, 0.3, 1.0, -0.5, np.nan], counts.sum(), p=[0.2, 0.4, 0.3, 0.05, 0.05])
@@ -29,7 +29,7 @@ def problem(rng, diagonal, grouped, masked):
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["", "groups"])
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
-def test_first_look(diagonal, grouped, masked):
+def test_exact_cells_are_found(diagonal, grouped, masked):
     p = problem(np.random.default_rng(0), diagonal, grouped, masked)
     cells = Softmax(Operands(p, 1.0, Needs())).scores.cells
     starts, columns, weights = (x.numpy() for x in p.targets.compressed())

@@ -1,4 +1,4 @@
-"""The kernel of the scores alone, interpreted: what it leaves out, wherever tiles and parts of them begin."""
+"""The scores kernel alone, interpreted: epilogues and exclusions, wherever a part of the matrix begins."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tolerances import FLOAT32, relative
 
 N, SCALE = 70, 1.7
 EVERYTHING = slice(0, N)
-# Of targets: some tiles have a single one, in their first or last column.
+# Of targets from the diagonal: some tiles have a single target, in their first or last column.
 OFFSETS = (-33, -32, -16, -1, 1, 15, 17)
 PARTS = {
     "whole tiles": (slice(0, 64), slice(0, 64)),
@@ -27,7 +27,7 @@ by_what = pytest.mark.parametrize(
     [{"diagonal"}, {"targets"}, {"diagonal", "targets"}, {"diagonal", "targets", "groups", "mask"}],
     ids=lambda what: ", ".join(sorted(what)),
 )
-# Elements are read one by one, or by a descriptor, which wants rows of whole 16 bytes.
+# Elements are read one by one, or by a descriptor, whose rows must be a multiple of 16 bytes long.
 by_load = pytest.mark.parametrize(
     ("D", "config"),
     [(3, WHEN_INTERPRETED), (20, replace(WHEN_INTERPRETED, descriptors=True))],
@@ -35,7 +35,7 @@ by_load = pytest.mark.parametrize(
 )
 
 
-def left_out(rows: slice, columns: slice, what: set[str], D: int = 3):
+def excluding(rows: slice, columns: slice, what: set[str], D: int = 3):
     """A tile, its queries and candidates, and which of its cells (rows, columns) stay in E."""
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (torch.randn(N, D, generator=generator) for _ in range(2))
@@ -75,43 +75,43 @@ def sums_by_block(x: np.ndarray, step: int = WHEN_INTERPRETED.columns) -> np.nda
 @by_what
 @by_part
 def test_exponentials_and_their_sums(rows, columns, what, D, config):
-    tile, queries, candidates, kept = left_out(rows, columns, what, D)
-    references = torch.linspace(-1, 1, N)
+    tile, queries, candidates, kept = excluding(rows, columns, what, D)
+    shifts = torch.linspace(-1, 1, N)
     factors = torch.linspace(1, -1, N)
     E = torch.full(kept.shape, math.nan)
-    partial = torch.empty(column_tiles(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
+    tile_row_sums = torch.empty(column_tiles(kept.shape[1], WHEN_INTERPRETED), kept.shape[0])
     scale = torch.tensor(SCALE)
     exp_scores(
-        *(tile, queries, scale, references, config),
+        *(tile, queries, scale, shifts, config),
         exponentials=E,
         factors=factors,
-        tile_row_sums=partial,
+        tile_row_sums=tile_row_sums,
     )
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
-    exact = kept * np.exp(S - math.log(2) * references.double().numpy()[:, None])[rows, columns]
-    assert relative(partial, sums_by_block(exact)) < FLOAT32
+    exact = kept * np.exp(S - math.log(2) * shifts.double().numpy()[:, None])[rows, columns]
+    assert relative(tile_row_sums, sums_by_block(exact)) < FLOAT32
     assert relative(E, exact * factors[rows, None].double().numpy()) < FLOAT32
     assert (E.numpy()[~kept] == 0).all()
 
 
 @by_part
-def test_exponentials_both_ways(rows, columns):
-    """Against references of rows and of columns: either's sums, and both with their factors added up."""
-    tile, queries, candidates, kept = left_out(rows, columns, {"diagonal"})
-    references = torch.linspace(-1, 1, N), torch.linspace(2, -1, N)
+def test_exponentials_with_shifts_of_rows_and_of_columns(rows, columns):
+    """The sums of either, and both with their factors added up."""
+    tile, queries, candidates, kept = excluding(rows, columns, {"diagonal"})
+    shifts = torch.linspace(-1, 1, N), torch.linspace(2, -1, N)
     factors = torch.linspace(1, -1, N), torch.linspace(-2, 1, N)
     height, width = kept.shape
-    partial = torch.empty(column_tiles(width, WHEN_INTERPRETED), height)
+    tile_row_sums = torch.empty(column_tiles(width, WHEN_INTERPRETED), height)
     tile_column_sums = torch.empty(row_tiles(height, WHEN_INTERPRETED), width)
     total = torch.full(kept.shape, math.nan)
-    arguments = tile, queries, torch.tensor(SCALE), (references[0], references[1][columns]), WHEN_INTERPRETED
-    row_and_column_scores(*arguments, tile_row_sums=partial, tile_column_sums=tile_column_sums)
+    arguments = tile, queries, torch.tensor(SCALE), (shifts[0], shifts[1][columns]), WHEN_INTERPRETED
+    row_and_column_scores(*arguments, tile_row_sums=tile_row_sums, tile_column_sums=tile_column_sums)
     row_and_column_scores(*arguments, factors=(factors[0], factors[1][columns]), total=total)
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
-    r, q = (math.log(2) * x.double().numpy() for x in references)
+    r, q = (math.log(2) * x.double().numpy() for x in shifts)
     of_rows, of_columns = (kept * np.exp(x)[rows, columns] for x in (S - r[:, None], S - q))
     u, v = (x.double().numpy() for x in factors)
-    assert relative(partial, sums_by_block(of_rows)) < FLOAT32
+    assert relative(tile_row_sums, sums_by_block(of_rows)) < FLOAT32
     assert relative(tile_column_sums, sums_by_block(of_columns.T, WHEN_INTERPRETED.rows)) < FLOAT32
     assert relative(total, of_rows * u[rows, None] + of_columns * v[columns]) < FLOAT32
     assert (total.numpy()[~kept] == 0).all()
@@ -120,7 +120,7 @@ def test_exponentials_both_ways(rows, columns):
 @by_what
 @by_part
 def test_maxima(rows, columns, what):
-    tile, queries, candidates, kept = left_out(rows, columns, what)
+    tile, queries, candidates, kept = excluding(rows, columns, what)
     blocks = column_tiles(kept.shape[1], WHEN_INTERPRETED)
     maxima = torch.empty(blocks, kept.shape[0])
     max_scores(tile, queries, torch.tensor(SCALE), maxima, WHEN_INTERPRETED)
@@ -129,14 +129,14 @@ def test_maxima(rows, columns, what):
     assert relative(maxima.amax(0), exact) < FLOAT32
 
 
-def test_only_rows_that_are_to_be_done_again_are_written():
-    tile, queries, candidates, kept = left_out(slice(24, N), EVERYTHING, {"diagonal", "targets"})
+def test_only_rows_whose_shift_overflowed_are_written():
+    tile, queries, candidates, kept = excluding(slice(24, N), EVERYTHING, {"diagonal", "targets"})
     overflowed = torch.zeros(N, dtype=torch.int32)
     overflowed[[30, 69]] = 1
     E = torch.full(kept.shape, 7.0)
-    references = torch.zeros(N)
+    shifts = torch.zeros(N)
     exp_scores(
-        *(tile, queries, torch.tensor(SCALE), references, WHEN_INTERPRETED),
+        *(tile, queries, torch.tensor(SCALE), shifts, WHEN_INTERPRETED),
         exponentials=E,
         shift_overflowed=(overflowed, overflowed.amax()),
     )
