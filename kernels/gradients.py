@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_negative_part
 from fastqt.kernels.launch import block, on_device
-from torch import Tensor
 
 BIASES_AT_ONCE = 128  # of a program
 

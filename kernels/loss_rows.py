@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastqt.kernels.launch import block, on_device
 from torch import Tensor
 
+from fastqt.kernels.launch import block, on_device
 from fastqt.problem import DIAGONALS, Problem
 
 ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index("keep"))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastqt.kernels.cells import (
     LOG2_E,
     MIXED_ROW_NEGATIVE,
@@ -17,8 +19,6 @@ from fastqt.kernels.cells import (
     row_negative_part,
 )
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
-from torch import Tensor
-
 from fastqt.problem import Problem
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
-from torch import Tensor
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, on_device
 from fastqt.kernels.row_stats import load_target, sum_tiles
-from torch import Tensor
-from triton.language.extra import libdevice
 
 EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter does not have the functions of libdevice
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastqt.kernels.cells import LN_2, LOG2_E
 from fastqt.kernels.launch import block, on_device
 from fastqt.kernels.sigmoid import log1p
-from torch import Tensor
 
 
 @dataclass(frozen=True)

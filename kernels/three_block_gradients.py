@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastqt.kernels.cells import LOG2_E
 from fastqt.kernels.launch import on_device
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, mixed_exponents
-from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 128  # of a tile
 

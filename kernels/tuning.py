@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import triton
+
 from fastqt.kernels.launch import INTERPRETED, Config
 
 DEFAULT = {

@@ -171,10 +171,10 @@ class _Noting(TorchDispatchMode):
 @contextlib.contextmanager
 def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None]) -> Iterator[None]:
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
-    from fastqt.kernels.tuning import score_config
     from triton.runtime.jit import JITFunction
 
     from fastqt.engines.triton import scores
+    from fastqt.kernels.tuning import score_config
 
     def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastqt.kernels.sigmoid import sigmoids, softplus_sums
 
 # The choices of EPILOGUE.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastqt.kernels.cells import LOG2_E, NOWHERE
 
 

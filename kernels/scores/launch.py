@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Tile:
     rows: int
     candidates: Tensor  # (columns, D): those of the part's columns
     first_column: int = 0
-    leave_out_diagonal: bool = False
+    exclude_diagonal: bool = False
     target_starts: Tensor | None = None  # (N + 1,) int64; the three following are given with it
     target_columns: Tensor | None = None  # (targets,) int64, -1 for none
     lowest_targets: Tensor | None = None  # (N,) int32, NOWHERE without any
@@ -171,7 +172,7 @@ def _launch(
             0 if out is None else out.stride(0),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
             EPILOGUE=epilogue.value,
-            EXCLUDE_DIAGONAL=tile.leave_out_diagonal,
+            EXCLUDE_DIAGONAL=tile.exclude_diagonal,
             EVEN_M=columns % config.columns == 0,
             EVEN_D=D % step == 0,
             DESCRIPTORS=descriptors,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastqt.kernels.cells import LOG2_E
 from fastqt.kernels.scores.epilogues import (
     EXP,

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tolerances import FLOAT32, relative
+
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores, row_and_column_scores, row_tiles
 from fastqt.kernels.tuning import WHEN_INTERPRETED
-from tolerances import FLOAT32, relative
 
 N, SCALE = 70, 1.7
 EVERYTHING = slice(0, N)
@@ -45,7 +46,7 @@ def excluding(rows: slice, columns: slice, what: set[str], D: int = 3):
     targets[20] = []
     tile = Tile(rows.start, rows.stop - rows.start, candidates[columns], columns.start)
     kept = np.ones((N, N), dtype=bool)
-    given = {"leave_out_diagonal": "diagonal" in what}
+    given = {"exclude_diagonal": "diagonal" in what}
     if "diagonal" in what:
         np.fill_diagonal(kept, False)
     if "targets" in what:

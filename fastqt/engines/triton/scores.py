@@ -46,7 +46,7 @@ class Scores:
         columns = columns or slice(0, block.matrix.shape[0])
         matrix = block.matrix[columns]
         if self.pairs:
-            return Tile(rows.start, height, matrix, columns.start, leave_out_diagonal=True)
+            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=True)
         if block.first:
             return Tile(rows.start, height, matrix)
         return Tile(

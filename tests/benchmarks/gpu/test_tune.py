@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastqt.kernels.launch import Config
 
 from benchmarks.gpu import tune
 from benchmarks.gpu.peers import Shape
 from fastqt.kernels import launch, tuning
+from fastqt.kernels.launch import Config
 
 CPU = torch.device("cpu")
 

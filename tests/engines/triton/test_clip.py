@@ -8,11 +8,11 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from fastqt.kernels.launch import Config
 from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, TWO_ROUNDINGS, relative
 
 import fastqt
 from fastqt.engines.triton import clip, loop, operands, scores, softmax
+from fastqt.kernels.launch import Config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
