@@ -167,8 +167,8 @@ def check_not_recorded(function: str) -> None:
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            f"{function} is differentiable once; for a double backward (create_graph=True) use "
-            "backend='reference'"
+            f"{function} is differentiable once; a double backward (create_graph=True) needs "
+            "backend='reference', if the function has it"
         )
 
 

@@ -1,7 +1,8 @@
-"""The losses of the literature, each as targets, negatives or a link of the two general ones.
+"""The losses of the literature. Each is a choice of targets, negatives or link of the two general losses.
 
-All take `reduction` ("mean" over rows, "sum", or "none" for (N,)), and where they rest on
-`contrastive_loss` or `sigmoid_loss` also the `memory` and `backend` of these. None forms a score matrix.
+All take `reduction`: "mean" over the rows, "sum", or "none" for the losses of the rows (N,). Those that are
+computed by `contrastive_loss` or `sigmoid_loss` also take their `memory` and `backend`. None forms the score
+matrix.
 """
 
 from fastqt.losses.clip import clip_loss

@@ -1,4 +1,4 @@
-"""What several losses of the family are made of."""
+"""Functions that several losses of the family share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastqt.functional import contrastive_loss
 def log_sum_exp(
     queries: Tensor,
     candidates: Tensor,
-    own: Tensor,  # (N,) a column for each row, not on the diagonal unless that is kept
+    own: Tensor,  # (N,): one column for each row, not on the diagonal unless that is kept
     weight: float,
     diagonal: str,
     *,
@@ -32,7 +32,8 @@ def log_sum_exp(
         backend=backend,
     )
     own_scores = scores(queries, candidates[own], scale)
-    # log(exp(l) + exp(w) - 1) for l = less_own >= 0
+    # The sum over all columns, relative to the own one, is exp(l) with l = less_own >= 0. The own column
+    # counts exp(w) there in place of 1, which gives log(exp(l) + exp(w) - 1).
     return own_scores + less_own + torch.log1p(math.expm1(weight) * torch.exp(-less_own))
 
 
@@ -43,6 +44,7 @@ def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
+    """Rows of norm 1, computed in float32 at least and rounded to the dtype of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return F.normalize(x.to(dtype), dim=1).to(x.dtype)
 

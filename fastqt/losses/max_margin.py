@@ -1,20 +1,24 @@
-"""The max-margin alternative to a softmax, a chunk of rows of scores at a time."""
+"""The max-margin alternative to a softmax, computed on one chunk of rows of scores after the other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt import autograd
 from fastqt.checks import check_embeddings, check_option
+from fastqt.problem import REDUCTIONS, Rows
 from fastqt.targets import TargetRows, TargetsLike, Window, as_targets
 
-REDUCTIONS = ("mean", "sum", "none")
-CHUNK_SCORES = 2**21  # 8 MiB of float32, and two or three times that in what is made of them
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
+
+CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
 
 def max_margin_loss(
@@ -29,19 +33,19 @@ def max_margin_loss(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """By how much candidates that are no targets come within a margin of a query's targets, or above them.
+    """Sum of hinges: each target of a query is to score higher than every other candidate, by a margin.
 
-    With scores S = queries @ candidates.T the loss of row i is the sum, over its targets p and over all
-    candidates j that are neither targets of its nor i, of max(0, margin - S_ip + S_ij). Weights of targets
-    play no part. In plain PyTorch, on any device: one product of N x M x D forward and three backward, each
-    followed by passes over the scores, one for each target of a row.
+    With scores S = queries @ candidates.T the loss of row i is the sum of max(0, margin - S_ip + S_ij) over
+    its targets p and over all candidates j that are neither its targets nor i. The targets' weights have no
+    influence. It is computed in plain PyTorch on any device: three matrix products of N x M x D give the loss
+    and its gradients, and each target of a row takes passes over the scores.
 
     Args:
         queries: (N, D) floating point; float16 and bfloat16 are computed in float32.
         candidates: (M, D), dtype and device as `queries`.
         targets: as of `fastqt.contrastive_loss`, but for smoothed ones.
         margin: a finite number.
-        diagonal: "exclude": candidate i is not compared with row i's targets; "keep": it is, or is one.
+        diagonal: with "exclude" candidate i is not compared with row i's targets; with "keep" it is, or is a target.
         context_size, document_ids: of the default targets, as of `fastqt.contrastive_loss`.
         normalize: score by cosine.
         reduction: "mean" over all N rows, "sum", or "none".
@@ -73,13 +77,39 @@ def max_margin_loss(
     queries, candidates = queries.to(dtype), candidates.to(dtype)
     if normalize:
         queries, candidates = F.normalize(queries, dim=1), F.normalize(candidates, dim=1)
-    apply: Callable[..., Tensor] = _MaxMargin.apply  # torch gives `apply` no types
-    losses = apply(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+    p = MaxMarginProblem(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")
+    return autograd.loss_of(p, reduction, MAX_MARGIN, "fastqt.max_margin_loss")
+
+
+class MaxMarginNeeds(NamedTuple):
+    """Which inputs of a `MaxMarginProblem` want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+
+
+@dataclass
+class MaxMarginProblem:
+    """Queries against candidates, with each row's targets in slots."""
+
+    queries: Tensor  # (N, D)
+    candidates: Tensor  # (M, D)
+    columns: Tensor  # (N, K) int64: target columns
+    taken: Tensor  # (N, K) bool: whether the slot holds one
+    margin: float
+    without_diagonal: bool
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `MaxMarginNeeds`."""
+        return self.queries, self.candidates
+
+    def needs(self) -> MaxMarginNeeds:
+        """Which inputs want a gradient."""
+        return MaxMarginNeeds(self.queries.requires_grad, self.candidates.requires_grad)
 
 
 def _slots(rows: TargetRows, N: int) -> tuple[Tensor, Tensor]:
-    """Each row's target columns side by side, (N, K) int64, and which places are taken, (N, K) bool."""
+    """Each row's target columns in K slots, (N, K) int64, and which slots are taken, (N, K) bool."""
     row, column, _ = rows.entries()
     counts = torch.bincount(row, minlength=N)
     place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
@@ -96,62 +126,72 @@ class _Chunk(NamedTuple):
     taken: Tensor  # (C, K) bool
 
 
-def _chunks(
-    queries: Tensor, candidates: Tensor, columns: Tensor, taken: Tensor, without_diagonal: bool
-) -> Iterator[_Chunk]:
-    N, M = len(queries), len(candidates)
+def _chunks(p: MaxMarginProblem) -> Iterator[_Chunk]:
+    N, M = len(p.queries), len(p.candidates)
     size = max(1, CHUNK_SCORES // M)
     for begin in range(0, N, size):
         rows = slice(begin, min(begin + size, N))
-        with torch.autocast(queries.device.type, enabled=False):
-            scores = queries[rows] @ candidates.T
-        of_targets = scores.gather(1, columns[rows])
-        chunk_row, place = taken[rows].nonzero(as_tuple=True)
-        scores[chunk_row, columns[rows][chunk_row, place]] = -torch.inf
-        if without_diagonal and begin < M:
+        columns, taken = p.columns[rows], p.taken[rows]
+        with torch.autocast(p.queries.device.type, enabled=False):
+            scores = p.queries[rows] @ p.candidates.T
+        of_targets = scores.gather(1, columns)
+        chunk_row, place = taken.nonzero(as_tuple=True)
+        scores[chunk_row, columns[chunk_row, place]] = -torch.inf
+        if p.without_diagonal and begin < M:
             scores.diagonal(begin).fill_(-torch.inf)
-        yield _Chunk(rows, scores, of_targets, columns[rows], taken[rows])
+        yield _Chunk(rows, scores, of_targets, columns, taken)
 
 
-class _MaxMargin(torch.autograd.Function):
-    """The rows' losses, (N,). Scores are computed once more for the gradients."""
+class MaxMargin:
+    """Computes a `MaxMarginProblem`, in plain PyTorch on any device; see `fastqt.engines`."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,  # (N, D)
-        candidates: Tensor,  # (M, D)
-        columns: Tensor,  # (N, K)
-        taken: Tensor,  # (N, K)
-        margin: float,
-        without_diagonal: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(queries, candidates, columns, taken)
-        ctx.margin, ctx.without_diagonal = margin, without_diagonal
-        losses = queries.new_zeros(len(queries))
-        for chunk in _chunks(queries, candidates, columns, taken, without_diagonal):
-            for k in range(columns.shape[1]):
-                excess = (chunk.others + (margin - chunk.of_targets[:, k : k + 1])).clamp_(min=0)
-                losses[chunk.rows] += excess.sum(1) * chunk.taken[:, k]
-        return losses
+    def gradients_in_forward(self, p: MaxMarginProblem) -> bool:
+        """Whether a scalar loss takes its gradients in the forward pass."""
+        return True
 
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("fastqt.max_margin_loss is differentiable once: no create_graph=True")
-        queries, candidates, columns, taken = ctx.saved_tensors
-        d_queries, d_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
-        for chunk in _chunks(queries, candidates, columns, taken, ctx.without_diagonal):
-            d_scores = torch.zeros_like(chunk.others)
-            for k in range(columns.shape[1]):
-                within = chunk.others > chunk.of_targets[:, k : k + 1] - ctx.margin
-                within &= chunk.taken[:, k : k + 1]
+    def forward(self, p: MaxMarginProblem) -> Rows:
+        """The loss of each row."""
+        return Rows(_walk(p, None, MaxMarginNeeds())[0], ())
+
+    def forward_with_gradients(
+        self, p: MaxMarginProblem, row_weight: float, needs: MaxMarginNeeds
+    ) -> tuple[Tensor, Gradients]:
+        """row_weight * sum_i loss_i, and its gradients."""
+        losses, gradients = _walk(p, torch.full_like(p.queries[:, 0], row_weight), needs)
+        return row_weight * losses.sum(), gradients
+
+    def backward(
+        self, p: MaxMarginProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: MaxMarginNeeds
+    ) -> Gradients:
+        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+        return _walk(p, row_weights.to(p.queries.dtype), needs)[1]
+
+
+MAX_MARGIN = MaxMargin()
+
+
+def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds) -> tuple[Tensor, Gradients]:
+    """The loss of each row, (N,), and with weights the gradients of sum_i row_weights_i loss_i."""
+    losses = p.queries.new_zeros(len(p.queries))
+    d_queries = torch.empty_like(p.queries) if needs.queries else None
+    d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
+    for chunk in _chunks(p):
+        d_scores = None if row_weights is None else torch.zeros_like(chunk.others)
+        for k in range(p.columns.shape[1]):
+            taken = chunk.taken[:, k : k + 1]
+            excess = chunk.others + (p.margin - chunk.of_targets[:, k : k + 1])
+            if d_scores is not None:
+                within = (excess > 0) & taken
                 d_scores += within
-                d_scores.scatter_add_(
-                    1, chunk.columns[:, k : k + 1], -within.sum(1, keepdim=True).to(d_scores.dtype)
-                )
-            d_scores *= upstream[0][chunk.rows, None]
-            with torch.autocast(queries.device.type, enabled=False):
-                d_queries[chunk.rows] = d_scores @ candidates
-                d_candidates += d_scores.T @ queries[chunk.rows]
-        return d_queries, d_candidates, None, None, None, None
+                counts = within.sum(1, keepdim=True).to(d_scores.dtype)
+                d_scores.scatter_add_(1, chunk.columns[:, k : k + 1], -counts)
+            losses[chunk.rows] += excess.clamp_(min=0).sum(1) * taken[:, 0]
+        if d_scores is None or row_weights is None:
+            continue
+        d_scores *= row_weights[chunk.rows, None]
+        with torch.autocast(p.queries.device.type, enabled=False):
+            if d_queries is not None:
+                d_queries[chunk.rows] = d_scores @ p.candidates
+            if d_candidates is not None:
+                d_candidates += d_scores.T @ p.queries[chunk.rows]
+    return losses, (d_queries, d_candidates)
