@@ -45,7 +45,8 @@ def max_margin_loss(
         candidates: (M, D), dtype and device as `queries`.
         targets: as of `fastqt.contrastive_loss`, but for smoothed ones.
         margin: a finite number.
-        diagonal: with "exclude" candidate i is not compared with row i's targets; with "keep" it is, or is a target.
+        diagonal: with "exclude" candidate i is not compared with row i's targets; with "keep" it is, or it
+            is a target.
         context_size, document_ids: of the default targets, as of `fastqt.contrastive_loss`.
         normalize: score by cosine.
         reduction: "mean" over all N rows, "sum", or "none".
