@@ -1,15 +1,12 @@
-"""The loss in autograd: upstream gradients, retained graphs, torch.compile and opcheck."""
+"""The loss in autograd: upstream gradients, retained graphs, double backward, inference mode."""
 
 import pytest
 import torch
-from cases import CASES, N
+from cases import CASES
 from tolerances import REORDERED, relative
 
 import fastqt
-from fastqt import autograd, engines
 from fastqt.autograd import times
-from fastqt.problem import Problem
-from fastqt.targets import Window
 
 ALL = next(case for case in CASES if case.name == "all at once")
 MODES = ({}, {"memory": "low"}, {"reduction": "none"}, {"reduction": "sum"})
@@ -128,104 +125,3 @@ def test_training_after_inference_mode(loss, monkeypatch):
     leaves = [queries.requires_grad_(), candidates.requires_grad_()]
     loss(*leaves).backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
-
-
-@pytest.mark.parametrize(
-    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], ids=str
-)
-def test_compiles_into_one_graph(mode):
-    document_ids = torch.arange(N) // 4
-
-    def loss(queries, candidates, scale):
-        return fastqt.contrastive_loss(
-            queries, candidates, document_ids=document_ids, scale=scale, normalize=True, **mode
-        ).sum()
-
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, fullgraph=True)
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(N, 8, generator=generator, requires_grad=True) for _ in range(2)]
-    inputs.append(torch.tensor(5.0, requires_grad=True))
-    a, b = compiled(*inputs), loss(*inputs)
-    assert relative(a, b) < REORDERED[torch.float32]
-    for x, y in zip(torch.autograd.grad(a * 2, inputs), torch.autograd.grad(b * 2, inputs), strict=True):
-        assert relative(x, y) < REORDERED[torch.float32]
-
-
-def problem(dtype: torch.dtype, **changes: object) -> Problem:
-    generator = torch.Generator().manual_seed(0)
-    queries, candidates, negatives, row_negatives = (
-        torch.randn(n, 4, generator=generator, dtype=dtype) for n in (9, 9, 3, 9)
-    )
-    fields = {
-        "queries": queries,
-        "candidates": candidates,
-        "negatives": negatives,
-        "row_negatives": row_negatives,
-        "scale": torch.tensor(2.0),
-        "targets": Window().rows(9, 9, torch.device("cpu")),
-        "diagonal": "zero",
-        "query_groups": None,
-        "candidate_groups": None,
-        "mask": None,
-    }
-    return Problem(**{**fields, **changes})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("needs", [[True] * 6, [True] + [False] * 5, [False] * 6], ids=str)
-def test_opcheck_whole_losses(dtype, needs):
-    for changes in (
-        {},
-        {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()},
-        {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype)},
-    ):
-        p = problem(dtype, **changes)
-        inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
-        needed = [need and x is not None for need, x in zip(needs, inputs, strict=True)]
-        flat, rows = (*autograd._flat(p), "cpu"), torch.zeros(9, dtype=torch.float64)
-        torch.library.opcheck(torch.ops.fastqt.contrastive_forward, flat)
-        torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, 0.5, needed))
-        torch.library.opcheck(
-            torch.ops.fastqt.contrastive_backward, (*flat, rows, rows + 1, rows + 1, needed)
-        )
-
-
-@pytest.fixture
-def asked(monkeypatch) -> list[str]:
-    """Which engines have been asked to compute."""
-    names, genuine = [], engines.computation
-    monkeypatch.setattr(engines, "computation", lambda name, p: names.append(name) or genuine(name, p))
-    return names
-
-
-@pytest.mark.parametrize("engine", ["cpu", "triton"])
-@pytest.mark.parametrize("mode", [{}, {"reduction": "none"}], ids=str)
-def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, asked):
-    """In float16 too, which the C++ engine has no kernels for."""
-    dtype = torch.float16 if engine == "triton" else torch.float32
-    inputs = [torch.randn(9, 4).to(dtype).requires_grad_() for _ in range(2)]
-
-    def loss(f, g):
-        return fastqt.contrastive_loss(f, g, backend=engine, **mode).sum()
-
-    expected = torch.autograd.grad(loss(*inputs), inputs)
-    asked.clear()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(*inputs), inputs)
-    assert set(asked) == {engine}
-    for a, b in zip(found, expected, strict=True):
-        assert relative(a, b) < REORDERED[torch.float32]
-
-
-def test_a_compiled_loss_of_any_batch_size():
-    """From the second batch size on, torch.compile takes the size to be a variable."""
-    inputs = [torch.randn(N, 4, requires_grad=True) for N in (7, 12, 25)]
-
-    def loss(f):
-        return fastqt.contrastive_loss(f, f.roll(1, 0))
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for f in inputs:
-        (found,), (expected,) = (torch.autograd.grad(function(f), f) for function in (compiled, loss))
-        assert relative(found, expected) < REORDERED[torch.float32]

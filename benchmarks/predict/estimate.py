@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.measure.tables import table
-from benchmarks.offline import attempt, compiler
+from benchmarks.offline.compile import attempt, compiler
 from benchmarks.predict.launches import GPUS, Case, Gpu, Launch, Operation, Product, noted
 from benchmarks.predict.roofline import Rates, Stored, blocks_per_multiprocessor, event_time, gemm_time
 

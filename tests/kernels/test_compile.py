@@ -5,8 +5,8 @@
 
 import pytest
 
-from benchmarks.compiled_cases import CASES, COUNTED
-from benchmarks.offline import in_a_process_of_its_own, key
+from benchmarks.offline.cases import CASES, COUNTED
+from benchmarks.offline.compile import in_a_process_of_its_own, key
 from benchmarks.predict.launches import GPUS
 
 SAMPLED_ARCH = 90

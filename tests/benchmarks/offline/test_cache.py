@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_cache import KEPT, CompileCache, python_files
+from benchmarks.offline.cache import KEPT, CompileCache, python_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_only_the_newest_versions_are_kept(kernels, tmp_path):
 
 COMPILE = """
 from pathlib import Path
-from benchmarks import offline
-from benchmarks.compiled_cases import CASES
+from benchmarks.offline import compile as offline
+from benchmarks.offline.cases import CASES
 with offline.compiler():
     import fastqt
     assert Path(fastqt.__file__).is_relative_to(Path.cwd())

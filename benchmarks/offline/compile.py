@@ -1,7 +1,7 @@
 """The Triton kernels as machine code for GPUs that are not there: what they use of one.
 
-python -m benchmarks.offline                 # compiles what compiled_cases.py lists, prints it as JSON
-python -m benchmarks.offline --only KEY...   # of these only those that `key` names so
+python -m benchmarks.offline.compile                 # compiles what cases.py lists, prints it as JSON
+python -m benchmarks.offline.compile --only KEY...   # of these only those that `key` names so
 
 A noted launch is compiled as a real one would be: the same argument types, constants and alignments, by
 Triton and the ptxas that comes with it.
@@ -28,11 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.compile_cache import CompileCache, python_files
-from benchmarks.compiled_cases import CASES, COUNTED
+from benchmarks.offline.cache import CompileCache, python_files
+from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.predict.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 _TYPES = {
     **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"},
@@ -224,7 +224,7 @@ def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
 
 def in_a_process_of_its_own(only: Collection[str]) -> dict[str, Any]:
     """`compile_all`, from where Triton interprets."""
-    command = [sys.executable, "-m", "benchmarks.offline", "--only", *only]
+    command = [sys.executable, "-m", "benchmarks.offline.compile", "--only", *only]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(run.stdout)
 
