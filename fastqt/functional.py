@@ -54,8 +54,8 @@ def contrastive_loss(
     `row_negatives`, `scale` and `bias`, once (a double backward needs backend="reference").
 
     Args:
-        queries: (N, D) floating point. float16 and bfloat16 are computed in float32; so is what
-            autocast makes of the inputs.
+        queries: (N, D) floating point. On a CPU float16 and bfloat16 inputs, and those that autocast
+            rounds to them, are computed in float32.
         candidates: (M, D), dtype and device as `queries`.
         targets: fastqt targets (`Window`, `Diagonal`, `Sparse`, `smoothed`), a (N,) integer tensor of
             target columns (-100: none), or an (N, M) matrix of weights >= 0. By default
@@ -67,15 +67,15 @@ def contrastive_loss(
             "keep": they are candidates like all others.
         scale: inverse temperature, a finite number or 0-d tensor (differentiable).
         bias: added to the candidates' scores: a finite number, or a tensor () or (M,) (differentiable).
-        normalize: score by cosine: rows of all embeddings are L2-normalised first (differentiably).
-        negatives: (K, D) further candidates for all rows, nobody's target.
-        row_negatives: (N, D) one private negative for each row, or `Mixed(...)` from the candidates.
-        query_groups: (N,) integers, with
-        candidate_groups: (M,) integers: cells of equal groups leave the softmax unless they are targets.
-        mask: (N, M) bool, True leaves the softmax. O(N * M) memory of the caller's; it is not copied.
+        normalize: score by cosine: the rows of all embeddings are first scaled to norm 1 (differentiable).
+        negatives: (K, D) further candidates for all rows, which are targets of none.
+        row_negatives: (N, D) one negative for each row alone, or `Mixed(...)` from the candidates.
+        query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
+            the softmax, unless it is a target.
+        mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
         reduction: "mean" over all N rows, "sum", or "none".
-        memory: "fast" keeps a chunk of whole rows of scores (about 48 MiB on a CPU) and needs three
-            matrix products; "low" needs four, and tiles of fixed size whatever N and M.
+        memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU) and takes three
+            matrix products; "low" takes four, on tiles whose size does not depend on N and M.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
             (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
 

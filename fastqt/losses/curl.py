@@ -17,6 +17,13 @@ def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reductio
 
     Args:
         queries, positives, negatives: (N, D).
+        reduction: "mean" over the rows, "sum", or "none".
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
@@ -47,7 +54,14 @@ def curl_block_loss(
         document_ids: (N,) integers; the window stays within equal ids.
         negatives: "shift": the neighbours of the row N // 2 further on, circularly; "complement": all
             that are neither the sentence nor a neighbour; "random": a permutation's neighbours.
-        generator: of the random permutation; torch's default one if None.
+        generator: draws the random permutation; torch's default generator if None.
+        reduction: "mean" over the rows, "sum", or "none".
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.

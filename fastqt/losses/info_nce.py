@@ -23,10 +23,17 @@ def info_nce_loss(
 
     Args:
         queries: (N, D) floating point.
-        candidates: (M, D), M >= N; candidate i is query i's.
+        candidates: (M, D), M >= N; candidate i belongs to query i.
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
-        negatives: (K, D) further candidates, nobody's own.
+        negatives: (K, D) further candidates, which belong to no query.
+        reduction, memory, backend: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """

@@ -37,7 +37,7 @@ def mixcse_loss(
 ) -> Tensor:
     """SimCSE's loss with mixtures of views as further, hard negatives; cosines throughout.
 
-    form="slides": each sentence i has one private negative, normalise(mix * h_i + (1 - mix) * h_j) of
+    form="slides": each sentence i has one negative of its own, normalise(mix * h_i + (1 - mix) * h_j) of
     second views h at norm 1, its positive and that of its partner j.
 
     form="released", as the authors' code has it: with m_i = mix * z2_i + (1 - mix) * z2_j and a_i the same
@@ -50,11 +50,18 @@ def mixcse_loss(
         scale: inverse temperature 1 / tau.
         form: "slides" or "released".
         partner: "next" row (the first one for the last), or "random": one cycle through all rows.
-        generator: of the random cycle; torch's default one if None.
+        generator: draws the random cycle; torch's default generator if None.
         blocks: "both" of the mixed blocks of the released form, or "candidates": only m.
         masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
         hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.
         stop_gradient: no gradient flows through mixtures.
+        reduction, memory, backend: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).

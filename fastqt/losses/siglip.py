@@ -19,12 +19,22 @@ def siglip_loss(
     memory: str = "fast",
     backend: str | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of every pair of rows: do they have the same index? Summed over b's rows.
+    """Binary cross-entropy of every pair of rows, whose label is whether they have the same index.
+
+    The loss of a row of a is the sum over all rows of b.
 
     Args:
         a, b: (N, D), (M, D) with M >= N; rows of equal index are a pair.
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         bias: added to all scores, a number or 0-d tensor (differentiable).
+        normalize: score by cosine.
+        reduction, memory, backend: as of `sigmoid_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """

@@ -1,4 +1,4 @@
-"""SimCSE: each sentence's second view among all second views, with hard negatives."""
+"""SimCSE: each sentence is to find its second view among all second views and hard negatives."""
 
 from __future__ import annotations
 
@@ -30,8 +30,15 @@ def simcse_loss(
         z1, z2: (N, D) two views of N sentences, such as two passes under dropout.
         z3: (N, D) a hard negative for each sentence, and a further candidate for all others.
         scale: inverse temperature 1 / tau.
-        hard_negative_weight: added to the score of a sentence with its own hard negative. Other than 0
-            it takes eight matrix products of N x N x D, not six.
+        hard_negative_weight: added to the score of a sentence with its own hard negative. A weight other
+            than 0 takes eight matrix products of N x N x D in place of six.
+        reduction, memory, backend: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
