@@ -1,12 +1,20 @@
 """How pytest runs here: on several processes, and with --benchmark only the tests of speed."""
 
+import getpass
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 # Before anything imports torch: processes that run tests side by side get one thread each.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# torch.compile finds code in its cache that it made for another instruction set, and then cannot compile it.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{capability}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
