@@ -1,5 +1,7 @@
 """A compiled loss runs on the engine that was asked for; its operators pass opcheck."""
 
+import dataclasses
+
 import pytest
 import torch
 from cases import CASES, N
@@ -9,6 +11,7 @@ import fastqt
 from fastqt import engines, traced
 from fastqt.problem import Problem
 from fastqt.targets import Window
+from fastqt.targets.base import TargetRows
 
 ALL = next(case for case in CASES if case.name == "all at once")
 MODES = ({}, {"memory": "low"}, {"reduction": "none"}, {"reduction": "sum"})
@@ -74,6 +77,25 @@ def test_opcheck_whole_losses(dtype, needs):
         torch.library.opcheck(
             torch.ops.fastqt.contrastive_backward, (*flat, rows, rows + 1, rows + 1, needed)
         )
+
+
+def test_operators_carry_every_field_of_a_problem():
+    """A field that is not listed would have its default value in a compiled loss, without a word."""
+    rows, columns = torch.ones(9, dtype=torch.int64), torch.ones(7, dtype=torch.int64)
+    targets = TargetRows(*(torch.rand(9) for _ in range(5)))
+    given = Problem(
+        *(torch.rand(9, 3) for _ in range(4)),
+        *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), "low", rows, 0.5),
+        *(torch.rand(7), "sigmoid"),
+    )
+    (received,) = traced._flattened(lambda p: (p,))(*traced._flat(given))
+    defaults = {f.name: f.default for f in dataclasses.fields(Problem)}
+    for name, default in defaults.items():
+        assert getattr(given, name) is not default, f"the test is to give {name} another value"
+        assert getattr(received, name) is getattr(given, name) or name == "targets"
+    for f in dataclasses.fields(TargetRows):
+        if f.name != "offsets":  # which only spares a sort
+            assert getattr(received.targets, f.name) is getattr(targets, f.name)
 
 
 @pytest.fixture
