@@ -6,8 +6,9 @@ BIN    := .venv/bin
 CSRC   := $(shell find csrc -type f)
 
 # Tests run in as many processes as there are cores, a whole file in each, so that what the tests of a file share
-# is made once. The conftest.py gives each process one thread and lets the files with slow tests begin first.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# is made once. The conftest.py gives each process one thread and lets the files with slow tests begin first. A
+# crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: demo test test-all bench sanitize wheel lint clean
 
