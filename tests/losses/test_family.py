@@ -94,7 +94,8 @@ def test_error_is_at_most_eagers(loss, noise):
         return F.cross_entropy(torch.cat(columns, 1), own)
 
     errors = {ours: [], eager: []}
-    for seed in range(5):
+    # The rounding error of a single number, the loss, is small or large by chance: its mean needs many draws.
+    for seed in range(20):
         views = alike(seed, noise)
         exact_inputs = [z.double().requires_grad_() for z in views]
         exact = eager(*exact_inputs)
