@@ -28,8 +28,9 @@ class Differentiable(Protocol):
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to."""
 
-    def needs(self) -> Any:
-        """Which of these want one, as a named tuple in the same order."""
+    @property
+    def needs_type(self) -> Callable[..., Any]:
+        """The named tuple of flags that says which of these want one, in the same order."""
 
 
 def loss_of(p: Differentiable, reduction: str, engine: str | Computation, function: str) -> Tensor:
@@ -41,12 +42,12 @@ def loss_of(p: Differentiable, reduction: str, engine: str | Computation, functi
         engine: the name of an engine, or for a loss that no engine has, what computes it.
         function: the public function, which errors name.
     """
-    needs = p.needs()
-    if not torch.is_grad_enabled():
-        needs = type(needs)()
+    inputs = p.inputs()
+    wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
+    needs = p.needs_type(*wanted)
     apply: Callable[..., Tensor] = _Loss.apply  # torch gives `apply` no types
     # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
-    return apply(p, (reduction, engine, function, needs), *[x for x in p.inputs() if x is not None])
+    return apply(p, (reduction, engine, function, needs), *[x for x in inputs if x is not None])
 
 
 def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:

@@ -23,7 +23,7 @@ from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
 from fastqt.targets import Targets, TargetsLike, Window, as_targets
 
-FUNCTIONS = {"softmax": "contrastive_loss", "sigmoid": "sigmoid_loss"}
+FUNCTIONS = {"softmax": "fastqt.contrastive_loss", "sigmoid": "fastqt.sigmoid_loss"}
 
 
 def contrastive_loss(
@@ -248,7 +248,7 @@ def _loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):
             return reference.contrastive_loss(p, reduction)
-    return autograd.loss_of(p, reduction, engine.name, f"fastqt.{FUNCTIONS[p.link]}")
+    return autograd.loss_of(p, reduction, engine.name, FUNCTIONS[p.link])
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ class Problem:
     bias: Tensor | None = None  # (M,), added to the candidates' scores
     link: str = "softmax"  # over each row, or a "sigmoid" of each cell
 
+    needs_type: ClassVar[type[Needs]] = Needs
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
         return (
@@ -116,10 +118,6 @@ class Problem:
             self.bias,
         )
 
-    def needs(self) -> Needs:
-        """Which inputs want a gradient."""
-        return Needs(*_wanted(self.inputs()))
-
 
 @dataclass
 class ClipProblem:
@@ -130,13 +128,11 @@ class ClipProblem:
     scale: float | Tensor  # ()
     memory: str = "fast"
 
+    needs_type: ClassVar[type[Needs]] = Needs
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
         return self.queries, self.candidates, None, None, _tensor(self.scale), None
-
-    def needs(self) -> Needs:
-        """Which inputs want a gradient."""
-        return Needs(*_wanted(self.inputs()))
 
 
 @dataclass
@@ -172,14 +168,12 @@ class ThreeBlockProblem:
     stop_gradient: bool
     memory: str = "fast"
 
+    needs_type: ClassVar[type[ThreeBlockNeeds]] = ThreeBlockNeeds
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `ThreeBlockNeeds`."""
         shares = self.own_columns, self.next_columns, self.own_rows, self.next_rows
         return self.queries, self.candidates, *shares, self.scale
-
-    def needs(self) -> ThreeBlockNeeds:
-        """Which inputs want a gradient."""
-        return ThreeBlockNeeds(*_wanted(self.inputs()))
 
 
 AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
@@ -187,10 +181,6 @@ AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
 
 def _tensor(scale: float | Tensor) -> Tensor | None:
     return scale if isinstance(scale, Tensor) else None
-
-
-def _wanted(inputs: tuple[Tensor | None, ...]) -> list[bool]:
-    return [x is not None and x.requires_grad for x in inputs]
 
 
 def loss_dtype(queries: Tensor) -> torch.dtype:

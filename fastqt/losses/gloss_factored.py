@@ -9,7 +9,7 @@ sentences in its gradients are products too. The (B, L, V) scores are never form
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,13 +72,11 @@ class PositionalProblem:
     within: Tensor  # (B, L) bool: whether the sentence has this position
     position_scores: PositionScores
 
+    needs_type: ClassVar[type[PositionalNeeds]] = PositionalNeeds
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `PositionalNeeds`."""
         return self.queries, self.positions, self.weight, self.bias
-
-    def needs(self) -> PositionalNeeds:
-        """Which inputs want a gradient."""
-        return PositionalNeeds(*[x is not None and x.requires_grad for x in self.inputs()])
 
 
 class Factored:

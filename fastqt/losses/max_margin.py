@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -100,13 +100,11 @@ class MaxMarginProblem:
     margin: float
     without_diagonal: bool
 
+    needs_type: ClassVar[type[MaxMarginNeeds]] = MaxMarginNeeds
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `MaxMarginNeeds`."""
         return self.queries, self.candidates
-
-    def needs(self) -> MaxMarginNeeds:
-        """Which inputs want a gradient."""
-        return MaxMarginNeeds(self.queries.requires_grad, self.candidates.requires_grad)
 
 
 def _slots(rows: TargetRows, N: int) -> tuple[Tensor, Tensor]:
