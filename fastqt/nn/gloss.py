@@ -17,8 +17,8 @@ from fastqt.losses.gloss_factored import PositionScores, score_positions
 
 DECODERS = ("bow", "pos")
 STEP_GROWTH = 1.2  # a step size grows by this factor after each step that is accepted
-# Inference pads a batch to a multiple of so many sentences. The matrix products then run the same kernels for
-# every batch, so that a sentence's result does not depend on its batch.
+# Inference pads a batch to a multiple of so many sentences. Most BLAS libraries then run the same kernels for
+# batches of any size, so that a sentence's result has the same bits in each; with others it differs by rounding.
 ROW_MULTIPLE = 16
 
 
@@ -203,7 +203,8 @@ class Gloss(nn.Module):
         """Finds latent vectors of any sentences by projected gradient descent; the decoder stays fixed.
 
         The initial vector of a sentence is random and depends on the seed and on the sentence's own words.
-        The result therefore depends neither on the other sentences of the batch nor on their order.
+        The result therefore depends neither on the other sentences of the batch nor on their order, but for
+        rounding with some BLAS libraries.
 
         Args:
             tokens, lengths: as in `loss`.
