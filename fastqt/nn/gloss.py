@@ -18,7 +18,7 @@ from fastqt.losses.gloss_factored import PositionScores, score_positions
 DECODERS = ("bow", "pos")
 STEP_GROWTH = 1.2  # a step size grows by this factor after each step that is accepted
 # Inference pads a batch to a multiple of so many sentences. Most BLAS libraries then run the same kernels for
-# batches of any size, so that a sentence's result has the same bits in each; with others it differs by rounding.
+# batches of any size, so that a sentence's result has the same bits in each; others differ by rounding.
 ROW_MULTIPLE = 16
 
 
