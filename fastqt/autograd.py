@@ -16,7 +16,7 @@ from torch import Tensor
 from fastqt import engines
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
-from fastqt.problem import loss_dtype, reduce
+from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
 from fastqt.traced import TracedEngine
 
 
@@ -66,30 +66,33 @@ class _Loss(torch.autograd.Function):
         traced = isinstance(named, str) and is_traced(p.queries)
         engine = _computation(named, p, traced)
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
-        ctx.problem, ctx.how, ctx.in_forward, ctx.traced = p, how, in_forward, traced
-        ctx.gradients = None
+        ctx.how, ctx.in_forward, ctx.traced = how, in_forward, traced
+        # Dynamo keeps the problem's tensors by itself.
+        ctx.problem, tensors = (p, inputs) if traced else without_tensors(p)
+        ctx.held = len(tensors)
         if not in_forward:
             rows = engine.forward(p)
-            ctx.save_for_backward(*inputs, *rows.saved)
+            ctx.save_for_backward(*tensors, *rows.saved)
             return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
-        grad_scale = static_grad_scale(p.queries.dtype, reduction)
+        grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
-        total, gradients = engine.forward_with_gradients(p, row_weight, needs)
+        total, found = engine.forward_with_gradients(p, row_weight, needs)
+        gradients = [_like(g, x) for g, x in zip(found, p.inputs(), strict=True) if x is not None]
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
-            ctx.save_for_backward(*inputs, *[g for g in gradients if g is not None])
+            ctx.absent = [g is None for g in gradients]
+            ctx.save_for_backward(*tensors, *[g for g in gradients if g is not None])
         else:
             ctx.gradients = gradients
-            ctx.save_for_backward(*inputs)
+            ctx.save_for_backward(*tensors)
         return total if grad_scale == 1 else total / grad_scale
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded(ctx.how[2])
-        inputs = ctx.problem.inputs()
         gradients = _kept(ctx, upstream[0]) if ctx.in_forward else None
         if gradients is None:
             gradients = _recomputed(ctx, upstream[0])
-        return (None, None, *[_like(g, x) for g, x in zip(gradients, inputs, strict=True) if x is not None])
+        return (None, None, *gradients)
 
 
 def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
@@ -98,16 +101,14 @@ def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
     return TracedEngine(named) if traced else engines.computation(named, p)
 
 
-def _kept(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...] | None:
+def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
     """The forward pass's gradients times the upstream gradient; None once they have been handed over."""
-    reduction, _, _, needs = ctx.how
-    grad_scale = static_grad_scale(ctx.problem.queries.dtype, reduction)
-    factor = upstream if grad_scale == 1 else upstream / grad_scale
+    factor = upstream if ctx.grad_scale == 1 else upstream / ctx.grad_scale
     if ctx.traced:
-        kept = list(ctx.saved_tensors[len(ctx.saved_tensors) - sum(needs) :])
-        return tuple(times(kept.pop(0), factor) if need else None for need in needs)
+        kept = iter(ctx.saved_tensors[ctx.held :])
+        return [None if absent else times(next(kept), factor) for absent in ctx.absent]
     # They are handed over and not copied: a second backward through this graph computes them anew.
-    gradients: tuple[Tensor | None, ...] | None = ctx.gradients
+    gradients: list[Tensor | None] | None = ctx.gradients
     ctx.gradients = None
     if gradients is None:
         return None
@@ -119,17 +120,17 @@ def _kept(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...] | None:
     return gradients
 
 
-def _recomputed(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
-    p, (reduction, named, _, needs) = ctx.problem, ctx.how
-    saved = ctx.saved_tensors  # Reading them checks that nothing has changed the inputs in place.
+    reduction, named, _, needs = ctx.how
+    saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
+    p = ctx.problem if ctx.traced else with_tensors(ctx.problem, iter(saved))
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
     engine = _computation(named, p, ctx.traced)
-    given = sum(x is not None for x in p.inputs())
-    known = engine.forward(p).saved if ctx.in_forward else saved[given:]
-    found: tuple[Tensor | None, ...] = engine.backward(p, known, weight.expand(N).contiguous(), needs)
-    return found
+    known = engine.forward(p).saved if ctx.in_forward else saved[ctx.held :]
+    gradients = engine.backward(p, known, weight.expand(N).contiguous(), needs)
+    return [_like(g, x) for g, x in zip(gradients, p.inputs(), strict=True) if x is not None]
 
 
 def _like(gradient: Tensor | None, x: Tensor) -> Tensor | None:

@@ -9,8 +9,9 @@ same functions; `fastqt.engines` describes those.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fastqt.targets import TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
 DIAGONALS = ("zero", "exclude", "keep")
-LINKS = ("softmax", "sigmoid")
+LINKS = ("softmax", "sigmoid", "log_sum_exp")
 
 REDUCTIONS = ("mean", "sum", "none")
 MEMORY_MODES = ("fast", "low")
@@ -103,7 +104,9 @@ class Problem:
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
     bias: Tensor | None = None  # (M,), added to the candidates' scores
-    link: str = "softmax"  # over each row, or a "sigmoid" of each cell
+    # A "softmax" over each row, a "sigmoid" of each cell, or the "log_sum_exp" of each row, which is a softmax's
+    # loss for a target mass of 1 that lies on no candidate. It has no targets.
+    link: str = "softmax"
 
     needs_type: ClassVar[type[Needs]] = Needs
 
@@ -177,6 +180,42 @@ class ThreeBlockProblem:
 
 
 AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
+
+P = TypeVar("P")
+
+_HELD: Any = object()  # stands where a problem had a tensor
+
+
+def without_tensors(p: P) -> tuple[P, list[Tensor]]:
+    """A copy of a problem without its tensors, and these, which `with_tensors` puts back.
+
+    An autograd function hands the tensors to `save_for_backward`, which notices changes in place and frees
+    them after the backward pass. Fields of a problem may have fields with tensors themselves.
+    """
+    copy, tensors = object.__new__(type(p)), []
+    fields = copy.__dict__
+    for name, value in p.__dict__.items():
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            value = _HELD
+        elif hasattr(value, "__dict__"):
+            value, more = without_tensors(value)
+            tensors += more
+        fields[name] = value
+    return copy, tensors
+
+
+def with_tensors(p: P, tensors: Iterator[Tensor]) -> P:
+    """A copy of what `without_tensors` has made, with as many tensors as it had, in the same order."""
+    copy = object.__new__(type(p))
+    fields = copy.__dict__
+    for name, value in p.__dict__.items():
+        if value is _HELD:
+            value = next(tensors)
+        elif hasattr(value, "__dict__"):
+            value = with_tensors(value, tensors)
+        fields[name] = value
+    return copy
 
 
 def _tensor(scale: float | Tensor) -> Tensor | None:

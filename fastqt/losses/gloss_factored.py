@@ -26,7 +26,8 @@ class ScoresTooFarApartError(Exception):
     """A sentence favours words that a position rules out, so that the products of exponentials underflow."""
 
 
-class PositionScores(NamedTuple):
+@dataclass
+class PositionScores:
     """What depends on the decoder alone."""
 
     scores: Tensor  # (L, V), without the bias
