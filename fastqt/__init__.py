@@ -3,7 +3,7 @@
 from fastqt import nn
 from fastqt._version import __version__
 from fastqt.engines import show_config
-from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses import (
     clip_loss,
     curl_block_loss,
@@ -32,6 +32,7 @@ __all__ = [
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",
+    "log_sum_exp",
     "max_margin_loss",
     "mixcse_loss",
     "nn",

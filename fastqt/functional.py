@@ -1,4 +1,4 @@
-"""The two general losses: check the arguments, lower them to a problem, choose an engine."""
+"""The general losses and the logsumexp: check the arguments, lower them to a problem, choose an engine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from fastqt.checks import (
 from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
-from fastqt.targets import Targets, TargetsLike, Window, as_targets
+from fastqt.targets import NoTargets, Targets, TargetsLike, Window, as_targets
 
-FUNCTIONS = {"softmax": "fastqt.contrastive_loss", "sigmoid": "fastqt.sigmoid_loss"}
+FUNCTIONS = {
+    "softmax": "fastqt.contrastive_loss",
+    "sigmoid": "fastqt.sigmoid_loss",
+    "log_sum_exp": "fastqt.log_sum_exp",
+}
 
 
 def contrastive_loss(
@@ -177,6 +181,77 @@ def sigmoid_loss(
         backend=backend,
     )
     return _loss(p, reduction, engine)
+
+
+def log_sum_exp(
+    queries: Tensor,
+    candidates: Tensor,
+    *,
+    diagonal: str = "keep",
+    scale: float | Tensor = 1.0,
+    bias: float | Tensor = 0.0,
+    normalize: bool = False,
+    negatives: Tensor | None = None,
+    row_negatives: Tensor | Mixed | None = None,
+    query_groups: Tensor | None = None,
+    candidate_groups: Tensor | None = None,
+    mask: Tensor | None = None,
+    memory: str = "fast",
+    backend: str | None = None,
+) -> Tensor:
+    """log sum_j exp(S_ij) of each query's scores: the logarithm of its softmax's denominator.
+
+    With scores S = scale * queries @ candidates.T + bias. Losses over several sets of candidates are made
+    from it. Leave the positives out and add them once: for positives on the diagonal with the scores
+    `positive` (N,) and two sets of candidates,
+
+        a = fastqt.log_sum_exp(queries, first, diagonal="exclude")
+        b = fastqt.log_sum_exp(queries, second)
+        loss = torch.nn.functional.softplus(torch.logaddexp(a, b) - positive).mean()
+
+    is the cross-entropy over both sets together. It keeps all its digits once the positives are learnt,
+    when a logsumexp that contains the positive cancels against it. Gradients flow to `queries`,
+    `candidates`, `negatives`, `row_negatives`, `scale` and `bias`, once (a double backward needs
+    backend="reference").
+
+    Args:
+        queries: (N, D) floating point.
+        candidates: (M, D), dtype and device as `queries`.
+        diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
+            leave the sum.
+        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend: as
+            of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
+        memory: the forward pass works in tiles of fixed size in both modes, and takes one matrix product; the
+            backward pass takes three on a CPU.
+
+    Returns:
+        (N,), float64 for float64 inputs, float32 otherwise. A row of which every candidate is excluded
+        has -inf, and a gradient of 0.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
+    representations" (2018), eq. 2.
+    """
+    p, engine = _lowered(
+        queries,
+        candidates,
+        NoTargets(),
+        link="log_sum_exp",
+        bias=bias,
+        diagonal=diagonal,
+        scale=scale,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        memory=memory,
+        backend=backend,
+    )
+    return _loss(p, "none", engine)
 
 
 def _lowered(

@@ -104,8 +104,8 @@ class Problem:
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
     bias: Tensor | None = None  # (M,), added to the candidates' scores
-    # A "softmax" over each row, a "sigmoid" of each cell, or the "log_sum_exp" of each row, which is a softmax's
-    # loss for a target mass of 1 that lies on no candidate. It has no targets.
+    # A "softmax" over each row, a "sigmoid" of each cell, or the "log_sum_exp" of each row. That is the loss
+    # of a softmax for a target mass of 1 that is on no candidate, and it has no targets.
     link: str = "softmax"
 
     needs_type: ClassVar[type[Needs]] = Needs

@@ -92,3 +92,4 @@ class RowState:
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor
+    of_log_sum_exp: bool = False  # rows have mass 1 and no targets, so that their loss is their logsumexp

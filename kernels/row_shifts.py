@@ -66,13 +66,15 @@ def row_shifts_kernel(
     MASK: tl.constexpr,
     SAMPLED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
+    LOG_SUM_EXP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One row per program: scores of its exact cells, and the shift of its exponentials.
 
     The shift is the largest score among the exact cells and the sample. A row without targets has a shift of
-    +inf, so that E = 0. A target of weight 0 is ignored. A target is not sound if its weight is negative or
-    NaN, if its column does not exist or is masked, or if it is on a diagonal that is replaced.
+    +inf, so that E = 0, unless its logsumexp is wanted: without exact cells and a sample its shift is then 0.
+    A target of weight 0 is ignored. A target is not sound if its weight is negative or NaN, if its column
+    does not exist or is masked, or if it is on a diagonal that is replaced.
     """
     i = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
@@ -153,7 +155,11 @@ def row_shifts_kernel(
     if SAMPLED:
         shift = tl.maximum(exact_max, tl.load(sample_max_log2 + i))
     tl.store(exact_max_log2 + i, exact_max)
-    tl.store(row_shift_log2 + i, tl.where(highest >= 0, shift, float("inf")))
+    if LOG_SUM_EXP:
+        shift = tl.where(shift == float("-inf"), 0.0, shift)
+    else:
+        shift = tl.where(highest >= 0, shift, float("inf"))
+    tl.store(row_shift_log2 + i, shift)
     tl.store(lowest_targets + i, lowest)
     tl.store(highest_targets + i, highest)
 
@@ -218,6 +224,7 @@ def choose_row_shifts(
             MASK=mask is not None,
             SAMPLED=sampled is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
+            LOG_SUM_EXP=state.of_log_sum_exp,
             BLOCK=block(D, 1024),
             num_warps=4,
             enable_fp_fusion=True,

@@ -61,6 +61,7 @@ def row_stats_kernel(
     first_row,
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
+    LOG_SUM_EXP: tl.constexpr,  # rows have mass 1 and no targets
     ONLY_OVERFLOWED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -90,7 +91,7 @@ def row_stats_kernel(
         first = tl.load(target_starts + row, mask=inside, other=0)
         count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
         most = tl.max(count, 0)
-        rho = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
+        rho = tl.full((BLOCK_ROWS,), 1.0 if LOG_SUM_EXP else 0.0, dtype=tl.float64)
         linear = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
         of_targets = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
         targets = target_columns, target_weights, target_scores
@@ -102,6 +103,9 @@ def row_stats_kernel(
         total = others + of_targets
         lse = shift + tl.log(total)
         row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
+        has_gradient = rho > 0
+        if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
+            has_gradient = total != 0
         w = tl.load(row_weights + row, mask=inside, other=0.0)
         for k in range(0, most):
             listed = inside & (k < count)
@@ -111,12 +115,12 @@ def row_stats_kernel(
             c = tl.where(given, c, 0.0)
             tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-            c = tl.where(rho > 0, w * rho * of_row_negative / total, 0.0)
+            c = tl.where(has_gradient, w * rho * of_row_negative / total, 0.0)
             tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
         tl.store(logsumexp + row, lse, mask=inside)
         tl.store(mass + row, rho, mask=inside)
         tl.store(loss + row, row_loss, mask=inside)
-        tl.store(factors + row, tl.where(rho > 0, w * rho / total, 0.0), mask=inside)
+        tl.store(factors + row, tl.where(has_gradient, w * rho / total, 0.0), mask=inside)
         if not ONLY_OVERFLOWED:
             sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
             tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
@@ -144,6 +148,7 @@ def row_stats(
             *(cells.coefficients, coefficients, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
+            LOG_SUM_EXP=state.of_log_sum_exp,
             ONLY_OVERFLOWED=only_overflowed,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),

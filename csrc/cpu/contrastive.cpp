@@ -33,17 +33,18 @@ namespace {
 template <class T>
 class RowLosses {
  public:
-  RowLosses(Walk<T>& walk, const Cells<T>& cells, int64_t rows) : walk_(walk), cells_(cells), N_(rows) {}
+  RowLosses(Walk<T>& walk, const Cells<T>& cells, const Problem& p)
+      : walk_(walk), cells_(cells), N_(p.rows()), mass_without_targets_(p.link == kLogSumExp ? 1 : 0) {}
 
   void softmax(int64_t tile_rows, int64_t tile_columns, const RowSums& sums) {
     std::fill_n(sums.logsumexp, N_, -std::numeric_limits<double>::infinity());
-    std::fill_n(sums.mass, N_, 0.0);
-    std::fill_n(sums.loss, N_, 0.0);
+    begin(sums);
     walk_.for_tiles(tile_rows, tile_columns, [&] { softmax_tile(cells_, walk_.tile(), sums, report); });
     add_logsumexp_to_loss(sums);
   }
 
   void softmax_with_gradients(int64_t tile_rows, const double* row_weights, const RowSums& sums) {
+    begin(sums);
     walk_.for_chunks(tile_rows, [&] {
       softmax_rows(cells_, walk_.tile(), row_weights, sums, report);
       walk_.differentiate();
@@ -75,6 +76,11 @@ class RowLosses {
   Report report;
 
  private:
+  void begin(const RowSums& sums) const {
+    std::fill_n(sums.mass, N_, mass_without_targets_);
+    std::fill_n(sums.loss, N_, 0.0);
+  }
+
   void add_logsumexp_to_loss(const RowSums& sums) const {
     for (int64_t i = 0; i < N_; ++i)
       sums.loss[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.loss[i] : 0;
@@ -83,6 +89,7 @@ class RowLosses {
   Walk<T>& walk_;
   const Cells<T>& cells_;
   const int64_t N_;
+  const double mass_without_targets_;
 };
 
 // The first target that a loss cannot have, as three numbers that an operator returns: status, row, column.
@@ -94,7 +101,7 @@ TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const 
   const auto run = [&]<class T>(T) -> TargetFault {
     const Cells<T> cells = cells_of<T>(p);
     Walk<T> walk(p.embeddings(), p.scale, gradients);
-    RowLosses<T> losses(walk, cells, p.rows());
+    RowLosses<T> losses(walk, cells, p);
     compute(losses);
     return {losses.report.status, losses.report.row, losses.report.column};
   };

@@ -61,7 +61,8 @@ int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor
 }  // namespace
 
 void check(const Problem& p) {
-  STD_TORCH_CHECK(p.link == kSoftmax || p.link == kSigmoid, "link: want 0 (softmax) or 1 (sigmoid), got ", p.link);
+  STD_TORCH_CHECK(p.link == kSoftmax || p.link == kSigmoid || p.link == kLogSumExp,
+                  "link: want 0 (softmax), 1 (sigmoid) or 2 (logsumexp), got ", p.link);
   STD_TORCH_CHECK(p.diagonal == kZero || p.diagonal == kExclude || p.diagonal == kKeep,
                   "diagonal: want 0 (zero), 1 (exclude) or 2 (keep), got ", p.diagonal);
   check_queries(p.queries);

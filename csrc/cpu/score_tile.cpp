@@ -83,14 +83,14 @@ class Row {
 
   // Turns the exponentials that logsumexp(true) has left into the gradient w * (rho * p - t).
   void differentiate_kept(double logsumexp, double mass, double weight) {
-    if (mass == 0) return clear();
+    if (mass == 0 || logsumexp == -kInfinity) return clear();
     write_other_cells(weight * mass * std::exp(row_shift_ - logsumexp), weight);
     write_exact_cells(logsumexp, mass, weight);
   }
 
   // Turns scores into the same gradient.
   void differentiate(double logsumexp, double mass, double weight) {
-    if (mass == 0) return clear();
+    if (mass == 0 || logsumexp == -kInfinity) return clear();
     const T shift = static_cast<T>(logsumexp);
     row_exp(scores_, width_, shift);
     write_other_cells(weight * mass * std::exp(static_cast<double>(shift) - logsumexp), weight);
@@ -206,7 +206,6 @@ template <class T>
 void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
                   Report& report) {
   visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
-    sums.mass[r] = sums.loss[r] = 0;
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = row.logsumexp(true);
     row.differentiate_kept(sums.logsumexp[r], sums.mass[r], row_weights[r]);

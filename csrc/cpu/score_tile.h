@@ -8,6 +8,8 @@
 // each tile to the logsumexp and the loss of its rows, and `softmax_tile_backward` turns the scores into the
 // gradient once the logsumexp of the whole row is known.
 //
+// Logsumexp: what the softmax functions find for rows of mass 1 without targets.
+//
 // Sigmoid: the loss of row i is sum_j log(1 + exp(s_ij)) - T_ij s_ij, a sum over cells that do not depend on each
 // other. `sigmoid_tile` adds a tile to the loss of its rows; `sigmoid_tile_backward` does so too, and turns the
 // scores into the gradient.
@@ -20,7 +22,7 @@ namespace fastqt {
 
 // The values of `diagonal`, `link` and the status of a report, as in fastqt/problem.py.
 enum Diagonal : int64_t { kZero = 0, kExclude = 1, kKeep = 2 };
-enum Link : int64_t { kSoftmax = 0, kSigmoid = 1 };
+enum Link : int64_t { kSoftmax = 0, kSigmoid = 1, kLogSumExp = 2 };
 enum Status : int64_t {
   kOk = 0,
   kTargetOnDiagonal = 1,
@@ -78,8 +80,9 @@ struct Tile {
   int64_t first_column, columns;
 };
 
-// N values each, of all rows of the score matrix. The softmax functions below leave the term mass * logsumexp out
-// of the loss, because it is not known before the last tile of a row.
+// N values each, of all rows of the score matrix. The softmax functions below add the targets' masses to those that
+// rows have already. They leave the term mass * logsumexp out of the loss, because it is not known before the last
+// tile of a row.
 struct RowSums {
   double* logsumexp;
   double* mass;

@@ -96,7 +96,7 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
     N, width = p.queries.shape[0], p.candidates.shape[0]
     if p.negatives is not None:
         width += p.negatives.shape[0]
-    if p.link == "softmax":
+    if p.link != "sigmoid":
         cells = CHUNK_BYTES // p.queries.element_size()
         return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
     rows = _even(N, TILE_ROWS)

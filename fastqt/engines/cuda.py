@@ -63,6 +63,7 @@ def _why_not_this(p: AnyProblem) -> str | None:
         return None
     unknown = {
         "sigmoid_loss": p.link == "sigmoid",
+        "log_sum_exp": p.link == "log_sum_exp",
         "dense targets": p.targets.dense is not None,
         "smoothed targets": p.targets.background is not None,
         "bias": p.bias is not None,

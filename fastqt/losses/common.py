@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.functional import contrastive_loss
 
+def joined_loss(positive: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """Cross-entropy of each row with its positive, among the positive and several sets of other cells, (N,).
 
-def log_sum_exp(
-    queries: Tensor,
-    candidates: Tensor,
-    own: Tensor,  # (N,): one column for each row, not on the diagonal unless that is kept
-    weight: float,
-    diagonal: str,
-    *,
-    scale: float | Tensor,
-    memory: str,
-    backend: str | None,
-) -> Tensor:
-    """log sum_j exp(s_ij) of each row, (N,), with `weight` added to the score of its own column."""
-    less_own = contrastive_loss(
-        *(queries, candidates, own),
-        diagonal=diagonal,
-        scale=scale,
-        reduction="none",
-        memory=memory,
-        backend=backend,
-    )
-    own_scores = scores(queries, candidates[own], scale)
-    # The sum over all columns, relative to the own one, is exp(l) with l = less_own >= 0. The own column
-    # counts exp(w) there in place of 1, which gives log(exp(l) + exp(w) - 1).
-    return own_scores + less_own + torch.log1p(math.expm1(weight) * torch.exp(-less_own))
+    It keeps its digits when the positive outweighs all others, and when one of the others does.
+
+    Args:
+        positive: (N,) scores.
+        others: (N,) each: the logsumexps of disjoint sets of cells without the positive, or single scores.
+    """
+    most = torch.stack([x.double() for x in others]).logsumexp(0)
+    return F.softplus(most - positive.double(), threshold=50).to(positive.dtype)
 
 
 def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced
-from fastqt.functional import contrastive_loss
-from fastqt.losses.common import log_sum_exp, random_order, row_numbers, scores, unit
-from fastqt.losses.info_nce import info_nce_loss
+from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.losses.common import joined_loss, random_order, row_numbers, scores, unit
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
 from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
@@ -143,20 +142,25 @@ def _in_three_blocks(
 def _composed(
     z1: Tensor, z2: Tensor, mix: float, flags: _Flags, partners: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """The released form's loss of each row, from a loss of each block."""
+    """The released form's loss of each row, from the logsumexp of each block."""
     mixtures = (_mixed(z, mix, partners) for z in (z1, z2))
     a, m = (x.detach() if flags.stop_gradient else x for x in mixtures)
     z1, z2 = unit(z1), unit(z2)
     # The columns are put into an order in which the masked cells, m_j with partner i and z2_j of a_i's
     # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
-    before = torch.empty_like(partners).scatter_(0, partners, row_numbers(len(z1), z1.device))
-    positive = scores(z1, z2, options["scale"])
-    losses = [info_nce_loss(z1, z2, normalize=False, reduction="none", **options)]
-    weighted = (flags.hard_negative_weight, flags.masked_cell)
-    losses.append(log_sum_exp(z1, m[before], partners, *weighted, **options) - positive)
+    rows = row_numbers(len(z1), z1.device)
+    before = torch.empty_like(partners).scatter_(0, partners, rows)
+    others = [log_sum_exp(z1, z2, diagonal="exclude", **options)]
+
+    def add_block(queries: Tensor, candidates: Tensor, own: Tensor) -> None:
+        without_own: dict[str, Any] = {"query_groups": own, "candidate_groups": rows}
+        others.append(log_sum_exp(queries, candidates, diagonal=flags.masked_cell, **without_own, **options))
+        others.append(scores(queries, candidates[own], options["scale"]) + flags.hard_negative_weight)
+
+    add_block(z1, m[before], partners)
     if flags.both:
-        losses.append(log_sum_exp(a, z2[partners], before, *weighted, **options) - positive)
-    return torch.stack(losses).logsumexp(0)
+        add_block(a, z2[partners], before)
+    return joined_loss(scores(z1, z2, options["scale"]), others)
 
 
 def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:

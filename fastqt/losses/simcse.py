@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_number, check_option
-from fastqt.losses.common import log_sum_exp, scores, unit
+from fastqt.functional import log_sum_exp
+from fastqt.losses.common import joined_loss, scores, unit
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.problem import REDUCTIONS, reduce
 
@@ -53,7 +53,6 @@ def simcse_loss(
         )
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     z1, z2, z3 = (unit(z) for z in (z1, z2, z3))
-    own = torch.arange(len(z1), device=z1.device)
-    positive = info_nce_loss(z1, z2, normalize=False, reduction="none", **options)
-    hard = log_sum_exp(z1, z3, own, hard_negative_weight, "keep", **options)
-    return reduce(torch.logaddexp(positive, hard - scores(z1, z2, scale)), reduction)
+    others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (z2, z3)]
+    others.append(scores(z1, z3, scale) + hard_negative_weight)
+    return reduce(joined_loss(scores(z1, z2[: len(z1)], scale), others), reduction)

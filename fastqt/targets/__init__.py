@@ -4,7 +4,7 @@ A target matrix T of shape (N, M) is never formed. `Targets.rows` lowers an oper
 rows, which take O(number of targets) memory and are all that the losses read.
 """
 
-from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets
+from fastqt.targets.base import IGNORE_INDEX, NoTargets, TargetRows, Targets
 from fastqt.targets.operators import (
     Bags,
     ClassIndices,
@@ -24,6 +24,7 @@ __all__ = [
     "ClassIndices",
     "Dense",
     "Diagonal",
+    "NoTargets",
     "Smoothed",
     "Sparse",
     "TargetRows",

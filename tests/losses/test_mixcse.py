@@ -35,7 +35,7 @@ def released(z1, z2, mix, partners, *, blocks, masked_cell, weight, stop_gradien
 @by_backend
 @by_memory
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
-@pytest.mark.parametrize("weight", [0.0, 0.7])
+@pytest.mark.parametrize("weight", [0.0, 0.7, -20.0, 90.0, -800.0, 800.0])
 @pytest.mark.parametrize(("blocks", "stop_gradient"), [("both", True), ("both", False), ("candidates", True)])
 def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_gradient):
     z1, z2 = inputs = views(N, N)

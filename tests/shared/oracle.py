@@ -104,7 +104,14 @@ def contrastive(
                 alive[j] = False
             if query_groups is not None and query_groups[i] == candidate_groups[j] and T[i, j] == 0:
                 alive[j] = False
-        if link == "sigmoid":
+        if link == "log_sum_exp":
+            if not alive.any():
+                loss[i] = -np.inf
+                continue
+            loss[i] = np.logaddexp.reduce(s[alive])
+            c = w[i] * np.where(alive, np.exp(np.where(alive, s - loss[i], 0)), 0) * differentiable
+            c_size = abs(c)
+        elif link == "sigmoid":
             loss[i] = (np.logaddexp(0, s) - t * s)[alive].sum()
             p, q = np.exp(-np.logaddexp(0, -s)), np.exp(-np.logaddexp(0, s))
             c = w[i] * ((1 - t) * p - t * q) * differentiable * alive

@@ -112,6 +112,7 @@ def _row_state(operands: Operands, logsumexp: Tensor) -> RowState:
         logsumexp=logsumexp,
         mass=operands.mass,
         loss=operands.loss,
+        of_log_sum_exp=operands.p.link == "log_sum_exp",
     )
 
 

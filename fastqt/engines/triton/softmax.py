@@ -23,7 +23,7 @@ SAMPLE = 256  # candidates whose scores help to choose the shifts
 
 
 class Softmax:
-    """The link of `contrastive_loss`."""
+    """The link of `contrastive_loss` and of `log_sum_exp`."""
 
     def __init__(self, operands: Operands, scores: Scores | None = None) -> None:
         self.operands = operands
@@ -105,7 +105,8 @@ class Softmax:
         shift_log2 = ((logsumexp - math.log(prob_scale)) / math.log(2)).float()
         state.row_shift_log2[rows] = shift_log2.where(mass > 0, math.inf)
         sums = (logsumexp - math.log(2) * shift_log2.double()).exp()
-        state.factors[rows] = (state.weights[rows] * mass / sums).where(mass > 0, 0)
+        has_gradient = (mass > 0) & ~logsumexp.isneginf()
+        state.factors[rows] = (state.weights[rows] * mass / sums).where(has_gradient, 0)
 
 
 def _sampled_maxima(scores: Scores) -> Tensor | None:
