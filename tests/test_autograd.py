@@ -1,4 +1,10 @@
-"""The loss in autograd: upstream gradients, retained graphs, double backward, inference mode."""
+"""The loss in autograd: upstream gradients, graphs that are kept, changed inputs, inference mode."""
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +68,71 @@ def test_input_changed_before_a_recomputing_backward_is_torchs_error():
     queries.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def changed_inputs() -> dict[str, tuple[dict[str, Any], torch.Tensor]]:
+    """Arguments, and the one of them that is changed before the backward pass."""
+    ids, mask = torch.arange(13) % 5, torch.zeros(13, 13, dtype=torch.bool)
+    dense = torch.eye(13, dtype=torch.float64).roll(1, 0)
+    columns = torch.arange(13).roll(1)
+    sparse = torch.sparse_csr_tensor(torch.arange(14), columns, torch.ones(13, dtype=torch.float64))
+    partners = torch.arange(13).roll(3)
+    kept = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
+    return {
+        "mask": ({"mask": mask}, mask),
+        "groups": ({"query_groups": ids, "candidate_groups": ids.clone()}, ids),
+        "dense targets": ({"targets": dense}, dense),
+        "Sparse values": ({"targets": fastqt.Sparse(sparse)}, sparse.values()),
+        "class indices": ({"targets": columns}, columns),
+        "partners": ({**kept, "row_negatives": fastqt.Mixed(0.2, partners), "backend": "triton"}, partners),
+    }
+
+
+@pytest.mark.parametrize("mode", [{"memory": "low"}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("name", changed_inputs())
+def test_an_argument_changed_before_backward_is_noticed_or_does_not_matter(name, mode):
+    arguments, argument = changed_inputs()[name]
+    dtype = torch.float32 if "backend" in arguments else torch.float64
+    inputs = [torch.randn(13, 5, dtype=dtype, requires_grad=True) for _ in range(2)]
+    expected = torch.autograd.grad(fastqt.contrastive_loss(*inputs, **arguments, **mode).sum(), inputs)
+    loss = fastqt.contrastive_loss(*inputs, **arguments, **mode).sum()
+    argument.copy_(argument * 3 if argument.dtype.is_floating_point else argument.logical_not())
+    gradients = None
+    with contextlib.suppress(RuntimeError):  # torch's "modified by an inplace operation"
+        gradients = torch.autograd.grad(loss, inputs)
+    for a, b in zip(gradients or expected, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def losses_that_are_kept() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    ids = torch.arange(64).repeat_interleave(8)
+    return {
+        "contrastive": fastqt.contrastive_loss,
+        "low": lambda x, y: fastqt.contrastive_loss(x, y, memory="low"),
+        "none": lambda x, y: fastqt.contrastive_loss(x, y, reduction="none").sum(),
+        "normalised": lambda x, y: fastqt.info_nce_loss(x, y),
+        "groups": lambda x, y: fastqt.contrastive_loss(x, y, query_groups=ids, candidate_groups=ids.clone()),
+        "clip": lambda x, y: fastqt.clip_loss(x, y, scale=20.0),
+        "mixcse": lambda x, y: fastqt.mixcse_loss(x, y, form="released"),
+        "log_sum_exp": lambda x, y: fastqt.log_sum_exp(x, y).sum(),
+        "max margin": lambda x, y: fastqt.max_margin_loss(x, y),
+    }
+
+
+@pytest.mark.parametrize("name", losses_that_are_kept())
+def test_a_loss_that_is_kept_after_backward_keeps_no_matrix(name):
+    function = losses_that_are_kept()[name]
+    leaves = [torch.randn(512, 8, requires_grad=True) for _ in range(2)]
+    inputs = [x * 1 for x in leaves]
+    loss = function(*inputs)
+    loss.backward()
+    references = [weakref.ref(x) for x in inputs]
+    del inputs
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    held = [x for x in gc.get_objects() if type(x) is torch.Tensor and tuple(x.shape) == (512, 8)]
+    assert all(any(x is y for y in (*leaves, *(leaf.grad for leaf in leaves))) for x in held)
+    assert loss.isfinite()
 
 
 @by_mode

@@ -136,6 +136,15 @@ CASES = (
         wanted=("loss_rows_kernel SIGMOID gradients dense",),
     ),
     Case(
+        "logsumexp, bf16",
+        targets="none",
+        diagonal="exclude",
+        row_negatives="given",
+        groups=True,
+        link="log_sum_exp",
+        wanted=("row_shifts_kernel LOG_SUM_EXP", "row_stats_kernel LOG_SUM_EXP -ONLY_OVERFLOWED"),
+    ),
+    Case(
         "whole rows, sigmoid, bf16, smoothed",
         targets="smoothed",
         link="sigmoid",

@@ -56,7 +56,7 @@ class Case:
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
     diagonal: str = "zero"
-    targets: str = "window"  # or "own", "dense", "smoothed"
+    targets: str = "window"  # or "own", "dense", "smoothed", "none"
     row_negatives: str | None = None  # or "given", "mixed"
     negatives: int = 0
     groups: bool = False
@@ -260,15 +260,15 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
 
 
 def general_problem_of(case: Case) -> Problem:
-    """A case of `contrastive_loss` or `sigmoid_loss`."""
+    """A case of `contrastive_loss`, `sigmoid_loss` or `log_sum_exp`."""
     from fastqt.problem import Problem
-    from fastqt.targets import Diagonal, TargetRows, Window
+    from fastqt.targets import Diagonal, NoTargets, TargetRows, Window
 
     N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
     queries, candidates, rows = (torch.empty(N, D, dtype=dtype) for _ in range(3))
     groups, mask = torch.empty(N, dtype=torch.int64), torch.empty(N, N, dtype=torch.bool)
     negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
-    lowered = Diagonal() if case.targets == "own" else Window(1)
+    lowered = {"own": Diagonal(), "none": NoTargets()}.get(case.targets, Window(1))
     targets = lowered.rows(N, N, queries.device)
     if case.targets == "smoothed":
         targets = replace(targets, background=torch.empty(N, dtype=torch.float64))
