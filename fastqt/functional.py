@@ -77,7 +77,8 @@ def contrastive_loss(
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
-        reduction: "mean" over all N rows, "sum", or "none".
+        reduction: "mean" over all N rows; "mean_of_targets": over the rows that have targets, as
+            F.cross_entropy averages over those without ignore_index; "sum"; or "none".
         memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU) and takes three
             matrix products; "low" takes four, on tiles whose size does not depend on N and M.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
@@ -111,6 +112,9 @@ def contrastive_loss(
         memory=memory,
         backend=backend,
     )
+    check_option("reduction", reduction, (*REDUCTIONS, "mean_of_targets"))
+    if reduction == "mean_of_targets":
+        return _loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
     return _loss(p, reduction, engine)
 
 

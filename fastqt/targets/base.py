@@ -52,6 +52,16 @@ class TargetRows:
         assert self.weights is not None
         return self.starts, self.columns, self.weights
 
+    def rows_with_targets(self) -> Tensor:
+        """The number of rows that have a target, () int64."""
+        if self.background is not None:
+            return (self.background != 0).sum()
+        if self.dense is not None:
+            return (self.dense != 0).any(1).sum()
+        starts, _, weights = self.compressed()
+        before = torch.cat([starts.new_zeros(1), (weights != 0).cumsum(0)])
+        return (before[starts].diff() > 0).sum()
+
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) float64, with `background` added."""
         row, column, weight = self.entries()

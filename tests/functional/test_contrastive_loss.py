@@ -60,6 +60,31 @@ def test_sum_is_n_times_mean(case):
 
 
 @by_name
+def test_mean_of_targets_is_the_sum_over_the_rows_that_have_some(case):
+    inputs = case.inputs(torch.float64)
+    if case.link == "sigmoid":
+        with pytest.raises(ValueError, match="reduction"):
+            case.loss(inputs, reduction="mean_of_targets")
+        return
+    rows = (case.targets != 0).any(1).sum()
+    expected = case.expected(inputs, np.full(N, 1 / rows))
+    loss = case.loss(inputs, reduction="mean_of_targets")
+    assert relative(loss, expected.loss.sum() / rows) < FLOAT64
+    check_gradients(case, inputs, loss, expected, FLOAT64)
+
+
+@by_backend
+def test_mean_of_targets_is_the_mean_of_cross_entropy(backend):
+    queries, candidates = (torch.randn(n, D, dtype=torch.float64) for n in (N, 20))
+    classes = torch.tensor([-100, *range(N - 2), -100])
+    options = {"diagonal": "keep", "backend": backend}
+    loss = fastqt.contrastive_loss(queries, candidates, classes, reduction="mean_of_targets", **options)
+    assert relative(loss, cross_entropy(queries @ candidates.T, classes)) < FLOAT64
+    none = torch.full_like(classes, -100)
+    assert fastqt.contrastive_loss(queries, candidates, none, reduction="mean_of_targets", **options) == 0
+
+
+@by_name
 def test_gradcheck(case):
     inputs = case.inputs(torch.float64)
     # A first backward hands over the forward's gradients, a second one recomputes them: equal to rounding.
