@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fastqt import engines
+from fastqt import engines, transformed
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
 from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
@@ -42,6 +42,9 @@ def loss_of(p: Differentiable, reduction: str, engine: str | Computation, functi
         engine: the name of an engine, or for a loss that no engine has, what computes it.
         function: the public function, which errors name.
     """
+    if transformed.is_transformed():
+        traced = isinstance(engine, str) and is_traced(p.queries)
+        return transformed.loss_of(p, reduction, _computation(engine, p, traced), function)
     inputs = p.inputs()
     wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
     needs = p.needs_type(*wanted)

@@ -166,10 +166,15 @@ def check_not_recorded(function: str) -> None:
         function: the public function's name, for the message.
     """
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"{function} is differentiable once; a double backward (create_graph=True) needs "
-            "backend='reference', if the function has it"
-        )
+        raise once_differentiable_error(function)
+
+
+def once_differentiable_error(function: str) -> RuntimeError:
+    """The error for second derivatives and for forward-mode differentiation."""
+    return RuntimeError(
+        f"{function} is differentiable once and in reverse mode; a double backward (create_graph=True), "
+        "a derivative of torch.func.grad and forward mode need backend='reference', if the function has it"
+    )
 
 
 def is_traced(*tensors: Tensor) -> bool:

@@ -1,0 +1,112 @@
+"""Losses under torch.func: what a transform gives is what loops and torch.autograd give."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tolerances import FLOAT64, relative
+from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
+
+import fastqt
+
+N, D, B = 9, 5, 3
+IDS = torch.arange(N) // 3
+
+
+def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
+    return {
+        "contrastive": lambda x, y, s: fastqt.contrastive_loss(x, y, scale=s, **options),
+        "low": lambda x, y, s: fastqt.contrastive_loss(x, y, scale=s, memory="low", **options),
+        "sum": lambda x, y, s: fastqt.contrastive_loss(
+            x, y, scale=s, normalize=True, query_groups=IDS, candidate_groups=IDS, reduction="sum", **options
+        ),
+        "mixed": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, **options),
+        "released": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, form="released", **options),
+        "siglip": lambda x, y, s: fastqt.siglip_loss(x, y, scale=s, bias=-2.0, **options),
+        "clip": lambda x, y, s: fastqt.clip_loss(x, y, scale=s, **options),
+        "simcse": lambda x, y, s: fastqt.simcse_loss(x, y, y * x, scale=s, hard_negative_weight=1, **options),
+    }
+
+
+def inputs(*batch: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(*batch, N, D, generator=generator, dtype=torch.float64) for _ in range(2))
+    return [x, y, 2 + torch.rand(batch, generator=generator, dtype=torch.float64)]
+
+
+def check(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < FLOAT64
+
+
+def usual_gradients(loss: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    leaves = [x.clone().requires_grad_() for x in given]
+    return torch.autograd.grad(loss(*leaves), leaves)
+
+
+@pytest.mark.parametrize("name", losses())
+def test_grad(name):
+    loss, given = losses()[name], inputs()
+    gradients, value = grad_and_value(loss, argnums=(0, 1, 2))(*given)
+    check((*gradients, value), (*usual_gradients(loss, given), loss(*given)))
+
+
+@pytest.mark.parametrize("name", losses())
+def test_vmap_of_grad(name):
+    loss, given = losses()[name], inputs(B)
+    found = vmap(grad(loss, argnums=(0, 1, 2)))(*given)
+    each = [usual_gradients(loss, [x[b] for x in given]) for b in range(B)]
+    check(found, tuple(torch.stack(gradients) for gradients in zip(*each, strict=True)))
+
+
+def test_grad_of_vmap_over_one_argument_in_any_dimension():
+    x, y, s = inputs(B)
+    y, s = y[0], s[0]
+
+    def total(x, y, s):
+        return vmap(fastqt.contrastive_loss, in_dims=(1, None))(x, y * s).sum()
+
+    def loop(x, y, s):
+        return torch.stack([fastqt.contrastive_loss(x[:, b], y * s) for b in range(B)]).sum()
+
+    given = [x.movedim(0, 1), y, s]
+    check(grad(total, argnums=(0, 1, 2))(*given), usual_gradients(loop, given))
+
+
+def test_jacrev_of_the_losses_of_rows():
+    x, y, _ = inputs()
+    found = jacrev(lambda x: fastqt.contrastive_loss(x, y, reduction="none"))(x)
+    expected = torch.autograd.functional.jacobian(
+        lambda x: fastqt.contrastive_loss(x, y, reduction="none", backend="reference"), x
+    )
+    check((found,), (expected,))
+
+
+def test_vjp_where_one_tensor_is_both_queries_and_candidates():
+    x, _, _ = inputs()
+    value, pull = vjp(lambda x: fastqt.contrastive_loss(x, x, reduction="none"), x)
+    upstream = torch.linspace(-1, 1, N, dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    loss = fastqt.contrastive_loss(leaf, leaf, reduction="none")
+    check((value, *pull(upstream)), (loss, *torch.autograd.grad(loss, leaf, upstream)))
+
+
+def test_reference_takes_second_derivatives_and_forward_mode():
+    loss, given = losses(backend="reference")["contrastive"], inputs()
+    x, y, s = given
+    found = grad(lambda s: grad(loss, argnums=2)(x, y, s))(s)
+    leaf = s.clone().requires_grad_()
+    (first,) = torch.autograd.grad(loss(x, y, leaf), leaf, create_graph=True)
+    check((found,), torch.autograd.grad(first, leaf))
+    _, tangent = jvp(lambda x: loss(x, y, s), (x,), (x,))
+    check((tangent,), ((usual_gradients(loss, given)[0] * x).sum(),))
+
+
+@pytest.mark.parametrize("name", losses())
+def test_others_refuse_them_in_words(name):
+    loss, (x, y, s) = losses()[name], inputs()
+    words = r"fastqt\.\w+ is differentiable once and in reverse mode; .*reference"
+    with pytest.raises(RuntimeError, match=words):
+        grad(lambda s: grad(loss, argnums=2)(x, y, s))(s)
+    with pytest.raises(RuntimeError, match=words):
+        jvp(lambda x: loss(x, y, s), (x,), (x,))
