@@ -33,7 +33,7 @@ def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reductio
         lengths = f"{len(queries)}, {len(positives)} and {len(negatives)}"
         raise ValueError(f"positives, negatives: want a row for each query, got {lengths} rows")
     margins = (queries * (positives - negatives)).sum(1)
-    return reduce(F.softplus(-margins), reduction)
+    return reduce(-F.logsigmoid(margins), reduction)  # softplus rounds beyond 20
 
 
 def curl_block_loss(

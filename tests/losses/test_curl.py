@@ -19,6 +19,14 @@ def test_curl():
     check(fastqt.curl_loss(*inputs), expected.mean(), inputs)
 
 
+def test_a_lost_margin_keeps_its_digits():
+    f = torch.full((1, 1), 5.0, dtype=torch.float64, requires_grad=True)
+    loss = fastqt.curl_loss(f, -torch.full_like(f, 2.5), torch.full_like(f, 2.5))
+    assert relative(loss, 25 + math.log1p(math.exp(-25))) < FLOAT64
+    (gradient,) = torch.autograd.grad(loss, f)
+    assert relative(gradient, 5 / (1 + math.exp(-25))) < FLOAT64
+
+
 def block_means(g: torch.Tensor, k: int, row: int, shift: int = 0) -> torch.Tensor:
     around = [row + o for o in range(-k, k + 1) if o and 0 <= row + o < len(g)]
     return torch.stack([g[(j + shift) % len(g)] for j in around]).mean(0)
