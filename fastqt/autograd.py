@@ -7,7 +7,7 @@ that way, the forward pass saves what is known of each row and backward computes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -70,12 +70,10 @@ class _Loss(torch.autograd.Function):
         engine = _computation(named, p, traced)
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
         ctx.how, ctx.in_forward, ctx.traced = how, in_forward, traced
-        # Dynamo keeps the problem's tensors by itself.
-        ctx.problem, tensors = (p, inputs) if traced else without_tensors(p)
-        ctx.held = len(tensors)
         if not in_forward:
             rows = engine.forward(p)
-            ctx.save_for_backward(*tensors, *rows.saved)
+            if True in needs:
+                _save(ctx, p, inputs, rows.saved)
             return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
@@ -83,10 +81,10 @@ class _Loss(torch.autograd.Function):
         gradients = [_like(g, x) for g, x in zip(found, p.inputs(), strict=True) if x is not None]
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
             ctx.absent = [g is None for g in gradients]
-            ctx.save_for_backward(*tensors, *[g for g in gradients if g is not None])
+            _save(ctx, p, inputs, [g for g in gradients if g is not None])
         else:
             ctx.gradients = gradients
-            ctx.save_for_backward(*tensors)
+            _save(ctx, p, inputs, ())
         return total if grad_scale == 1 else total / grad_scale
 
     @staticmethod
@@ -96,6 +94,17 @@ class _Loss(torch.autograd.Function):
         if gradients is None:
             gradients = _recomputed(ctx, upstream[0])
         return (None, None, *gradients)
+
+
+def _save(ctx: Any, p: Any, inputs: Sequence[Tensor], more: Sequence[Tensor]) -> None:
+    """Saves a problem for the backward pass, and more tensors after those of the problem."""
+    tensors: Sequence[Tensor | None] = inputs
+    if ctx.traced:  # Dynamo keeps the other tensors of the problem by itself.
+        ctx.problem = p
+    else:
+        ctx.problem, tensors = without_tensors(p)
+    ctx.held = len(tensors)
+    ctx.save_for_backward(*tensors, *more)
 
 
 def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
@@ -127,7 +136,7 @@ def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
     reduction, named, _, needs = ctx.how
     saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
-    p = ctx.problem if ctx.traced else with_tensors(ctx.problem, iter(saved))
+    p = ctx.problem if ctx.traced else with_tensors(ctx.problem, saved[: ctx.held])
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
     engine = _computation(named, p, ctx.traced)

@@ -8,10 +8,13 @@ same functions; `fastqt.engines` describes those.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
@@ -181,41 +184,75 @@ class ThreeBlockProblem:
 
 AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
 
-P = TypeVar("P")
 
-_HELD: Any = object()  # stands where a problem had a tensor
+class Rest(NamedTuple):
+    """A problem without its tensors."""
+
+    kind: Any
+    scale: float | None  # if it is no tensor
+    options: tuple[Any, ...]
 
 
-def without_tensors(p: P) -> tuple[P, list[Tensor]]:
-    """A copy of a problem without its tensors, and these, which `with_tensors` puts back.
+def without_tensors(p: Any) -> tuple[Rest, tuple[Tensor | None, ...]]:
+    """A problem's tensors, and what is left of it, from which `with_tensors` makes the problem again.
 
     An autograd function hands the tensors to `save_for_backward`, which notices changes in place and frees
-    them after the backward pass. Fields of a problem may have fields with tensors themselves.
+    them after the backward pass.
     """
-    copy, tensors = object.__new__(type(p)), []
-    fields = copy.__dict__
-    for name, value in p.__dict__.items():
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            value = _HELD
-        elif hasattr(value, "__dict__"):
-            value, more = without_tensors(value)
-            tensors += more
-        fields[name] = value
-    return copy, tensors
+    kind: Any = type(p)
+    fields = _fields(kind)
+    tensors, scale = fields.tensors(p), None
+    if fields.has_scale and not isinstance(p.scale, Tensor):
+        scale, tensors = p.scale, (None, *tensors[1:])
+    return Rest(kind, scale, fields.options(p)), tensors
 
 
-def with_tensors(p: P, tensors: Iterator[Tensor]) -> P:
-    """A copy of what `without_tensors` has made, with as many tensors as it had, in the same order."""
-    copy = object.__new__(type(p))
-    fields = copy.__dict__
-    for name, value in p.__dict__.items():
-        if value is _HELD:
-            value = next(tensors)
-        elif hasattr(value, "__dict__"):
-            value = with_tensors(value, tensors)
-        fields[name] = value
-    return copy
+def with_tensors(rest: Rest, tensors: Sequence[Tensor | None]) -> Any:
+    """The problem that `without_tensors` was given."""
+    p, fields = object.__new__(rest.kind), _fields(rest.kind)
+    for path, kind in fields.parts:
+        setattr(p, path, object.__new__(kind))
+    given = zip((*fields.tensor_paths, *fields.option_paths), (*tensors, *rest.options), strict=True)
+    for path, value in given:
+        *outer, name = path.split(".")
+        # Target rows are frozen.
+        object.__setattr__(attrgetter(*outer)(p) if outer else p, name, value)
+    if rest.scale is not None:
+        p.scale = rest.scale
+    return p
+
+
+class _Fields(NamedTuple):
+    """Where a kind of problem holds tensors: in fields, and in fields of parts that are dataclasses too."""
+
+    parts: tuple[tuple[str, type[Any]], ...]
+    tensor_paths: tuple[str, ...]  # the scale first, if there is one
+    option_paths: tuple[str, ...]
+    has_scale: bool
+    tensors: Callable[[Any], tuple[Any, ...]]
+    options: Callable[[Any], tuple[Any, ...]]
+
+
+@functools.cache
+def _fields(kind: Any) -> _Fields:
+    types = {field.name: field.type for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)
+    parts = tuple((name, hints[name]) for name in types if dataclasses.is_dataclass(hints[name]))
+    for name, part in parts:
+        del types[name]
+        types |= {f"{name}.{field.name}": field.type for field in dataclasses.fields(part)}
+    tensors = sorted((path for path, type_ in types.items() if "Tensor" in type_), key=lambda x: x != "scale")
+    options = [path for path in types if path not in tensors]
+    return _Fields(
+        *(parts, tuple(tensors), tuple(options), "scale" in tensors),
+        *(_getter(tensors), _getter(options)),
+    )
+
+
+def _getter(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(paths) > 1:
+        return attrgetter(*paths)
+    return lambda p: tuple(attrgetter(path)(p) for path in paths)
 
 
 def _tensor(scale: float | Tensor) -> Tensor | None:

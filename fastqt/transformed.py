@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastqt.checks import once_differentiable_error
 from fastqt.engines import Computation
-from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
+from fastqt.problem import Rest, loss_dtype, reduce, with_tensors, without_tensors
 
 
 class How(NamedTuple):
@@ -34,38 +34,40 @@ def is_transformed() -> bool:
 
 def loss_of(p: Any, reduction: str, engine: Computation, function: str) -> Tensor:
     """As `fastqt.autograd.loss_of`, for a problem whose tensors a transform may have wrapped."""
-    options, tensors = without_tensors(p)
+    rest, tensors = without_tensors(p)
     free = dict(enumerate(tensors))  # One tensor may be several inputs.
     places = []
     for x in p.inputs():
         if x is not None:
             places.append(next(place for place, tensor in free.items() if tensor is x))
             del free[places[-1]]
-    return _loss(options, How(reduction, engine, function, tuple(places)), *tensors)
+    return _loss(rest, How(reduction, engine, function, tuple(places)), *tensors)
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(p: Any, how: How, *tensors: Tensor) -> Tensor:
-        p = with_tensors(p, iter(tensors))
+    def forward(rest: Rest, how: How, *tensors: Tensor | None) -> Tensor:
+        p = with_tensors(rest, tensors)
         return reduce(how.engine.forward(p).loss, how.reduction).to(loss_dtype(p.queries), copy=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.problem, ctx.how, *tensors = inputs
+        ctx.rest, ctx.how, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        found = _gradients(ctx.problem, ctx.how, *upstream, *ctx.saved_tensors)
+        found = _gradients(ctx.rest, ctx.how, *upstream, *ctx.saved_tensors)
         gradients: list[Tensor | None] = [None] * len(ctx.saved_tensors)
         for place, gradient in zip(ctx.how.places, found, strict=True):
             gradients[place] = gradient
         return (None, None, *gradients)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], p: Any, how: How, *tensors: Tensor) -> tuple[Tensor, int]:
-        losses = [_loss(p, how, *one) for one in _unstacked(info.batch_size, in_dims[2:], tensors)]
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], rest: Rest, how: How, *tensors: Tensor | None
+    ) -> tuple[Tensor, int]:
+        losses = [_loss(rest, how, *one) for one in _unstacked(info.batch_size, in_dims[2:], tensors)]
         return torch.stack(losses), 0
 
     @staticmethod
@@ -75,8 +77,8 @@ class _Loss(torch.autograd.Function):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(p: Any, how: How, upstream: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        p = with_tensors(p, iter(tensors))
+    def forward(rest: Rest, how: How, upstream: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        p = with_tensors(rest, tensors)
         N = p.queries.shape[0]
         weight = upstream.double() / N if how.reduction == "mean" else upstream.double()
         inputs = p.inputs()
@@ -95,9 +97,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], p: Any, how: How, *tensors: Tensor
+        info: Any, in_dims: tuple[Any, ...], rest: Rest, how: How, *tensors: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        each = [_gradients(p, how, *one) for one in _unstacked(info.batch_size, in_dims[2:], tensors)]
+        each = [_gradients(rest, how, *one) for one in _unstacked(info.batch_size, in_dims[2:], tensors)]
         stacked = tuple(torch.stack(gradients) for gradients in zip(*each, strict=True))
         return stacked, (0,) * len(stacked)
 
@@ -107,9 +109,11 @@ _loss: Callable[..., Tensor] = _Loss.apply
 _gradients: Callable[..., tuple[Tensor, ...]] = _Gradients.apply
 
 
-def _unstacked(size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[list[Tensor]]:
+def _unstacked(
+    size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...]
+) -> list[list[Tensor | None]]:
     """The arguments of each of `size` calls: losses are computed one after the other."""
     return [
-        [x if dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=True)]
+        [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=True)]
         for i in range(size)
     ]
