@@ -64,6 +64,22 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
         )
 
 
+def check_paired(first: str, N: int, name: str, M: int) -> None:
+    """Checks that there is a row for each of the N rows that rows of equal index belong to.
+
+    Args:
+        first: the argument whose rows each need one.
+        N: the number of its rows.
+        name: the argument that is checked.
+        M: the number of its rows.
+
+    Raises:
+        ValueError: M < N.
+    """
+    if M < N:
+        raise ValueError(f"{name}: want at least N={N} rows, one for each row of {first}, got {M}")
+
+
 def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
     """Raises ValueError unless `condition`, a 0-d bool tensor, is true.
 
