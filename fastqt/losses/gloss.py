@@ -87,7 +87,7 @@ def gloss_pos_loss(
     token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
     used, V = token_ids[within], len(weight)
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
-    check_bias(bias, V, device)
+    check_bias(bias, V, device, latents.dtype)
     if engines.requested(backend) is None:
         loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction)
         if loss is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.checks import check_embeddings, check_paired
 from fastqt.functional import contrastive_loss
 from fastqt.targets import Diagonal
 
@@ -37,6 +38,8 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
+    check_embeddings(queries=queries, candidates=candidates)
+    check_paired("queries", queries.shape[0], "candidates", candidates.shape[0])
     return contrastive_loss(
         queries,
         candidates,

@@ -11,11 +11,12 @@ from fastqt.targets.operators import (
     Dense,
     Diagonal,
     Smoothed,
-    Sparse,
     TargetsLike,
     as_targets,
+    given_or_window,
     smoothed,
 )
+from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "TargetsLike",
     "Window",
     "as_targets",
+    "given_or_window",
     "smoothed",
 ]
