@@ -22,6 +22,32 @@ def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {value!r}")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raises TypeError unless `value` is a bool: a text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: want True or False, got {value!r}")
+
+
+def check_size(name: str, value: object, least: int = 1) -> None:
+    """Checks that `value` is an integer of at least `least`.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: a smaller one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: want an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: want at least {least}, got {value}")
+
+
+def check_dropout(dropout: float) -> None:
+    """Checks that `dropout` is a probability in [0, 1)."""
+    check_number("dropout", dropout)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: want a probability in [0, 1), got {dropout}")
+
+
 def check_tensor(name: str, x: object) -> None:
     """Checks that `x` is a tensor that holds a number for each of its cells.
 

@@ -22,7 +22,11 @@ REFUSED = {
     ),
     "another D of negatives": ({"negatives": C[:, :3]}, ValueError, r"negatives: want D=4"),
     "another dtype": ({"candidates": C.double()}, TypeError, r"candidates: want dtype torch.float32"),
-    "integers": ({"queries": Q.long()}, TypeError, r"queries: want a floating-point dtype .* got torch.int64"),
+    "integers": (
+        {"queries": Q.long()},
+        TypeError,
+        r"queries: want a floating-point dtype .* got torch.int64",
+    ),
     "a tensor without values": ({"candidates": C.to("meta")}, ValueError, r"candidates: want .* values, got"),
     "no queries": ({"queries": Q[:0]}, ValueError, r"queries: want at least one row .* \(0, 4\)"),
     "no candidates": ({"candidates": C[:0]}, ValueError, r"candidates: want at least one row"),

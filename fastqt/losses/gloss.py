@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import as_ids, check_bias, check_embeddings, check_option, input_dtype, is_traced, require
+from fastqt.checks import (
+    as_ids,
+    check_bias,
+    check_embeddings,
+    check_option,
+    check_tensor,
+    input_dtype,
+    is_traced,
+    require,
+)
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
@@ -78,6 +87,7 @@ def gloss_pos_loss(
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
     B, L, device = len(latents), len(positions), latents.device
+    check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):
         raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
     lengths = as_ids("lengths", lengths).to(device)

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fastqt.checks import check_size, check_tensor
+
 Init = Literal["paper", "torch"]
 
 
@@ -29,14 +31,18 @@ def embedding_table(
         init: where `vectors` is None, "paper" for U[-0.1, 0.1] or "torch" for N(0, 1).
 
     Raises:
-        ValueError: an unknown init, or vectors of another shape.
+        ValueError: an unknown init, a size below 1, or vectors of another shape.
+        TypeError: a size that is not an integer, or vectors that are not a tensor.
     """
     if init not in ("paper", "torch"):
-        raise ValueError(f"init: expected 'paper' or 'torch', got {init!r}")
+        raise ValueError(f"init: want 'paper' or 'torch', got {init!r}")
+    for name, size in (("vocab_size", vocab_size), ("dim", dim)):
+        check_size(name, size)
     table = nn.Embedding(vocab_size, dim, sparse=sparse)
     if vectors is not None:
+        check_tensor("vectors", vectors)
         if vectors.shape != table.weight.shape:
-            raise ValueError(f"vectors: expected shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
+            raise ValueError(f"vectors: want shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
         with torch.no_grad():
             table.weight.copy_(vectors)
     elif init == "paper":
