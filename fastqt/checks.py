@@ -203,9 +203,10 @@ def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> No
         scale: what the user gave.
         dtype: of the embeddings; all but float64 are computed in float32 at most, which has to hold `scale`.
     """
-    if isinstance(scale, Tensor) and scale.dim() == 0 and scale.dtype in FLOATING:
+    if isinstance(scale, Tensor):
         check_tensor("scale", scale)
-        return
+        if scale.dim() == 0 and scale.dtype in FLOATING:
+            return
     check_number("scale", scale, "a 0-d tensor", dtype)
     if scale <= 0:
         raise ValueError(f"scale: want a positive number, which is 1 / temperature, got {scale}")
@@ -219,11 +220,12 @@ def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.
         M: the number of candidates.
         device, dtype: of the embeddings.
     """
-    if isinstance(bias, Tensor) and tuple(bias.shape) in ((), (M,)) and bias.dtype in FLOATING:
+    if isinstance(bias, Tensor):
         check_tensor("bias", bias)
         if bias.device != device:
             raise ValueError(f"bias: want device {device} as queries, got {bias.device}")
-        return
+        if tuple(bias.shape) in ((), (M,)) and bias.dtype in FLOATING:
+            return
     check_number("bias", bias, f"a tensor of shape () or ({M},)", dtype)
 
 
@@ -241,7 +243,8 @@ def check_number(
     wanted = "a number" if alternative is None else f"a number or {alternative}"
     if isinstance(value, Tensor):
         raise ValueError(
-            f"{name}: want {wanted}, floating point, got shape {tuple(value.shape)}, dtype {value.dtype}"
+            f"{name}: want {wanted}, floating point of 16 to 64 bits, got shape {tuple(value.shape)}, "
+            f"dtype {value.dtype}"
         )
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")

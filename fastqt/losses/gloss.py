@@ -25,7 +25,7 @@ from fastqt.losses.gloss_factored import (
     ScoresTooFarApartError,
     score_positions,
 )
-from fastqt.problem import REDUCTIONS, reduce
+from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
 from fastqt.targets import Bags
 
 
@@ -86,6 +86,7 @@ def gloss_pos_loss(
     """
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
+    check_option("memory", memory, MEMORY_MODES)
     B, L, device = len(latents), len(positions), latents.device
     check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.checks import check_tensor
 from fastqt.nn.gru import GRU
-from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
+from fastqt.nn.init import Init, check_vectors, embedding_table, init_gru, init_lstm
 from fastqt.nn.sparse_gradients import bag_sum
 
 LSTM = nn.LSTM
@@ -258,7 +258,7 @@ class MultiChannel(Combine):
         sparse: bool = False,
         init: Init = "paper",
     ) -> None:
-        check_tensor("vectors", vectors)
+        check_vectors(vectors)
         if vectors.dim() != 2:
             raise ValueError(f"vectors: want shape (V, W), got {tuple(vectors.shape)}")
         V, W = vectors.shape

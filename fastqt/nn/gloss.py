@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import as_ids, check_number, check_option, check_size, check_tensor
+from fastqt.checks import INTEGERS, as_ids, check_number, check_option, check_size, check_tensor
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.gloss import factored_pos_loss
 from fastqt.losses.gloss_factored import PositionScores, score_positions
@@ -138,7 +138,7 @@ class Gloss(nn.Module):
 
         Raises:
             ValueError: a wrong shape, or a length or token id out of range.
-            TypeError: not a tensor.
+            TypeError: no tensor of integers.
         """
         self._check(tokens, lengths)
         if self.positions is None:
@@ -303,10 +303,12 @@ class Gloss(nn.Module):
 
     def _check(self, tokens: Tensor, lengths: Tensor) -> None:
         check_tensor("tokens", tokens)
-        check_tensor("lengths", lengths)
+        as_ids("lengths", lengths)
         V, most = len(self.weight), math.inf if self.positions is None else len(self.positions)
         if tokens.dim() != 2 or tokens.shape[1] > most:
             raise ValueError(f"tokens: want shape (B, L), L at most {most}, got {tuple(tokens.shape)}")
+        if tokens.dtype not in INTEGERS:
+            raise TypeError(f"tokens: want an integer dtype, got {tokens.dtype}")
         B, L = tokens.shape
         if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > L)).any()):
             raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")

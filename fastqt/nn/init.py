@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import check_size, check_tensor
+from fastqt.checks import FLOATING, check_size, check_tensor
 
 Init = Literal["paper", "torch"]
 
@@ -40,7 +40,7 @@ def embedding_table(
         check_size(name, size)
     table = nn.Embedding(vocab_size, dim, sparse=sparse)
     if vectors is not None:
-        check_tensor("vectors", vectors)
+        check_vectors(vectors)
         if vectors.shape != table.weight.shape:
             raise ValueError(f"vectors: want shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
         with torch.no_grad():
@@ -49,6 +49,13 @@ def embedding_table(
         nn.init.uniform_(table.weight, -0.1, 0.1)
     table.weight.requires_grad_(not freeze)
     return table
+
+
+def check_vectors(vectors: Tensor) -> None:
+    """Raises TypeError unless word vectors are a floating-point tensor."""
+    check_tensor("vectors", vectors)
+    if vectors.dtype not in FLOATING:
+        raise TypeError(f"vectors: want a floating-point dtype of 16 to 64 bits, got {vectors.dtype}")
 
 
 def init_gru(gru: nn.RNNBase) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOATING, as_ids, check_tensor, require
+from fastqt.checks import FLOATING, as_ids, check_number, check_tensor, require
 from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape, rows_of_equal_length
 from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
+
+# Weights that a row's sum divides are multiplied by this first, so that no sum overflows. The least smoothing
+# is still a normal number then, beside which the digits do not count that smaller weights lose.
+SHRINK = 2.0**-40
+LEAST_SMOOTHING = 1e-290
 
 
 class Diagonal(Targets):
@@ -146,17 +150,20 @@ class Smoothed(Targets):
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         rows = self.base.rows(N, M, device)
-        background = torch.full((N,), self.smoothing, dtype=torch.float64, device=device)
+        unit = SHRINK if self.normalize else 1.0
+        background = torch.full((N,), self.smoothing * unit, dtype=torch.float64, device=device)
         if rows.background is not None:
-            background = background + rows.background
+            background = background + rows.background * unit
         if rows.dense is not None:
             if not self.normalize:
                 return TargetRows(dense=rows.dense, background=background)
-            divisor = rows.dense.double().sum(1) + M * background
-            return TargetRows(dense=rows.dense / divisor[:, None], background=background / divisor)
+            dense = rows.dense.double() * unit
+            divisor = dense.sum(1) + M * background
+            return TargetRows(dense=dense / divisor[:, None], background=background / divisor)
         starts, columns, weights = rows.compressed()
         if not self.normalize:
             return TargetRows(starts, columns, weights, background=background)
+        weights = weights * unit
         row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
         divisor = (M * background).index_add(0, row, weights)
         return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
@@ -173,21 +180,22 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
 
     Args:
         targets: any targets that `contrastive_loss` takes.
-        smoothing: > 0, in the units of the weights of `targets`.
+        smoothing: a number of at least 1e-290, in the units of the weights of `targets`.
         normalize: divide each row by its sum.
 
     Returns:
         The smoothed operator.
 
     Raises:
-        ValueError: smoothing that is not a positive number, or a tensor of a wrong shape as targets.
-        TypeError: targets of another type.
+        ValueError: smoothing that is out of range, or a tensor of a wrong shape as targets.
+        TypeError: targets of another type, or smoothing that is not a number.
 
     Source: the "smoothing" of the published QuickThoughts re-implementation, in which all cells are 0.1,
     and those of the window 1.1, before the division.
     """
-    if not isinstance(smoothing, Real) or not 0 < smoothing < float("inf"):
-        raise ValueError(f"smoothing: want a positive number, got {smoothing!r}")
+    check_number("smoothing", smoothing)
+    if smoothing < LEAST_SMOOTHING:
+        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing!r}")
     return Smoothed(as_targets(targets), float(smoothing), normalize)
 
 
