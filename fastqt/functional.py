@@ -73,7 +73,9 @@ def contrastive_loss(
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
-        reduction: "mean" over all N rows, "sum", or "none".
+        reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
+            the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
+            there; "sum", or "none".
         memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU) and takes three
             matrix products; "low" takes four, on tiles whose size does not depend on N and M.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
