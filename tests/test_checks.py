@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from calls import CALLS, F, G
+from calls import CALLS, D, F, G, N
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
 from fastqt import checks
@@ -43,6 +44,22 @@ def test_a_tensor_of_another_kind_is_refused_by_name(name, argument):
         other = KINDS[kind](arguments[argument])
         with pytest.raises((TypeError, ValueError), match=rf"^{argument}: want .*"):
             function(**{**arguments, argument: other})
+
+
+@pytest.mark.parametrize("argument", ["candidates", "mask", "bias"])
+def test_another_device_is_named(argument):
+    shapes = {"queries": (N, D), "candidates": (N, D), "mask": (N, N), "bias": (N,)}
+    with FakeTensorMode():
+        made = {
+            name: torch.zeros(
+                shape,
+                dtype=torch.bool if name == "mask" else torch.float32,
+                device="cuda" if name == argument else "cpu",
+            )
+            for name, shape in shapes.items()
+        }
+    with pytest.raises(ValueError, match=rf"^{argument}: want device cpu as queries, got cuda"):
+        fastqt.contrastive_loss(**made)
 
 
 def test_a_sparse_matrix_of_another_layout_is_refused():

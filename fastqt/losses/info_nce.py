@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_paired
 from fastqt.functional import contrastive_loss
-from fastqt.targets import Diagonal
+from fastqt.targets import Pairs
 
 
 def info_nce_loss(
@@ -38,12 +37,10 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
-    check_embeddings(queries=queries, candidates=candidates)
-    check_paired("queries", queries.shape[0], "candidates", candidates.shape[0])
     return contrastive_loss(
         queries,
         candidates,
-        Diagonal(),
+        Pairs(),
         diagonal="keep",
         scale=scale,
         normalize=normalize,

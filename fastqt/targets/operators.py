@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOATING, as_ids, check_number, check_tensor, require
+from fastqt.checks import FLOATING, as_ids, check_number, check_paired, check_tensor, require
 from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape, rows_of_equal_length
 from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
@@ -37,6 +37,14 @@ class Diagonal(Targets):
             starts = starts.clamp(max=M)
         columns = starts[: min(N, M)]
         return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
+
+
+class Pairs(Diagonal):
+    """`Diagonal` where each query has its candidate: no fewer candidates than queries."""
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        check_paired("queries", N, "candidates", M)
+        super().check(N, M, diagonal)
 
 
 class ClassIndices(Targets):
