@@ -5,17 +5,63 @@ Each error message names the argument, says what is wanted and what was given.
 
 from __future__ import annotations
 
-import math
+import sys
 from numbers import Real
 
 import torch
 from torch import Tensor
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+FLOATING = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+INTEGERS = frozenset(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
     """Raises ValueError unless `value` is one of `options`."""
     if value not in options:
         raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises TypeError unless `value` is a bool: a text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: want True or False, got {value!r}")
+
+
+def check_size(name: str, value: object, least: int = 1) -> None:
+    """Checks that `value` is an integer of at least `least`.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: a smaller one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: want an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: want at least {least}, got {value}")
+
+
+def check_dropout(dropout: float) -> None:
+    """Checks that `dropout` is a probability in [0, 1)."""
+    check_number("dropout", dropout)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: want a probability in [0, 1), got {dropout}")
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Checks that `x` is a tensor that holds a number for each of its cells.
+
+    Raises:
+        TypeError: not a tensor, or a sparse, nested or MKL-DNN one.
+        ValueError: a tensor on the meta device, which has no values; compilers' fake tensors may pass.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise TypeError(f"{name}: want a dense tensor of layout torch.strided, got {kind}")
+    if x.is_meta and not torch.compiler.is_compiling():
+        raise ValueError(f"{name}: want a tensor with values, got one on the device meta")
 
 
 def input_dtype(x: Tensor) -> torch.dtype:
@@ -38,30 +84,49 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
         ValueError: a wrong shape or device.
         TypeError: not a tensor, or a wrong dtype.
     """
-    given = [(name, x) for name, x in embeddings.items() if x is not None]
-    first, queries = given[0]
-    for name, x in given:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
-        if x.dim() != 2:
-            raise ValueError(f"{name}: want shape (rows, D), got {tuple(x.shape)}")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name}: want a floating-point dtype, got {x.dtype}")
-        if x.numel() == 0:
-            raise ValueError(f"{name}: want at least one row and one column, got shape {tuple(x.shape)}")
-        if x is queries:
+    first, queries, D = "", None, 0
+    for name, x in embeddings.items():
+        if x is None and queries is not None:
             continue
-        if x.shape[1] != queries.shape[1]:
-            raise ValueError(f"{name}: want D={queries.shape[1]} columns as {first} has, got {x.shape[1]}")
+        check_tensor(name, x)
+        assert x is not None
+        shape, dtype = x.shape, x.dtype
+        if len(shape) != 2:
+            raise ValueError(f"{name}: want shape (rows, D), got {tuple(shape)}")
+        if dtype not in FLOATING:
+            raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {dtype}")
+        if 0 in shape:
+            raise ValueError(f"{name}: want at least one row and one column, got shape {tuple(shape)}")
+        if queries is None:
+            first, queries, D = name, x, shape[1]
+            continue
+        if shape[1] != D:
+            raise ValueError(f"{name}: want D={D} columns as {first} has, got {shape[1]}")
         if x.device != queries.device:
             raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
-        if x.dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
-            raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {x.dtype}")
+        if dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
+            raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {dtype}")
     rows = embeddings.get("row_negatives")
-    if rows is not None and rows.shape[0] != queries.shape[0]:
+    if rows is not None and queries is not None and rows.shape[0] != queries.shape[0]:
         raise ValueError(
             f"row_negatives: want a row for each of N={queries.shape[0]} queries, got {rows.shape[0]}"
         )
+
+
+def check_paired(first: str, N: int, name: str, M: int) -> None:
+    """Checks that there is a row for each of the N rows that rows of equal index belong to.
+
+    Args:
+        first: the argument whose rows each need one.
+        N: the number of its rows.
+        name: the argument that is checked.
+        M: the number of its rows.
+
+    Raises:
+        ValueError: M < N.
+    """
+    if M < N:
+        raise ValueError(f"{name}: want at least N={N} rows, one for each row of {first}, got {M}")
 
 
 def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
@@ -85,13 +150,16 @@ def as_ids(name: str, ids: Tensor) -> Tensor:
     """Converts a 1-D tensor of integers to int64.
 
     Raises:
-        ValueError: `ids` is not 1-D.
-        TypeError: `ids` has no integer dtype.
+        ValueError: `ids` is not 1-D, or has values that int64 does not hold.
+        TypeError: not a tensor, or no integer dtype.
     """
+    check_tensor(name, ids)
     if ids.dim() != 1:
         raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}")
-    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
+    if ids.dtype not in INTEGERS:
         raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}")
+    if ids.dtype is torch.uint64:
+        require((ids.view(torch.int64) >= 0).all(), f"{name}: want values below 2**63, got greater ones")
     return ids.long()
 
 
@@ -116,6 +184,7 @@ def check_groups(
 
 def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
     """Checks that `mask` is an (N, M) bool tensor on `device`."""
+    check_tensor("mask", mask)
     if mask.dtype is not torch.bool:
         raise TypeError(f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}")
     if tuple(mask.shape) != (N, M):
@@ -124,37 +193,67 @@ def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
         raise ValueError(f"mask: want device {device} as queries, got {mask.device}")
 
 
-def check_scale(scale: float | Tensor) -> None:
-    """Checks that `scale` is a finite number or a 0-d floating-point tensor.
+def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> None:
+    """Checks that `scale` is a positive number, or a 0-d floating-point tensor.
 
     The value of a tensor is checked later, where it is used, because reading it from a GPU makes the host
     wait.
+
+    Args:
+        scale: what the user gave.
+        dtype: of the embeddings; all but float64 are computed in float32 at most, which has to hold `scale`.
     """
-    if isinstance(scale, Tensor) and scale.dim() == 0 and scale.dtype.is_floating_point:
-        return
-    check_number("scale", scale, "a 0-d tensor")
+    if isinstance(scale, Tensor):
+        check_tensor("scale", scale)
+        if scale.dim() == 0 and scale.dtype in FLOATING:
+            return
+    check_number("scale", scale, "a 0-d tensor", dtype)
+    if scale <= 0:
+        raise ValueError(f"scale: want a positive number, which is 1 / temperature, got {scale}")
 
 
-def check_bias(bias: float | Tensor, M: int, device: torch.device) -> None:
-    """Checks that `bias` is a finite number, or a floating-point tensor () or (M,) on `device`."""
-    if isinstance(bias, Tensor) and tuple(bias.shape) in ((), (M,)) and bias.dtype.is_floating_point:
+def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Checks that `bias` is a finite number, or a floating-point tensor () or (M,) on `device`.
+
+    Args:
+        bias: what the user gave.
+        M: the number of candidates.
+        device, dtype: of the embeddings.
+    """
+    if isinstance(bias, Tensor):
+        check_tensor("bias", bias)
         if bias.device != device:
             raise ValueError(f"bias: want device {device} as queries, got {bias.device}")
-        return
-    check_number("bias", bias, f"a tensor of shape () or ({M},)")
+        if tuple(bias.shape) in ((), (M,)) and bias.dtype in FLOATING:
+            return
+    check_number("bias", bias, f"a tensor of shape () or ({M},)", dtype)
 
 
-def check_number(name: str, value: object, alternative: str | None = None) -> None:
-    """Checks that `value` is a finite number. `alternative` says what else the argument may be."""
+def check_number(
+    name: str, value: object, alternative: str | None = None, dtype: torch.dtype = torch.float64
+) -> None:
+    """Checks that `value` is a finite number, which float32 holds unless `dtype` is float64.
+
+    Args:
+        name: what the error message calls it.
+        value: what the user gave.
+        alternative: what else the argument may be, for the message.
+        dtype: of the embeddings.
+    """
     wanted = "a number" if alternative is None else f"a number or {alternative}"
     if isinstance(value, Tensor):
         raise ValueError(
-            f"{name}: want {wanted}, floating point, got shape {tuple(value.shape)}, dtype {value.dtype}"
+            f"{name}: want {wanted}, floating point of 16 to 64 bits, got shape {tuple(value.shape)}, "
+            f"dtype {value.dtype}"
         )
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")
-    if not math.isfinite(value):
+    # Python compares integers of any size with a float exactly; inf and NaN are not below it.
+    size: float = abs(value)  # type: ignore[assignment]
+    if not size <= sys.float_info.max:
         raise ValueError(f"{name}: want a finite number, got {value}")
+    if dtype is not torch.float64 and size > FLOAT32_MAX:
+        raise ValueError(f"{name}: want a number that float32 holds, at most {FLOAT32_MAX:.4g}, got {value}")
 
 
 def check_not_recorded(function: str) -> None:
@@ -175,6 +274,16 @@ def once_differentiable_error(function: str) -> RuntimeError:
         f"{function} is differentiable once and in reverse mode; a double backward (create_graph=True), "
         "a derivative of torch.func.grad and forward mode need backend='reference', if the function has it"
     )
+
+
+def tf32_allowed() -> bool:
+    """Whether torch is set to multiply float32 matrices in TF32 on a GPU.
+
+    The getters of before torch 2.9 raise once a program has used the setting that this reads, which knows
+    what their setters did.
+    """
+    precision: str = torch.backends.cuda.matmul.fp32_precision
+    return precision == "tf32"
 
 
 def is_traced(*tensors: Tensor) -> bool:

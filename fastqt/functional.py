@@ -21,7 +21,7 @@ from fastqt.checks import (
 from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
-from fastqt.targets import NoTargets, Targets, TargetsLike, Window, as_targets
+from fastqt.targets import NoTargets, Targets, TargetsLike, given_or_window
 
 FUNCTIONS = {
     "softmax": "fastqt.contrastive_loss",
@@ -35,7 +35,7 @@ def contrastive_loss(
     candidates: Tensor,
     targets: TargetsLike | None = None,
     *,
-    context_size: int = 1,
+    context_size: int | None = None,
     document_ids: Tensor | None = None,
     diagonal: str = "zero",
     scale: float | Tensor = 1.0,
@@ -64,12 +64,12 @@ def contrastive_loss(
         targets: fastqt targets (`Window`, `Diagonal`, `Sparse`, `smoothed`), a (N,) integer tensor of
             target columns (-100: none), or an (N, M) matrix of weights >= 0. By default
             `Window(context_size, document_ids=document_ids)`: each sentence's neighbours.
-        context_size: half-width of the default window, 1 <= context_size < N.
+        context_size: half-width of the default window, 1 <= context_size < N; 1 if None.
         document_ids: (N,) integers; the default window stays within equal ids.
         diagonal: what becomes of cells (i, i). "zero": the score is replaced by 0, so that exp(0) = 1
             stays in the denominator and no gradient passes; "exclude": they leave the softmax;
             "keep": they are candidates like all others.
-        scale: inverse temperature, a finite number or 0-d tensor (differentiable).
+        scale: inverse temperature 1 / tau > 0, a number or 0-d tensor (differentiable).
         bias: added to the candidates' scores: a finite number, or a tensor () or (M,) (differentiable).
         normalize: score by cosine: the rows of all embeddings are first scaled to norm 1 (differentiable).
         negatives: (K, D) further candidates for all rows, which are targets of none.
@@ -77,8 +77,9 @@ def contrastive_loss(
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
-        reduction: "mean" over all N rows; "mean_of_targets": over the rows that have targets, as
-            F.cross_entropy averages over those without ignore_index; "sum"; or "none".
+        reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
+            the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
+            there; "sum", or "none".
         memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU) and takes three
             matrix products; "low" takes four, on tiles whose size does not depend on N and M.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
@@ -98,7 +99,7 @@ def contrastive_loss(
     p, engine = _lowered(
         queries,
         candidates,
-        _targets(targets, context_size, document_ids),
+        given_or_window(targets, context_size, document_ids),
         link="softmax",
         bias=bias,
         diagonal=diagonal,
@@ -123,7 +124,7 @@ def sigmoid_loss(
     candidates: Tensor,
     targets: TargetsLike | None = None,
     *,
-    context_size: int = 1,
+    context_size: int | None = None,
     document_ids: Tensor | None = None,
     diagonal: str = "keep",
     scale: float | Tensor = 1.0,
@@ -164,13 +165,10 @@ def sigmoid_loss(
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
     """
-    if targets is None:
-        targets = Window(context_size, document_ids=document_ids, normalize=False)
-        document_ids = None
     p, engine = _lowered(
         queries,
         candidates,
-        _targets(targets, context_size, document_ids),
+        given_or_window(targets, context_size, document_ids, normalize=False),
         link="sigmoid",
         bias=bias,
         diagonal=diagonal,
@@ -288,8 +286,8 @@ def _lowered(
         query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
     if mask is not None:
         check_mask(mask, N, M, device)
-    check_scale(scale)
-    check_bias(bias, M, device)
+    check_scale(scale, queries.dtype)
+    check_bias(bias, M, device, queries.dtype)
     dtype = input_dtype(queries)
     p = Problem(
         *(queries, candidates, negatives, given_rows, scale),
@@ -336,14 +334,6 @@ def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
         return None
     dtype = torch.promote_types(queries.dtype, torch.float32)
     return torch.as_tensor(bias, dtype=dtype, device=queries.device).expand(M).contiguous()
-
-
-def _targets(targets: TargetsLike | None, context_size: int, document_ids: Tensor | None) -> Targets:
-    if targets is None:
-        return Window(context_size, document_ids=document_ids)
-    if document_ids is not None:
-        raise ValueError("document_ids: want them in Window(..., document_ids=...) when targets are given")
-    return as_targets(targets)
 
 
 def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dtype) -> Tensor:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastqt.checks import tf32_allowed
+
 # Triton decides when kernels are decorated, so this is decided when the module is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -46,9 +48,9 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
     return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
 
 
-def precision() -> str:
-    """The precision of products of float32, as torch is set."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def precision(dtype: torch.dtype) -> str:
+    """The precision of products of elements of `dtype`: torch's setting counts for float32 alone."""
+    return "tf32" if dtype is torch.float32 and tf32_allowed() else "ieee"
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:

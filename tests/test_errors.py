@@ -22,15 +22,35 @@ REFUSED = {
     ),
     "another D of negatives": ({"negatives": C[:, :3]}, ValueError, r"negatives: want D=4"),
     "another dtype": ({"candidates": C.double()}, TypeError, r"candidates: want dtype torch.float32"),
-    "integers": ({"queries": Q.long()}, TypeError, r"queries: want a floating-point dtype, got torch.int64"),
-    "another device": ({"candidates": C.to("meta")}, ValueError, r"candidates: want device cpu .* got meta"),
+    "integers": (
+        {"queries": Q.long()},
+        TypeError,
+        r"queries: want a floating-point dtype .* got torch.int64",
+    ),
+    "a tensor without values": ({"candidates": C.to("meta")}, ValueError, r"candidates: want .* values, got"),
     "no queries": ({"queries": Q[:0]}, ValueError, r"queries: want at least one row .* \(0, 4\)"),
     "no candidates": ({"candidates": C[:0]}, ValueError, r"candidates: want at least one row"),
     "no columns": ({"queries": Q[:, :0]}, ValueError, r"queries: want at least one row and one column"),
     "row negatives short": ({"row_negatives": C[:5]}, ValueError, r"row_negatives: .* N=6 queries, got 5"),
     "context 0": ({"context_size": 0}, ValueError, r"context_size.*: want an integer >= 1, got 0"),
     "context 1.5": ({"context_size": 1.5}, ValueError, r"context_size.*: want an integer >= 1, got 1.5"),
-    "context N": ({"context_size": 6}, ValueError, r"context_size: .* reach 6 rows, .* N=6 queries"),
+    "context N": ({"context_size": 6}, ValueError, r"context_size\): want a reach .* N=6 .* got 6"),
+    "context far beyond memory": (
+        {"context_size": 10**12},
+        ValueError,
+        r"context_size\): .* got 10{12}",
+    ),
+    "context True": ({"context_size": True}, ValueError, r"context_size\): want an integer >= 1, got True"),
+    "context beside targets": (
+        {"targets": fastqt.Window(2), "context_size": 2},
+        ValueError,
+        r"context_size: want it in Window\(...\) when targets are given",
+    ),
+    "offsets beyond the batch": (
+        {"targets": fastqt.Window(offsets=[1, -6])},
+        ValueError,
+        r"offsets: want a reach of fewer rows .* got 6",
+    ),
     "diagonal": ({"diagonal": "none"}, ValueError, r"diagonal: want one of 'zero', .* got 'none'"),
     "reduction": ({"reduction": "max"}, ValueError, r"reduction: want one of 'mean', .* got 'max'"),
     "memory": ({"memory": "none"}, ValueError, r"memory: want one of 'fast', 'low', got 'none'"),
@@ -41,6 +61,10 @@ REFUSED = {
     ),
     "scale nan": ({"scale": float("nan")}, ValueError, r"scale: want a finite number, got nan"),
     "scale inf tensor": ({"scale": torch.tensor(torch.inf)}, ValueError, r"scale: want a finite number"),
+    "scale 0": ({"scale": 0}, ValueError, r"scale: want a positive number, .* 1 / temperature, got 0"),
+    "scale negative": ({"scale": -0.05}, ValueError, r"scale: want a positive number, .* got -0.05"),
+    "scale beyond float32": ({"scale": 1e39}, ValueError, r"scale: want .* float32 holds, .* got 1e\+39"),
+    "bias beyond float32": ({"bias": -1e39}, ValueError, r"bias: want .* float32 holds, .* got -1e\+39"),
     "scale text": ({"scale": "20"}, TypeError, r"scale: want a number or a 0-d tensor, got str"),
     "scale vector": ({"scale": torch.ones(1)}, ValueError, r"scale: .* 0-d .* got shape \(1,\)"),
     "document ids of rank 2": ({"document_ids": X.long()}, ValueError, r"document_ids: want a 1-D"),
@@ -53,7 +77,7 @@ REFUSED = {
     "document ids beside targets": (
         {"targets": fastqt.Window(), "document_ids": torch.zeros(6, dtype=torch.long)},
         ValueError,
-        r"document_ids: want them in Window",
+        r"document_ids: want it in Window",
     ),
     "targets of another kind": (
         {"targets": "diagonal"},
@@ -143,6 +167,14 @@ def test_refused(name, default_backend, monkeypatch):
     ("make", "kind", "message"),
     [
         (lambda: fastqt.Window(0), ValueError, r"size .*: want an integer >= 1, got 0"),
+        (lambda: fastqt.Window(2, offsets=[1]), ValueError, r"size .*: want None beside offsets, got 2"),
+        (
+            lambda: fastqt.Window(weights=[1e-309, 1.0]),
+            ValueError,
+            r"weights: want a ratio of at least 1e-250 .* got 1e-309 and 1.0",
+        ),
+        (lambda: fastqt.Window(weights=[10**400, 1]), ValueError, r"weights: want one positive number"),
+        (lambda: fastqt.Window(weights=[float("nan"), 1]), ValueError, r"weights: want one positive number"),
         (lambda: fastqt.Window(offsets=[]), ValueError, r"offsets: want distinct integers, at least one"),
         (lambda: fastqt.Window(offsets=[1, 1]), ValueError, r"offsets: want distinct integers"),
         (lambda: fastqt.Window(weights=[1.0]), ValueError, r"weights: .* 2 offsets, got \[1.0\]"),
@@ -156,13 +188,44 @@ def test_refused(name, default_backend, monkeypatch):
         (
             lambda: fastqt.smoothed(fastqt.Window(), 0),
             ValueError,
-            r"smoothing: want a positive number, got 0",
+            r"smoothing: want a positive number, .* got 0",
         ),
+        (
+            lambda: fastqt.smoothed(fastqt.Window(), 1e-309),
+            ValueError,
+            r"smoothing: want a positive number, at least 1e-290, got 1e-309",
+        ),
+        (lambda: fastqt.Sparse([[1.0]]), TypeError, r"csr_tensor: want a tensor, got list"),
     ],
 )
 def test_targets_refuse(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda a, b: fastqt.info_nce_loss(a, b), r"candidates: want at least N=6 rows, .* of queries"),
+        (lambda a, b: fastqt.siglip_loss(a, b, scale=1.0, bias=0.0), r"b: want at least N=6 rows, .* of a"),
+        (lambda a, b: fastqt.clip_loss(a, b, scale=1.0), r"b: want a row for each of the 6 rows of a"),
+    ],
+)
+def test_a_row_without_its_pair_is_refused(loss, message, rows):
+    with pytest.raises(ValueError, match=f"^{message}, got {rows}$"):
+        loss(Q, C[:rows])
+    assert fastqt.contrastive_loss(Q, C[:rows], fastqt.Diagonal(), diagonal="keep").isfinite()
+
+
+def test_numbers_beyond_float32_are_taken_with_float64():
+    loss = fastqt.contrastive_loss(Q.double() * 1e-39, C.double(), scale=1e39)
+    assert loss.item() == pytest.approx(fastqt.contrastive_loss(Q.double(), C.double()).item(), rel=FLOAT64)
+
+
+def test_a_generator_that_draws_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"generator: want None unless .*, got one for 'shift'"):
+        fastqt.curl_block_loss(Q, C, generator=torch.Generator())
 
 
 def test_an_unknown_environment_is_named(monkeypatch):

@@ -93,3 +93,92 @@ def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
         columns(size)
     assert read() is not None
     assert others() is None
+
+
+def sparse(starts, columns, values, M=4):
+    return torch.sparse_csr_tensor(starts, columns, values, (len(starts) - 1, M), check_invariants=False)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_repeated_cells_of_a_sparse_matrix_are_summed(backend):
+    """In and out of order; zeros, and a column that two rows end and begin with, are no repetitions."""
+    starts = torch.tensor([0, 4, 7, 8, 8])
+    columns = torch.tensor([2, 1, 2, 2, 3, 3, 0, 0])
+    values = torch.tensor([0.5, 0.25, 0.125, 1.0, 0.0, 2.0, 1.0, 3.0], dtype=torch.float64)
+    dense = torch.tensor([[0, 0.25, 1.625, 0], [1, 0, 0, 2], [3, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.float64)
+    T = fastqt.Sparse(sparse(starts, columns, values))
+    assert torch.equal(T.to_dense(4, 4), dense)
+    queries, candidates = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    losses = [
+        fastqt.contrastive_loss(queries, candidates, t, diagonal="keep", reduction="none", backend=backend)
+        for t in (T, dense)
+    ]
+    torch.testing.assert_close(*losses)
+
+
+def test_summed_cells_equal_those_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        lengths = torch.randint(0, 6, (5,), generator=generator)
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        columns = torch.randint(0, 4, (int(lengths.sum()),), generator=generator)
+        values = torch.randint(0, 9, columns.shape, generator=generator).double()
+        expected = torch.zeros(5, 4, dtype=torch.float64)
+        expected.index_put_((torch.repeat_interleave(lengths), columns), values, accumulate=True)
+        found = fastqt.Sparse(sparse(starts, columns, values)).to_dense(5, 4)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [[0, 2, 1, 3], [0, -1, 2, 3], [0, 1, 2, 99], [0, 1, 2, 2], [1, 1, 2, 3], [0, 2**62, 2, 3], [0, 1, 3, 1]],
+)
+def test_row_boundaries_that_do_not_fit_the_entries_are_refused(starts):
+    columns, values = torch.tensor([0, 1, 2]), torch.ones(3)
+    with pytest.raises(ValueError, match=r"^csr_tensor: want crow_indices that rise from 0 to 3"):
+        fastqt.Sparse(sparse(torch.tensor(starts), columns, values))
+
+
+def test_a_sparse_matrix_of_wrong_lengths_is_refused():
+    tensor = sparse(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2]), torch.ones(3))
+    longer = torch.sparse_csr_tensor(
+        tensor.crow_indices(), tensor.col_indices(), tensor.values(), (5, 4), check_invariants=False
+    )
+    with pytest.raises(ValueError, match=r"csr_tensor: want N \+ 1 = 6 crow_indices .* got 4 and 3"):
+        fastqt.Sparse(longer)
+
+
+@pytest.mark.parametrize("column", [-1, 4, 2**40])
+def test_a_column_outside_a_sparse_matrix_is_named(column):
+    targets = fastqt.Sparse(sparse(torch.tensor([0, 1, 3]), torch.tensor([1, 0, column]), torch.ones(3)))
+    for backend in ("cpu", "reference"):
+        with pytest.raises(ValueError, match=rf"targets: row 1's target column {column} is outside the M=4"):
+            fastqt.contrastive_loss(
+                torch.ones(2, 3), torch.ones(4, 3), targets, diagonal="keep", backend=backend
+            )
+
+
+@pytest.mark.parametrize("factor", [5e307, 1e-309, 1.7e308])
+def test_weights_at_the_ends_of_float64_are_normalised(factor):
+    """The quotients are those of the same weights around 1, where nothing overflows or is subnormal."""
+    expected = fastqt.Window(2, weights=[1, 1, 1, 1]).to_dense(7, 7)
+    found = fastqt.Window(2, weights=[factor] * 4).to_dense(7, 7)
+    torch.testing.assert_close(found, expected, rtol=1e-15, atol=0)
+
+
+def test_at_an_edge_a_small_weight_is_the_only_one():
+    T = fastqt.Window(weights=[1e-240, 1]).to_dense(3, 3)
+    assert T.tolist() == [[0, 1, 0], [1e-240, 0, 1], [0, 1, 0]]
+
+
+def test_smoothing_at_the_ends_of_float64():
+    ones = torch.ones(3, 5, dtype=torch.float64)
+    for matrix in (ones * 5e307, (ones * 5e307).to_sparse_csr()):
+        torch.testing.assert_close(fastqt.smoothed(matrix, 5e307).to_dense(3, 5), ones / 5)
+    T = fastqt.smoothed(torch.zeros(3, 5, dtype=torch.float64), 1e-290).to_dense(3, 5)
+    torch.testing.assert_close(T, ones / 5, rtol=1e-15, atol=0)
+
+
+def test_the_offsets_of_a_window():
+    assert fastqt.Window(2).offsets == (-2, -1, 1, 2)
+    assert fastqt.Window(offsets=[3, -1]).offsets == (3, -1)

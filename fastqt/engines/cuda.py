@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.checks import tf32_allowed
 from fastqt.engines import ops
 from fastqt.problem import DIAGONALS, AnyProblem, ClipProblem, Gradients, Needs, Problem, Rows, finite_scale
 
@@ -108,7 +109,7 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
         DIAGONALS.index(p.diagonal),
         *(x.contiguous() for x in p.targets.compressed()),
         *(None if per_row is None else per_row.contiguous(), 0.0 if isinstance(weights, Tensor) else weights),
-        torch.get_float32_matmul_precision() != "highest",
+        p.queries.dtype is torch.float32 and tf32_allowed(),
         *(logsumexp, mass, loss, total, g.queries, g.candidates, g.row_negatives, g.scale),
     )
     return Rows(loss, (logsumexp, mass))

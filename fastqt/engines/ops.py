@@ -25,7 +25,7 @@ else:
         queries, candidates, negatives, row_negatives, bias = arguments[:5]
         scale = queries.new_empty((), dtype=torch.float64)
         inputs = (queries, candidates, negatives, row_negatives, scale, bias)
-        return [torch.empty(x.shape, dtype=x.dtype) for x in compress(inputs, arguments[-1])]
+        return [x.new_empty(x.shape) for x in compress(inputs, arguments[-1])]
 
     def _fake_loss_with_gradients(*arguments: Any) -> tuple[Tensor, list[Tensor], int, int, int]:
         return arguments[0].new_empty(()), _fake_gradients(arguments), 0, 0, 0

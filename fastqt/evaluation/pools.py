@@ -35,12 +35,12 @@ def nearest_rows(
     if k < 1 or not len(pool):
         raise ValueError(f"k: wanted from 1 to the pool's {len(pool)} rows, got {k}")
     unit_queries = F.normalize(_tensor(queries), dim=1)
-    q = len(unit_queries)
-    best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64)
+    q, device = len(unit_queries), unit_queries.device
+    best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64, device=device)
     for begin in range(0, len(pool), BLOCK_ROWS):
         block = F.normalize(_tensor(pool[begin : begin + BLOCK_ROWS]), dim=1)
         cosines = torch.cat([best, unit_queries @ block.T], dim=1)
-        numbers = torch.arange(begin, begin + len(block)).expand(q, -1)
+        numbers = torch.arange(begin, begin + len(block), device=device).expand(q, -1)
         best, columns = cosines.sort(dim=1, descending=True, stable=True)
         best, columns = best[:, :k], columns[:, :k]
         rows = torch.cat([rows, numbers], dim=1).gather(1, columns)

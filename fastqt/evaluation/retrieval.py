@@ -69,7 +69,7 @@ class LinearMaps(nn.Module):
         """
         x, y = self(_tensor(images), _tensor(captions))
         own = torch.from_numpy(owners)
-        image_ranks = torch.full((len(x),), len(y), dtype=torch.int64)
+        image_ranks = torch.full((len(x),), len(y), dtype=torch.int64, device="cpu")
         caption_ranks = []
         for begin in range(0, len(y), BLOCK_ROWS):
             rows = slice(begin, begin + BLOCK_ROWS)
@@ -77,7 +77,7 @@ class LinearMaps(nn.Module):
             caption_ranks.append(_rank(scores, scores.gather(1, own[rows, None])))
         for begin in range(0, len(x), BLOCK_ROWS):
             scores = x[begin : begin + BLOCK_ROWS] @ y.T
-            theirs = own == torch.arange(begin, begin + len(scores))[:, None]
+            theirs = own == torch.arange(begin, begin + len(scores), device="cpu")[:, None]
             highest = scores.masked_fill(~theirs, -torch.inf).amax(dim=1, keepdim=True)
             image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores, highest)
         return _figures(image_ranks[torch.unique(own)]), _figures(torch.cat(caption_ranks))
@@ -134,7 +134,7 @@ def fit_maps(
         maps = LinearMaps(x.shape[1], y.shape[1], dim)
         optimizer = torch.optim.Adam(maps.parameters(), learning_rate)
         for _ in tqdm(range(epochs), desc="maps", unit="epoch", disable=None if progress else True):
-            for rows in torch.randperm(len(y)).split(batch_size):
+            for rows in torch.randperm(len(y), device="cpu").split(batch_size):
                 u, v = maps(x[own[rows]], y[rows])
                 loss = _margin_loss(u, v, own[rows], margin, contrasts)
                 optimizer.zero_grad()
@@ -157,7 +157,7 @@ def _margin_loss(
         violations = (margin - direction.diagonal()[:, None] + direction).clamp(min=0)
         # Sampling without replacement: each row takes the contrasts with the highest random keys. A caption
         # of the same image has the key -1, and counts 0 if it is taken nevertheless.
-        keys = torch.rand(scores.shape).masked_fill(~others, -1)
+        keys = torch.rand(scores.shape, device="cpu").masked_fill(~others, -1)
         chosen = keys.topk(min(contrasts, len(scores)), dim=1).indices
         loss = loss + (violations * others).gather(1, chosen).sum(dim=1).mean()
     return loss

@@ -47,7 +47,7 @@ def nearest(
     if not queries or not all(query.strip() for query in queries):
         raise InputError("query: wanted a sentence, got blank text")
     query_vectors = F.normalize(torch.from_numpy(encoder.encode(list(queries))), dim=1)
-    best = torch.empty(len(queries), 0)
+    best = torch.empty(len(queries), 0, device="cpu")
     found: list[list[Neighbor]] = [[] for _ in queries]
     for block in read_blocks(corpus):
         vectors = F.normalize(torch.from_numpy(encoder.encode(block.sentences)), dim=1)

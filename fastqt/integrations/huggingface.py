@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastqt.checks import check_option, check_size
 from fastqt.errors import InputError
 from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.text import Encoded, pad
@@ -53,19 +54,17 @@ class HuggingFaceEncoder(Encoder):
         pooling: Pooling = "cls",
         max_length: int = 128,
     ) -> None:
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected one of {', '.join(map(repr, POOLINGS))}, got {pooling!r}")
-        if max_length < 1:
-            raise ValueError(f"max_length: expected at least 1, got {max_length}")
+        check_option("pooling", pooling, POOLINGS)
+        check_size("max_length", max_length)
         loaded: Any = model
         if not isinstance(model, nn.Module):
             loaded, own_tokenizer = _load(Path(model))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
         elif tokenizer is None:
-            raise ValueError("tokenizer: expected the loaded model's, got None")
+            raise ValueError("tokenizer: want the loaded model's, got None")
         if pooling == "cls" and getattr(loaded, "pooler", None) is None:
             raise ValueError(
-                f"pooling: expected 'cls_before_pooler' or 'mean' for a {type(loaded).__name__}, which has "
+                f"pooling: want 'cls_before_pooler' or 'mean' for a {type(loaded).__name__}, which has "
                 "no pooler, got 'cls'"
             )
         super().__init__()
@@ -203,7 +202,7 @@ def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
     """Loads an object of each of the named `transformers` classes from a local directory."""
     transformers = _transformers()
     if not directory.is_dir():
-        raise InputError(f"model: expected the directory of a checkpoint, got {str(directory)!r}")
+        raise InputError(f"model: want the directory of a checkpoint, got {str(directory)!r}")
     try:
         return [
             getattr(transformers, name).from_pretrained(directory, local_files_only=True) for name in classes

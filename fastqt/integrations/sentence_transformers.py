@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastqt.losses import simcse_loss
+from fastqt.nn.loss import check_options
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -23,10 +24,15 @@ class SentenceTransformerLoss(nn.Module):
         loss: a function of one (B, D) tensor per column, such as `fastqt.simcse_loss`, `fastqt.mixcse_loss`,
             `fastqt.clip_loss` or `fastqt.contrastive_loss`.
         **options: keyword arguments of the loss.
+
+    Raises:
+        TypeError: an option that the loss does not have, or that has a value of another type.
+        ValueError: an option of a loss of fastqt, with a value which that refuses.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor] = simcse_loss, **options: Any) -> None:
         super().__init__()
+        check_options(loss, options)
         self.model = model
         self.loss = loss
         self.options = options

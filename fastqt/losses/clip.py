@@ -44,12 +44,12 @@ def clip_loss(
     check_embeddings(a=a, b=b)
     if len(a) != len(b):
         raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
+    check_scale(scale, a.dtype)
+    check_option("reduction", reduction, REDUCTIONS)
+    check_option("memory", memory, MEMORY_MODES)
     if normalize:
         a, b = unit(a), unit(b)
     if not is_traced(a, b):
-        check_scale(scale)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_option("memory", memory, MEMORY_MODES)
         dtype = input_dtype(a)
         p = ClipProblem(a.to(dtype), b.to(dtype), scale, memory)
         engine = engines.choose(backend, p, dtype)

@@ -11,6 +11,8 @@ from fastqt.losses.common import device_of
 from fastqt.problem import REDUCTIONS, reduce
 from fastqt.targets import Window
 
+BLOCK_NEGATIVES = ("shift", "complement", "random")
+
 
 def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-<f_i, g+_i - g-_i>)): each query's positive is to score above its negative.
@@ -54,7 +56,7 @@ def curl_block_loss(
         document_ids: (N,) integers; the window stays within equal ids.
         negatives: "shift": the neighbours of the row N // 2 further on, circularly; "complement": all
             that are neither the sentence nor a neighbour; "random": a permutation's neighbours.
-        generator: draws the random permutation; torch's default generator if None.
+        generator: draws the permutation of "random"; torch's default generator if None.
         reduction: "mean" over the rows, "sum", or "none".
 
     Returns:
@@ -67,7 +69,10 @@ def curl_block_loss(
     (2019), section 6, on windows of sentences.
     """
     check_embeddings(queries=queries, candidates=candidates)
-    check_option("negatives", negatives, ("shift", "complement", "random"))
+    check_option("negatives", negatives, BLOCK_NEGATIVES)
+    check_option("reduction", reduction, REDUCTIONS)
+    if generator is not None and negatives != "random":
+        raise ValueError(f"generator: want None unless negatives='random', got one for {negatives!r}")
     N, M, device = len(queries), len(candidates), queries.device
     if N != M:
         raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")

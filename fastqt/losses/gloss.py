@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import as_ids, check_bias, check_embeddings, check_option, input_dtype, is_traced, require
+from fastqt.checks import (
+    as_ids,
+    check_bias,
+    check_embeddings,
+    check_option,
+    check_tensor,
+    input_dtype,
+    is_traced,
+    require,
+)
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
@@ -16,7 +25,7 @@ from fastqt.losses.gloss_factored import (
     ScoresTooFarApartError,
     score_positions,
 )
-from fastqt.problem import REDUCTIONS, reduce
+from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
 from fastqt.targets import Bags
 
 
@@ -77,7 +86,9 @@ def gloss_pos_loss(
     """
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
+    check_option("memory", memory, MEMORY_MODES)
     B, L, device = len(latents), len(positions), latents.device
+    check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):
         raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
     lengths = as_ids("lengths", lengths).to(device)
@@ -87,7 +98,7 @@ def gloss_pos_loss(
     token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
     used, V = token_ids[within], len(weight)
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
-    check_bias(bias, V, device)
+    check_bias(bias, V, device, latents.dtype)
     if engines.requested(backend) is None:
         loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction)
         if loss is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.functional import contrastive_loss
-from fastqt.targets import Diagonal
+from fastqt.targets import Pairs
 
 
 def info_nce_loss(
@@ -40,7 +40,7 @@ def info_nce_loss(
     return contrastive_loss(
         queries,
         candidates,
-        Diagonal(),
+        Pairs(),
         diagonal="keep",
         scale=scale,
         normalize=normalize,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -12,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.checks import check_embeddings, check_option
+from fastqt.checks import check_embeddings, check_number, check_option
 from fastqt.problem import REDUCTIONS, Rows
-from fastqt.targets import TargetRows, TargetsLike, Window, as_targets
+from fastqt.targets import TargetRows, TargetsLike, given_or_window
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
@@ -28,7 +27,7 @@ def max_margin_loss(
     *,
     margin: float = 1.0,
     diagonal: str = "exclude",
-    context_size: int = 1,
+    context_size: int | None = None,
     document_ids: Tensor | None = None,
     normalize: bool = False,
     reduction: str = "mean",
@@ -63,13 +62,8 @@ def max_margin_loss(
     check_embeddings(queries=queries, candidates=candidates)
     check_option("diagonal", diagonal, ("exclude", "keep"))
     check_option("reduction", reduction, REDUCTIONS)
-    if not math.isfinite(margin):
-        raise ValueError(f"margin: want a finite number, got {margin}")
-    if targets is None:
-        targets = Window(context_size, document_ids=document_ids)
-    elif document_ids is not None:
-        raise ValueError("document_ids: want them in Window(..., document_ids=...) when targets are given")
-    operator, N, M = as_targets(targets), len(queries), len(candidates)
+    check_number("margin", margin, dtype=queries.dtype)
+    operator, N, M = given_or_window(targets, context_size, document_ids), len(queries), len(candidates)
     operator.check(N, M, diagonal)
     rows = operator.rows(N, M, queries.device)
     if rows.background is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.checks import check_embeddings, check_paired
 from fastqt.functional import sigmoid_loss
 from fastqt.targets import Diagonal
 
@@ -38,6 +39,8 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
+    check_embeddings(a=a, b=b)
+    check_paired("a", a.shape[0], "b", b.shape[0])
     return sigmoid_loss(
         a,
         b,

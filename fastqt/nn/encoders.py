@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from fastqt.checks import check_tensor
 from fastqt.nn.gru import GRU
-from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
+from fastqt.nn.init import Init, check_vectors, embedding_table, init_gru, init_lstm
 from fastqt.nn.sparse_gradients import bag_sum
 
 LSTM = nn.LSTM
@@ -37,6 +38,7 @@ class Encoder(nn.Module):
             (B, E); an empty sentence is encoded as zeros.
 
         Raises:
+            TypeError: not a tensor.
             ValueError: a wrong shape or dtype, or a length outside 0..L.
             IndexError: a token id outside the vocabulary.
         """
@@ -220,7 +222,7 @@ class Combine(Encoder):
 
     def __init__(self, *encoders: Encoder) -> None:
         if not encoders:
-            raise ValueError("encoders: expected at least one encoder, got none")
+            raise ValueError("encoders: want at least one encoder, got none")
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
         self.embedding_dim = sum(encoder.embedding_dim for encoder in encoders)
@@ -256,8 +258,9 @@ class MultiChannel(Combine):
         sparse: bool = False,
         init: Init = "paper",
     ) -> None:
+        check_vectors(vectors)
         if vectors.dim() != 2:
-            raise ValueError(f"vectors: expected shape (V, W), got {tuple(vectors.shape)}")
+            raise ValueError(f"vectors: want shape (V, W), got {tuple(vectors.shape)}")
         V, W = vectors.shape
 
         def channel(width: int, vectors: Tensor | None) -> GRUEncoder:
@@ -278,16 +281,16 @@ class MultiChannel(Combine):
 
 
 def check_batch(tokens: Tensor, lengths: Tensor) -> None:
-    """Raises ValueError unless tokens are (B, L) int64 and lengths (B,) int64 in 0..L."""
+    """Raises ValueError or TypeError unless tokens are (B, L) int64 and lengths (B,) int64 in 0..L."""
+    check_tensor("tokens", tokens)
+    check_tensor("lengths", lengths)
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
-        raise ValueError(f"tokens: expected (B, L) int64, got {tuple(tokens.shape)} {tokens.dtype}")
+        raise ValueError(f"tokens: want (B, L) int64, got {tuple(tokens.shape)} {tokens.dtype}")
     if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
-        raise ValueError(
-            f"lengths: expected ({len(tokens)},) int64, got {tuple(lengths.shape)} {lengths.dtype}"
-        )
+        raise ValueError(f"lengths: want ({len(tokens)},) int64, got {tuple(lengths.shape)} {lengths.dtype}")
     if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= tokens.shape[1]:
         raise ValueError(
-            f"lengths: expected values in 0..{tokens.shape[1]}, the width of tokens, "
+            f"lengths: want values in 0..{tokens.shape[1]}, the width of tokens, "
             f"got {int(lengths.min())}..{int(lengths.max())}"
         )
 
@@ -315,5 +318,5 @@ def pack_tokens(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor
 def direction_width(hidden_size: int, bidirectional: bool) -> int:
     """The number of units of each direction, so that all directions together have `hidden_size`."""
     if bidirectional and hidden_size % 2:
-        raise ValueError(f"hidden_size: expected an even number, half for each direction, got {hidden_size}")
+        raise ValueError(f"hidden_size: want an even number, half for each direction, got {hidden_size}")
     return hidden_size // 2 if bidirectional else hidden_size

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import check_option
+from fastqt.checks import INTEGERS, as_ids, check_number, check_option, check_size, check_tensor
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.gloss import factored_pos_loss
 from fastqt.losses.gloss_factored import PositionScores, score_positions
@@ -67,9 +67,9 @@ class Gloss(nn.Module):
         check_option("decoder", decoder, DECODERS)
         sizes = {"vocab_size": (vocab_size, 1), "dim": (dim, 1), "sentences": (sentences, 0)}
         for name, (size, least) in (sizes | {"max_length": (max_length, 1)}).items():
-            if size < least:
-                raise ValueError(f"{name}: want at least {least}, got {size}")
-        if not 0 < radius < math.inf:
+            check_size(name, size, least)
+        check_number("radius", radius)
+        if radius <= 0:
             raise ValueError(f"radius: want a positive number, got {radius}")
         super().__init__()
         self.unknown_id = unknown_id
@@ -122,7 +122,7 @@ class Gloss(nn.Module):
 
     def latents_of(self, rows: Tensor) -> Tensor:
         """The latent vectors (B, d) of the training sentences `rows`, (B,) int64, with a sparse gradient."""
-        return F.embedding(rows, self.latents, sparse=True)
+        return F.embedding(as_ids("rows", rows), self.latents, sparse=True)
 
     def loss(self, latents: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
         """The decoder's loss for given latent vectors: `fastqt.gloss_bow_loss` or `fastqt.gloss_pos_loss`.
@@ -138,6 +138,7 @@ class Gloss(nn.Module):
 
         Raises:
             ValueError: a wrong shape, or a length or token id out of range.
+            TypeError: no tensor of integers.
         """
         self._check(tokens, lengths)
         if self.positions is None:
@@ -301,9 +302,13 @@ class Gloss(nn.Module):
         return gloss_bow_loss(latents, weight, bias, ids, offsets, reduction=reduction, memory=memory)
 
     def _check(self, tokens: Tensor, lengths: Tensor) -> None:
+        check_tensor("tokens", tokens)
+        as_ids("lengths", lengths)
         V, most = len(self.weight), math.inf if self.positions is None else len(self.positions)
         if tokens.dim() != 2 or tokens.shape[1] > most:
             raise ValueError(f"tokens: want shape (B, L), L at most {most}, got {tuple(tokens.shape)}")
+        if tokens.dtype not in INTEGERS:
+            raise TypeError(f"tokens: want an integer dtype, got {tokens.dtype}")
         B, L = tokens.shape
         if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > L)).any()):
             raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fastqt.checks import FLOATING, check_size, check_tensor
+
 Init = Literal["paper", "torch"]
 
 
@@ -29,20 +31,31 @@ def embedding_table(
         init: where `vectors` is None, "paper" for U[-0.1, 0.1] or "torch" for N(0, 1).
 
     Raises:
-        ValueError: an unknown init, or vectors of another shape.
+        ValueError: an unknown init, a size below 1, or vectors of another shape.
+        TypeError: a size that is not an integer, or vectors that are not a tensor.
     """
     if init not in ("paper", "torch"):
-        raise ValueError(f"init: expected 'paper' or 'torch', got {init!r}")
+        raise ValueError(f"init: want 'paper' or 'torch', got {init!r}")
+    for name, size in (("vocab_size", vocab_size), ("dim", dim)):
+        check_size(name, size)
     table = nn.Embedding(vocab_size, dim, sparse=sparse)
     if vectors is not None:
+        check_vectors(vectors)
         if vectors.shape != table.weight.shape:
-            raise ValueError(f"vectors: expected shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
+            raise ValueError(f"vectors: want shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
         with torch.no_grad():
             table.weight.copy_(vectors)
     elif init == "paper":
         nn.init.uniform_(table.weight, -0.1, 0.1)
     table.weight.requires_grad_(not freeze)
     return table
+
+
+def check_vectors(vectors: Tensor) -> None:
+    """Raises TypeError unless word vectors are a floating-point tensor."""
+    check_tensor("vectors", vectors)
+    if vectors.dtype not in FLOATING:
+        raise TypeError(f"vectors: want a floating-point dtype of 16 to 64 bits, got {vectors.dtype}")
 
 
 def init_gru(gru: nn.RNNBase) -> None:

@@ -8,16 +8,41 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fastqt import losses
-from fastqt.checks import check_number, check_scale
+from fastqt.checks import check_flag, check_number, check_option, check_scale
+from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
+from fastqt.negatives import Mixed
+from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS
+from fastqt.targets import Window
+
+# What each option may be. The functions check most of it again in each call, with the same words.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "reduction": REDUCTIONS,
+    "memory": MEMORY_MODES,
+    "diagonal": DIAGONALS,
+    "form": ("slides", "released"),
+    "partner": ("next", "random"),
+    "blocks": ("both", "candidates"),
+    "masked_cell": ("zero", "exclude"),
+}
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
+    "context_size": Window,
+    "mix": Mixed,
+    "scale": check_scale,
+    **{name: partial(check_number, name) for name in ("margin", "hard_negative_weight")},
+    **{name: partial(check_flag, name) for name in ("normalize", "stop_gradient")},
+}
 
 
 class Loss(nn.Module):
@@ -27,16 +52,19 @@ class Loss(nn.Module):
         **options: keyword arguments of the function, except those in `batch_arguments`.
 
     Raises:
-        TypeError: an option that the function does not have.
+        TypeError: an option that the function does not have, or that has a value of another type.
+        ValueError: an option that has a value which the function refuses.
 
     Attributes:
         function: the loss function.
+        choices: which values options may have that differ from those in other losses.
         batch_arguments: the function's keyword arguments that each call takes, because they belong to a
             batch.
     """
 
     function: ClassVar[Callable[..., Tensor]]
     batch_arguments: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -44,7 +72,22 @@ class Loss(nn.Module):
         unknown = sorted(options.keys() - self.option_names)
         if unknown:
             raise TypeError(f"{', '.join(unknown)}: no option of {type(self).__name__}")
+        self.check_values(options)
         self.options = options
+
+    @classmethod
+    def check_values(cls, options: Mapping[str, Any]) -> None:
+        """Checks the values of options, as far as that is possible without a batch.
+
+        Raises:
+            TypeError, ValueError: naming the option, what is wanted and what came.
+        """
+        choices = CHOICES | cls.choices
+        for name, value in options.items():
+            if name in choices:
+                check_option(name, value, choices[name])
+            elif name in CHECKS:
+                CHECKS[name](value)
 
     def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
         """The loss of a batch.
@@ -83,13 +126,12 @@ class ScaledLoss(Loss):
     """Base of the loss modules whose function scales the scores; the scale may be learnt.
 
     Args:
-        scale: inverse temperature, a finite number; > 0 if it is learnt. By default the function's own.
+        scale: inverse temperature 1 / tau, a number > 0. By default the function's own.
         learn_scale: learn the scale as the parameter `log_scale`, its logarithm, so that it stays positive.
         **options: keyword arguments of the function, except those in `batch_arguments`.
 
     Raises:
-        TypeError: an option that the function does not have, or a scale that is not a number.
-        ValueError: a scale that is not finite, or not positive with `learn_scale`.
+        TypeError, ValueError: as in `Loss`, or a scale that is no positive number.
     """
 
     log_scale: nn.Parameter | None
@@ -98,8 +140,7 @@ class ScaledLoss(Loss):
         super().__init__(**options)
         scale = self._defaults()["scale"] if scale is None else scale
         check_scale(scale)
-        if learn_scale and not scale > 0:
-            raise ValueError(f"scale: want a positive number to learn from, got {scale}")
+        check_flag("learn_scale", learn_scale)
         self.initial_scale = float(scale)
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale))) if learn_scale else None
 
@@ -144,6 +185,7 @@ class MaxMarginLoss(Loss):
 
     function = staticmethod(max_margin_loss)
     batch_arguments = ("document_ids",)
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"diagonal": ("exclude", "keep")}
 
 
 class InfoNCELoss(ScaledLoss):
@@ -210,6 +252,7 @@ class SigLIPLoss(ScaledLoss):
     ) -> None:
         super().__init__(scale=scale, learn_scale=learn_scale, **options)
         check_number("bias", bias)
+        check_flag("learn_bias", learn_bias)
         self.bias = nn.Parameter(torch.tensor(float(bias))) if learn_bias else float(bias)
 
     def extra_repr(self) -> str:
@@ -231,6 +274,7 @@ class CURLBlockLoss(Loss):
 
     function = staticmethod(losses.curl_block_loss)
     batch_arguments = ("document_ids", "generator")
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"negatives": BLOCK_NEGATIVES}
 
 
 class GlossBagOfWordsLoss(Loss):
@@ -243,3 +287,30 @@ class GlossPositionalLoss(Loss):
     """`fastqt.gloss_pos_loss` with its options fixed."""
 
     function = staticmethod(losses.gloss_pos_loss)
+
+
+MODULES: tuple[type[Loss], ...] = (
+    *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
+    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
+)
+
+
+def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
+    """Checks the keyword arguments that a loss function is to be called with, before there is a batch.
+
+    Args:
+        function: one of this library, whose options' values are checked too, or any other.
+        options: keyword arguments of the function.
+
+    Raises:
+        TypeError: a name that the function does not have.
+        TypeError, ValueError: a value that a function of this library refuses.
+    """
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        unknown = sorted(options.keys() - parameters.keys())
+        if unknown:
+            raise TypeError(f"{', '.join(unknown)}: no option of {getattr(function, '__name__', function)}")
+    for module in MODULES:
+        if module.function is function:
+            module.check_values(options)

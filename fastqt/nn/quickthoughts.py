@@ -24,7 +24,7 @@ class QuickThoughts(nn.Module):
     def __init__(self, query_encoder: Encoder, candidate_encoder: Encoder) -> None:
         if query_encoder.embedding_dim != candidate_encoder.embedding_dim:
             raise ValueError(
-                f"candidate_encoder: expected query_encoder's embedding_dim, {query_encoder.embedding_dim}, "
+                f"candidate_encoder: want query_encoder's embedding_dim, {query_encoder.embedding_dim}, "
                 f"got {candidate_encoder.embedding_dim}"
             )
         super().__init__()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastqt.checks import check_dropout
 from fastqt.nn.encoders import Encoder
 from fastqt.nn.loss import Loss, MixCSELoss, SimCSELoss
 
@@ -31,8 +32,7 @@ class SimCSE(nn.Module):
     loss: Loss
 
     def __init__(self, encoder: Encoder, *, dropout: float = 0.1, **options: Any) -> None:
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+        check_dropout(dropout)
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(dropout)

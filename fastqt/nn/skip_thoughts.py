@@ -68,7 +68,7 @@ class SkipThoughts(nn.Module):
         check_batch(tokens, lengths)
         words = int(lengths[:-1].sum() + lengths[1:].sum())
         if words == 0:
-            raise ValueError("lengths: expected at least two sentences, with words, got no word to predict")
+            raise ValueError("lengths: want at least two sentences, with words, got no word to predict")
         vectors, table = self(tokens, lengths), self.encoder.embedding
         before = self.previous.loss(vectors[1:], table, tokens[:-1], lengths[:-1])
         after = self.next.loss(vectors[:-1], table, tokens[1:], lengths[1:])

@@ -69,4 +69,6 @@ def distinct_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """A coalesced sparse gradient from distinct ascending rows (R,) and their values (R, D)."""
-    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        rows[None], values, shape, device=values.device, is_coalesced=True, check_invariants=False
+    )

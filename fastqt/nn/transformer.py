@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastqt.checks import check_dropout, check_option, check_size
 from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.nn.init import embedding_table
 
@@ -56,14 +57,11 @@ class Transformer(Encoder):
         sparse: bool = False,
     ) -> None:
         for name, size in (("layers", layers), ("feedforward", feedforward), ("max_length", max_length)):
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+            check_size(name, size)
         if heads < 1 or dim % heads:
-            raise ValueError(f"heads: expected a divisor of dim={dim}, got {heads}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a share in [0, 1), got {dropout}")
-        if pooling not in ("mean", "first"):
-            raise ValueError(f"pooling: expected 'mean' or 'first', got {pooling!r}")
+            raise ValueError(f"heads: want a divisor of dim={dim}, got {heads}")
+        check_dropout(dropout)
+        check_option("pooling", pooling, ("mean", "first"))
         super().__init__()
         self.embedding_dim = dim
         self.max_length = max_length
@@ -79,7 +77,7 @@ class Transformer(Encoder):
         longest = int(lengths.max()) if len(lengths) else 0
         if longest > self.max_length:
             raise ValueError(
-                f"lengths: expected at most max_length={self.max_length} words a sentence, got {longest}"
+                f"lengths: want at most max_length={self.max_length} words a sentence, got {longest}"
             )
         if longest == 0:
             return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)

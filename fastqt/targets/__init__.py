@@ -10,12 +10,14 @@ from fastqt.targets.operators import (
     ClassIndices,
     Dense,
     Diagonal,
+    Pairs,
     Smoothed,
-    Sparse,
     TargetsLike,
     as_targets,
+    given_or_window,
     smoothed,
 )
+from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Dense",
     "Diagonal",
     "NoTargets",
+    "Pairs",
     "Smoothed",
     "Sparse",
     "TargetRows",
@@ -32,5 +35,6 @@ __all__ = [
     "TargetsLike",
     "Window",
     "as_targets",
+    "given_or_window",
     "smoothed",
 ]

@@ -111,3 +111,9 @@ def rows_of_equal_length(columns: Tensor, weights: Tensor) -> TargetRows:
     N, K = columns.shape
     starts = torch.arange(0, N * K + 1, K, device=columns.device)
     return TargetRows(starts, columns.reshape(-1), weights.reshape(-1))
+
+
+def check_shape(shape: tuple[int, ...], N: int, M: int) -> None:
+    """Raises ValueError unless a target matrix has a row for each query and a column for each candidate."""
+    if shape != (N, M):
+        raise ValueError(f"targets: want shape (N, M) = ({N}, {M}), got {shape}")

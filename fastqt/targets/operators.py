@@ -1,15 +1,21 @@
-"""Target operators other than the window: one target per row, sparse and dense matrices, smoothing."""
+"""Target operators of one target per row, bags and dense matrices, smoothing, and what users may pass."""
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import as_ids, require
-from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, rows_of_equal_length
+from fastqt.checks import FLOATING, as_ids, check_number, check_paired, check_tensor, require
+from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape, rows_of_equal_length
+from fastqt.targets.sparse import Sparse
+from fastqt.targets.window import Window
+
+# Weights that a row's sum divides are multiplied by this first, so that no sum overflows. The least smoothing
+# is still a normal number then, beside which the digits do not count that smaller weights lose.
+SHRINK = 2.0**-40
+LEAST_SMOOTHING = 1e-290
 
 
 class Diagonal(Targets):
@@ -33,38 +39,12 @@ class Diagonal(Targets):
         return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
 
 
-class Sparse(Targets):
-    """Targets from a sparse CSR tensor.
-
-    Args:
-        csr_tensor: (N, M), layout torch.sparse_csr, floating point, entries >= 0. No cell may occur twice,
-            which `torch.sparse.check_sparse_tensor_invariants` can check. No gradient flows to it.
-
-    Raises:
-        ValueError: another layout, or a tensor that is not 2-D.
-        TypeError: a dtype that is not floating point.
-    """
-
-    def __init__(self, csr_tensor: Tensor) -> None:
-        if csr_tensor.layout is not torch.sparse_csr or csr_tensor.dim() != 2:
-            raise ValueError(
-                f"csr_tensor: want a 2-D tensor of layout torch.sparse_csr, got {csr_tensor.dim()}-D of "
-                f"layout {csr_tensor.layout}"
-            )
-        if not csr_tensor.dtype.is_floating_point:
-            raise TypeError(f"csr_tensor: want a floating-point dtype, got {csr_tensor.dtype}")
-        csr_tensor = csr_tensor.detach()
-        self.shape = tuple(csr_tensor.shape)
-        self._rows = TargetRows(
-            csr_tensor.crow_indices().long(), csr_tensor.col_indices().long(), csr_tensor.values().double()
-        )
+class Pairs(Diagonal):
+    """`Diagonal` where each query has its candidate: no fewer candidates than queries."""
 
     def check(self, N: int, M: int, diagonal: str) -> None:
-        _check_shape(self.shape, N, M)
-
-    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        starts, columns, weights = (x.to(device) for x in self._rows.compressed())
-        return TargetRows(starts, columns, weights)
+        check_paired("queries", N, "candidates", M)
+        super().check(N, M, diagonal)
 
 
 class ClassIndices(Targets):
@@ -143,16 +123,18 @@ class Dense(Targets):
         matrix: (N, M) floating point, entries >= 0. No gradient flows to it.
 
     Raises:
-        TypeError: a dtype that is not floating point.
+        TypeError: no dense tensor, or a dtype that is not floating point.
+        ValueError: a tensor on the meta device.
     """
 
     def __init__(self, matrix: Tensor) -> None:
-        if not matrix.dtype.is_floating_point:
+        check_tensor("targets", matrix)
+        if matrix.dtype not in FLOATING:
             raise TypeError(f"targets: want a floating-point (N, M) tensor, got dtype {matrix.dtype}")
         self.matrix = matrix.detach()
 
     def check(self, N: int, M: int, diagonal: str) -> None:
-        _check_shape(tuple(self.matrix.shape), N, M)
+        check_shape(tuple(self.matrix.shape), N, M)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         return TargetRows(dense=self.matrix.to(device))
@@ -176,17 +158,20 @@ class Smoothed(Targets):
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         rows = self.base.rows(N, M, device)
-        background = torch.full((N,), self.smoothing, dtype=torch.float64, device=device)
+        unit = SHRINK if self.normalize else 1.0
+        background = torch.full((N,), self.smoothing * unit, dtype=torch.float64, device=device)
         if rows.background is not None:
-            background = background + rows.background
+            background = background + rows.background * unit
         if rows.dense is not None:
             if not self.normalize:
                 return TargetRows(dense=rows.dense, background=background)
-            divisor = rows.dense.double().sum(1) + M * background
-            return TargetRows(dense=rows.dense / divisor[:, None], background=background / divisor)
+            dense = rows.dense.double() * unit
+            divisor = dense.sum(1) + M * background
+            return TargetRows(dense=dense / divisor[:, None], background=background / divisor)
         starts, columns, weights = rows.compressed()
         if not self.normalize:
             return TargetRows(starts, columns, weights, background=background)
+        weights = weights * unit
         row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
         divisor = (M * background).index_add(0, row, weights)
         return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
@@ -203,21 +188,22 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
 
     Args:
         targets: any targets that `contrastive_loss` takes.
-        smoothing: > 0, in the units of the weights of `targets`.
+        smoothing: a number of at least 1e-290, in the units of the weights of `targets`.
         normalize: divide each row by its sum.
 
     Returns:
         The smoothed operator.
 
     Raises:
-        ValueError: smoothing that is not a positive number, or a tensor of a wrong shape as targets.
-        TypeError: targets of another type.
+        ValueError: smoothing that is out of range, or a tensor of a wrong shape as targets.
+        TypeError: targets of another type, or smoothing that is not a number.
 
     Source: the "smoothing" of the published QuickThoughts re-implementation, in which all cells are 0.1,
     and those of the window 1.1, before the division.
     """
-    if not isinstance(smoothing, Real) or not 0 < smoothing < float("inf"):
-        raise ValueError(f"smoothing: want a positive number, got {smoothing!r}")
+    check_number("smoothing", smoothing)
+    if smoothing < LEAST_SMOOTHING:
+        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing!r}")
     return Smoothed(as_targets(targets), float(smoothing), normalize)
 
 
@@ -229,13 +215,14 @@ def as_targets(targets: TargetsLike) -> Targets:
 
     Raises:
         ValueError: a tensor of another number of dimensions.
-        TypeError: a value of another type, or a tensor of a wrong dtype.
+        TypeError: a value of another type, or a tensor of a wrong dtype or layout.
     """
     if isinstance(targets, Targets):
         return targets
     if isinstance(targets, Tensor):
         if targets.layout is torch.sparse_csr:
             return Sparse(targets)
+        check_tensor("targets", targets)
         if targets.dim() == 1:
             return ClassIndices(targets)
         if targets.dim() == 2:
@@ -244,6 +231,26 @@ def as_targets(targets: TargetsLike) -> Targets:
     raise TypeError(f"targets: want fastqt targets or a tensor, got {type(targets).__name__}")
 
 
-def _check_shape(shape: tuple[int, ...], N: int, M: int) -> None:
-    if shape != (N, M):
-        raise ValueError(f"targets: want shape (N, M) = ({N}, {M}), got {shape}")
+def given_or_window(
+    targets: TargetsLike | None,
+    context_size: int | None,
+    document_ids: Tensor | None,
+    *,
+    normalize: bool = True,
+) -> Targets:
+    """The targets that a user has given, or the default ones: each sentence's neighbours.
+
+    Args:
+        targets: as of `as_targets`, or None for a `Window` of the other arguments.
+        context_size: half-width of the window; None for 1.
+        document_ids, normalize: as of `Window`.
+
+    Raises:
+        ValueError, TypeError: as by `as_targets` and `Window`, or an argument of the window beside targets.
+    """
+    if targets is None:
+        return Window(context_size, document_ids=document_ids, normalize=normalize)
+    for name, given in (("context_size", context_size), ("document_ids", document_ids)):
+        if given is not None:
+            raise ValueError(f"{name}: want it in Window(...) when targets are given, got it beside them")
+    return as_targets(targets)

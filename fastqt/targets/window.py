@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
@@ -17,6 +19,8 @@ from fastqt.targets.base import TargetRows, Targets, rows_of_equal_length
 _BAND_CACHE_SIZE = 8
 _BAND_CACHE_ENTRIES = 2**16
 
+LEAST_SHARE = 1e-250  # of the least weight in the greatest, so that none of them underflows beside the other
+
 _band_cache: dict[tuple[object, ...], TargetRows] = {}
 # Rows that a CUDA graph reads, by id(). They are never freed, because the graph may be replayed at any time.
 _captured_bands: dict[int, TargetRows] = {}
@@ -26,17 +30,19 @@ class Window(Targets):
     """Neighbours at fixed offsets: the targets of row i are the candidates i + o inside [0, M).
 
     Args:
-        size: half-width k >= 1; the offsets are -k..k without 0. The "context size 3" of QuickThoughts is
-            k = 1.
+        size: half-width k >= 1, by default 1; the offsets are -k..k without 0. The "context size 3" of
+            QuickThoughts is k = 1.
         offsets: explicit offsets in place of `size`, e.g. [1] for the next sentence only.
-        weights: one positive weight for each offset; 1 by default.
+        weights: one positive weight for each offset; 1 by default. Weights that are normalised differ by a
+            factor of 1e250 at most.
         normalize: divide each row by the sum of its weights inside [0, M), so that a row with targets sums
             to 1. A row without targets stays zero.
         document_ids: (N,) integers; row i has targets with the same id only. Needs M = N.
             `Window(b - 1, document_ids=torch.arange(N) // b)` makes blocks of b sentences.
 
     Raises:
-        ValueError: `size`, `offsets` or `weights` out of range, or document_ids that are not 1-D.
+        ValueError: `size`, `offsets` or `weights` out of range, `size` beside `offsets`, or document_ids
+            that are not 1-D.
         TypeError: document_ids that are not integers.
 
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
@@ -45,32 +51,45 @@ class Window(Targets):
 
     def __init__(
         self,
-        size: int = 1,
+        size: int | None = None,
         *,
         offsets: Sequence[int] | None = None,
         weights: Sequence[float] | None = None,
         normalize: bool = True,
         document_ids: Tensor | None = None,
     ) -> None:
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"size (context_size): want an integer >= 1, got {size!r}")
+        if size is not None and offsets is not None:
+            raise ValueError(f"size (context_size): want None beside offsets, got {size!r}")
         if offsets is None:
-            self.offsets = (*range(-size, 0), *range(1, size + 1))
+            size = 1 if size is None else size
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"size (context_size): want an integer >= 1, got {size!r}")
+            given: tuple[int, ...] = ()
+            self._size, count = size, 2 * size
         else:
-            self.offsets = _checked_offsets(offsets)
-        count = len(self.offsets)
-        self.weights = (1.0,) * count if weights is None else _checked_weights(weights, count)
+            given = _checked_offsets(offsets)
+            self._size, count = 0, len(given)
+        self._given = given
+        self._count = count
+        self._weights = None if weights is None else _checked_weights(weights, count, normalize)
         self.normalize = normalize
         self.document_ids = None if document_ids is None else as_ids("document_ids", document_ids)
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The offsets o, of which row i has the targets i + o."""
+        # They are made when they are used: those of a size far beyond the batch do not fit into memory.
+        return self._given or (*range(-self._size, 0), *range(1, self._size + 1))
+
     def check(self, N: int, M: int, diagonal: str) -> None:
-        reach = max(map(abs, self.offsets))
+        reach = self._size or max(map(abs, self._given))
         if reach >= max(N, M):
+            name = "size (context_size)" if self._size else "offsets"
             raise ValueError(
-                f"context_size: offsets reach {reach} rows, want less than the batch, got N={N} queries "
-                f"and M={M} candidates"
+                f"{name}: want a reach of fewer rows than the batch, N={N} queries and M={M} candidates, "
+                f"got {reach}"
             )
-        if 0 in self.offsets and diagonal != "keep":
+        if 0 in self._given and diagonal != "keep":
             raise ValueError(
                 f"targets: Window has offset 0, on the diagonal that diagonal={diagonal!r} replaces; "
                 "use diagonal='keep'"
@@ -82,14 +101,14 @@ class Window(Targets):
             )
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        if self.document_ids is None and N * len(self.offsets) <= _BAND_CACHE_ENTRIES:
+        if self.document_ids is None and N * self._count <= _BAND_CACHE_ENTRIES:
             return self._cached_rows(N, M, device)
         return self._lowered_rows(N, M, device)
 
     def _cached_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         if torch.compiler.is_compiling():
             return self._lowered_rows(N, M, device)
-        key = (N, M, self.offsets, self.weights, self.normalize, device)
+        key = (N, M, self._size, self._given, self._weights, self.normalize, device)
         rows = _band_cache.get(key)
         if _is_being_captured(device):
             # Tensors made during a capture live in the graph's memory pool, so they must not enter the
@@ -108,20 +127,21 @@ class Window(Targets):
         return rows
 
     def _lowered_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        row = torch.arange(N, device=device)
+        row, offsets = torch.arange(N, device=device), self.offsets
         # Python numbers reach a GPU as kernel arguments. A tensor of the offsets or weights would have to be
         # copied from the host first, and the host would wait for that copy.
-        columns = torch.stack([row + offset for offset in self.offsets], 1)
+        columns = torch.stack([row + offset for offset in offsets], 1)
         valid = (columns >= 0) & (columns < M)
         # A column that is clamped into range may repeat another target of the row, so its weight becomes 0.
         columns = columns.clamp(0, M - 1)
         if self.document_ids is not None:
             ids = self.document_ids.to(device)
             valid = valid & (ids[columns] == ids[:, None])
-        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(self.weights)], 1)
+        given = self._weights or (1.0,) * self._count
+        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(given)], 1)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        return replace(rows_of_equal_length(columns, weights), offsets=self.offsets)
+        return replace(rows_of_equal_length(columns, weights), offsets=offsets)
 
 
 def _is_being_captured(device: torch.device) -> bool:
@@ -135,9 +155,21 @@ def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def _checked_weights(weights: Sequence[float], count: int) -> tuple[float, ...]:
-    if len(weights) != count or not all(isinstance(w, Real) and 0 < w < float("inf") for w in weights):
+def _checked_weights(weights: Sequence[float], count: int, normalize: bool) -> tuple[float, ...]:
+    if len(weights) != count or not all(
+        isinstance(w, Real) and 0 < w <= sys.float_info.max and float(w) > 0 for w in weights
+    ):
         raise ValueError(
             f"weights: want one positive number for each of {count} offsets, got {list(weights)!r}"
         )
-    return tuple(float(w) for w in weights)
+    floats = tuple(map(float, weights))
+    if not normalize:
+        return floats
+    # The sum of a row must not overflow, and at an edge the least weight may be the only one of its row.
+    least, greatest = min(floats), max(floats)
+    if least / greatest < LEAST_SHARE:
+        raise ValueError(
+            f"weights: want a ratio of at least {LEAST_SHARE} to each other, got {least} and {greatest}"
+        )
+    _, exponent = math.frexp(greatest)
+    return tuple(math.ldexp(w, -exponent) for w in floats)

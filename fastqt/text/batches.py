@@ -93,7 +93,7 @@ def _batch(parts: Sequence[Encoded], documents: list[int], position: Position) -
     ids = np.concatenate([part.ids for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
     tokens, sizes = pad(Encoded(ids, lengths))
-    return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64), position)
+    return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64, device="cpu"), position)
 
 
 def pad(encoded: Encoded) -> tuple[Tensor, Tensor]:

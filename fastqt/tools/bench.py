@@ -28,7 +28,8 @@ def window_matrix(size: int, context_size: int) -> Tensor:
     Returns:
         (size, size) float32; each row is uniform over the sentence's neighbours, and 0 elsewhere.
     """
-    offset = torch.arange(size)[:, None] - torch.arange(size)
+    numbers = torch.arange(size, device="cpu")
+    offset = numbers[:, None] - numbers
     near = ((offset.abs() <= context_size) & (offset != 0)).float()
     return near / near.sum(dim=1, keepdim=True)
 
@@ -71,7 +72,7 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
     """
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (
-        (torch.randn(N, D, generator=generator) / D**0.25).requires_grad_() for _ in range(2)
+        (torch.randn(N, D, generator=generator, device="cpu") / D**0.25).requires_grad_() for _ in range(2)
     )
     targets = window_matrix(N, context_size)
 

@@ -178,7 +178,7 @@ def _launch(
             DESCRIPTORS=descriptors,
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
-            PRECISION=precision(),
+            PRECISION=precision(queries.dtype),
             BLOCK_N=config.rows,
             BLOCK_M=config.columns,
             BLOCK_D=step,

@@ -101,9 +101,9 @@ REFUSED = {
     "bias of integers": (
         {"bias": torch.zeros(6).long()},
         ValueError,
-        r"bias: .* floating point, .* \(6,\), dtype torch.int64",
+        r"bias: .* floating point .* \(6,\), dtype torch.int64",
     ),
-    "bias elsewhere": ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias: want device cpu"),
+    "bias without values": ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias: .* with values"),
     "target on the diagonal": (
         {"targets": fastqt.Diagonal(), "diagonal": "exclude"},
         ValueError,

@@ -164,11 +164,11 @@ def test_missing_library_error_names_the_extra(checkpoint, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        (("no/such/folder",), {}, InputError, "model: expected the directory of a checkpoint"),
+        (("no/such/folder",), {}, InputError, "model: want the directory of a checkpoint"),
         (("{tmp_path}",), {}, InputError, "holds no checkpoint"),
-        (("{tmp_path}",), {"pooling": "max"}, ValueError, "pooling: expected one of 'cls'.*got 'max'"),
-        (("{tmp_path}",), {"max_length": 0}, ValueError, "max_length: expected at least 1, got 0"),
-        ((torch.nn.Linear(2, 2),), {}, ValueError, "tokenizer: expected the loaded model's, got None"),
+        (("{tmp_path}",), {"pooling": "max"}, ValueError, "pooling: want one of 'cls'.*got 'max'"),
+        (("{tmp_path}",), {"max_length": 0}, ValueError, "max_length: want at least 1, got 0"),
+        ((torch.nn.Linear(2, 2),), {}, ValueError, "tokenizer: want the loaded model's, got None"),
         ((torch.nn.Linear(2, 2), object()), {}, ValueError, "a Linear, which has no pooler, got 'cls'"),
     ],
 )

@@ -46,3 +46,23 @@ def test_other_loss_and_its_options(model):
     embeddings = [model(f)["sentence_embedding"] for f in features(model, COLUMNS[:2])]
     assert relative(found, fastqt.mixcse_loss(*embeddings, mix=0.3)) <= FLOAT32
     assert loss.get_config_dict() == {"loss": "mixcse_loss", "mix": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "kind", "message"),
+    [
+        (fastqt.simcse_loss, {"temprature": 3}, TypeError, "temprature: no option of simcse_loss"),
+        (fastqt.mixcse_loss, {"reduction": "avg"}, ValueError, "reduction: want one of .* got 'avg'"),
+        (fastqt.contrastive_loss, {"scale": -1}, ValueError, "scale: want a positive number"),
+        (torch.nn.functional.cosine_embedding_loss, {"marge": 1}, TypeError, "marge: no option of cosine"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_module_is_made(loss, options, kind, message):
+    with pytest.raises(kind, match=message):
+        SentenceTransformerLoss(torch.nn.Identity(), loss, **options)
+
+
+def test_options_of_any_callable_are_taken():
+    SentenceTransformerLoss(torch.nn.Identity(), fastqt.contrastive_loss, bias=torch.zeros(3), context_size=2)
+    SentenceTransformerLoss(torch.nn.Identity(), lambda *z, **options: z[0].sum(), anything=1)
+    SentenceTransformerLoss(torch.nn.Identity(), fastqt.nn.SimCSELoss())

@@ -185,9 +185,9 @@ def test_initial_values_of_torch(kind):
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        (torch.zeros(3, dtype=torch.int64), LENGTHS, r"tokens: expected \(B, L\) int64, got \(3,\)"),
+        (torch.zeros(3, dtype=torch.int64), LENGTHS, r"tokens: want \(B, L\) int64, got \(3,\)"),
         (torch.zeros(6, 7), LENGTHS, r"tokens: .*got \(6, 7\) torch.float32"),
-        (torch.zeros(6, 7, dtype=torch.int64), LENGTHS[:5], r"lengths: expected \(6,\) int64, got \(5,\)"),
+        (torch.zeros(6, 7, dtype=torch.int64), LENGTHS[:5], r"lengths: want \(6,\) int64, got \(5,\)"),
         (torch.zeros(6, 7, dtype=torch.int64), LENGTHS.int(), r"lengths: .*torch.int32"),
         (torch.zeros(6, 7, dtype=torch.int64), LENGTHS + 1, r"values in 0..7.*got 1..8"),
         (torch.zeros(6, 7, dtype=torch.int64), LENGTHS - 1, r"values in 0..7.*got -1..6"),
@@ -208,14 +208,14 @@ def test_token_id_outside_the_vocabulary_raises(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GRUEncoder(V, W, 7, bidirectional=True), "hidden_size: expected an even number.*got 7"),
+        (lambda: GRUEncoder(V, W, 7, bidirectional=True), "hidden_size: want an even number.*got 7"),
         (
             lambda: GRUEncoder(V, W, H, vectors=torch.randn(V, W + 1)),
-            r"vectors: expected shape \(40, 6\), got \(40, 7\)",
+            r"vectors: want shape \(40, 6\), got \(40, 7\)",
         ),
-        (lambda: MultiChannel(torch.randn(V)), r"vectors: expected shape \(V, W\), got \(40,\)"),
-        (lambda: BagOfWords(V, H, init="zeros"), "init: expected 'paper' or 'torch', got 'zeros'"),
-        (lambda: Combine(), "encoders: expected at least one"),
+        (lambda: MultiChannel(torch.randn(V)), r"vectors: want shape \(V, W\), got \(40,\)"),
+        (lambda: BagOfWords(V, H, init="zeros"), "init: want 'paper' or 'torch', got 'zeros'"),
+        (lambda: Combine(), "encoders: want at least one"),
     ],
 )
 def test_invalid_option_raises(make, message):

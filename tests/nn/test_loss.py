@@ -132,6 +132,48 @@ def test_unknown_or_misplaced_option_raises(name):
         make(**options)(*data, **named, reduction="mean")
 
 
+# What no function takes for an option of this name.
+WRONG = {
+    "backend": "cudnn",
+    "bias": "none",
+    "blocks": "first",
+    "context_size": 0,
+    "diagonal": "none",
+    "form": "paper",
+    "hard_negative_weight": float("nan"),
+    "margin": float("inf"),
+    "masked_cell": "keep",
+    "memory": "none",
+    "mix": 1.5,
+    "negatives": "hard",
+    "normalize": "no",
+    "partner": "last",
+    "reduction": "avg",
+    "scale": 0.0,
+    "stop_gradient": "no",
+}
+
+
+@each
+def test_a_wrong_option_is_refused_when_the_module_is_made(name):
+    """With the words of the function, but for flags, which functions take for true."""
+    make, function, options, data, named = MODULES[name]
+    for option in make._defaults():
+        with pytest.raises((ValueError, TypeError), match=f"^{option}.*: want .*|^size") as at_construction:
+            make(**{**options, option: WRONG[option]})
+        if option not in ("normalize", "stop_gradient"):
+            with pytest.raises((ValueError, TypeError)) as in_call:
+                function(*data, **named, **{**options, option: WRONG[option]})
+            if option not in ("backend", "bias"):
+                assert str(at_construction.value) == str(in_call.value)
+
+
+def test_flags_of_modules_are_bools():
+    for flags in ({"learn_scale": "no"}, {"learn_bias": 1}):
+        with pytest.raises(TypeError, match=r"^learn_.*: want True or False"):
+            nn.SigLIPLoss(**flags)
+
+
 @pytest.mark.parametrize("name", ["curl", "curl_block", "gloss_bow", "gloss_pos"])
 def test_losses_of_unscaled_scores_take_no_scale(name):
     with pytest.raises(TypeError, match=r"^learn_scale, scale: no option of"):

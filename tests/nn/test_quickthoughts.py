@@ -56,7 +56,5 @@ def test_separately_trained_models_can_be_combined():
 
 
 def test_encoders_of_different_width_raise():
-    with pytest.raises(
-        ValueError, match=r"candidate_encoder: expected query_encoder's embedding_dim, 3, got 4"
-    ):
+    with pytest.raises(ValueError, match=r"candidate_encoder: want query_encoder's embedding_dim, 3, got 4"):
         QuickThoughts(BagOfWords(10, 3), BagOfWords(10, 4))

@@ -104,7 +104,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def test_batch_without_a_word_to_predict_raises():
     tokens, lengths = batch()
     for rows in (1, 0):
-        with pytest.raises(ValueError, match="lengths: expected at least two sentences, with words"):
+        with pytest.raises(ValueError, match="lengths: want at least two sentences, with words"):
             model().loss(tokens[:rows], lengths[:rows])
     with pytest.raises(ValueError, match="got no word to predict"):
         model().loss(tokens, torch.zeros_like(lengths))

@@ -211,13 +211,13 @@ def test_transformer_can_encode_for_quickthoughts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 4}, "heads: expected a divisor of dim=6, got 4"),
-        ({"heads": 0}, "heads: expected a divisor"),
-        ({"layers": 0}, "layers: expected at least 1, got 0"),
-        ({"max_length": 0}, "max_length: expected at least 1, got 0"),
-        ({"feedforward": 0}, "feedforward: expected at least 1, got 0"),
-        ({"dropout": 1.0}, r"dropout: expected a share in \[0, 1\), got 1.0"),
-        ({"pooling": "last"}, "pooling: expected 'mean' or 'first', got 'last'"),
+        ({"heads": 4}, "heads: want a divisor of dim=6, got 4"),
+        ({"heads": 0}, "heads: want a divisor"),
+        ({"layers": 0}, "layers: want at least 1, got 0"),
+        ({"max_length": 0}, "max_length: want at least 1, got 0"),
+        ({"feedforward": 0}, "feedforward: want at least 1, got 0"),
+        ({"dropout": 1.0}, r"dropout: want a share in \[0, 1\), got 1.0"),
+        ({"pooling": "last"}, "pooling: want 'mean' or 'first', got 'last'"),
     ],
 )
 def test_invalid_option_raises(options, message):
@@ -228,10 +228,10 @@ def test_invalid_option_raises(options, message):
 def test_too_long_sentence_raises():
     tokens = torch.zeros(2, 9, dtype=torch.int64)
     assert tiny()(tokens, torch.tensor([7, 2])).shape == (2, 6)
-    with pytest.raises(ValueError, match="lengths: expected at most max_length=7 words a sentence, got 8"):
+    with pytest.raises(ValueError, match="lengths: want at most max_length=7 words a sentence, got 8"):
         tiny()(tokens, torch.tensor([3, 8]))
 
 
 def test_invalid_batch_raises():
-    with pytest.raises(ValueError, match=r"tokens: expected \(B, L\) int64"):
+    with pytest.raises(ValueError, match=r"tokens: want \(B, L\) int64"):
         tiny()(torch.zeros(3), torch.zeros(3, dtype=torch.int64))

@@ -49,7 +49,7 @@ class GRU(torch.nn.RNNBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         if bias not in (True, False, "single"):
-            raise ValueError(f"bias: expected True, False or 'single', got {bias!r}")
+            raise ValueError(f"bias: want True, False or 'single', got {bias!r}")
         super().__init__(
             "GRU",
             input_size,
@@ -91,9 +91,11 @@ class GRU(torch.nn.RNNBase):
             h_n: the final state of each direction, (D, B, H) or (D, H).
 
         Raises:
+            TypeError: not a tensor.
             ValueError: a wrong shape or dtype.
         """
         if isinstance(input, PackedSequence):
+            _check_tensors(input.data, hx)
             data, batch_sizes, sorted_indices, unsorted_indices = input
             batch = self._check(data, hx, batch_sizes)
             if hx is not None and sorted_indices is not None:
@@ -103,6 +105,7 @@ class GRU(torch.nn.RNNBase):
                 h_n = h_n.index_select(1, unsorted_indices)
             return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), h_n
 
+        _check_tensors(input, hx)
         if input.dim() == 2:
             batch_dim = 0 if self.batch_first else 1
             output, h_n = self.forward(input.unsqueeze(batch_dim), None if hx is None else hx.unsqueeze(1))
@@ -113,7 +116,7 @@ class GRU(torch.nn.RNNBase):
         if _uses_torch(self.reset_after, input.device):
             output, h_n = self._run_torch(time_major, None, batch, hx)
         else:
-            batch_sizes = torch.full((L,), batch, dtype=torch.int64)
+            batch_sizes = torch.full((L,), batch, dtype=torch.int64, device="cpu")
             output, h_n = self._run(time_major.reshape(L * batch, -1), batch_sizes, batch, hx)
             output = output.view(L, batch, -1)
         return output.transpose(0, 1) if self.batch_first else output, h_n
@@ -205,18 +208,25 @@ class GRU(torch.nn.RNNBase):
         dim = 3 if batch_sizes is None else 2
         if data.dim() != dim or data.shape[-1] != self.input_size or len(data) == 0:
             raise ValueError(
-                f"input: expected (L, B, {self.input_size}), (B, L, {self.input_size}) with batch_first, "
+                f"input: want (L, B, {self.input_size}), (B, L, {self.input_size}) with batch_first, "
                 f"(L, {self.input_size}), or a PackedSequence of (N, {self.input_size}), with a length of at "
                 f"least 1, got {tuple(data.shape)}"
             )
         weight_dtype = self._weights(0)[0].dtype
         if data.dtype != weight_dtype and not torch.is_autocast_enabled(data.device.type):
-            raise ValueError(f"input: expected the weights' dtype, {weight_dtype}, got {data.dtype}")
+            raise ValueError(f"input: want the weights' dtype, {weight_dtype}, got {data.dtype}")
         batch = data.shape[1] if batch_sizes is None else int(batch_sizes[0])
         expected = (1 + self.bidirectional, batch, self.hidden_size)
         if hx is not None and tuple(hx.shape) != expected:
-            raise ValueError(f"hx: expected shape {expected}, got {tuple(hx.shape)}")
+            raise ValueError(f"hx: want shape {expected}, got {tuple(hx.shape)}")
         return batch
+
+
+def _check_tensors(input: object, hx: object) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input: want a tensor or a PackedSequence, got {type(input).__name__}")
+    if not isinstance(hx, Tensor | None):
+        raise TypeError(f"hx: want a tensor or None, got {type(hx).__name__}")
 
 
 def _uses_torch(reset_after: bool, device: torch.device) -> bool:

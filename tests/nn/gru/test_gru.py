@@ -383,16 +383,16 @@ def test_compiles_without_a_graph_break(dynamic):
 @pytest.mark.parametrize(
     ("x", "hx", "message"),
     [
-        (torch.randn(W), None, rf"input: expected \(L, B, {W}\).*got \({W},\)"),
+        (torch.randn(W), None, rf"input: want \(L, B, {W}\).*got \({W},\)"),
         (torch.randn(0, 3, W), None, r"length of at least 1, got \(0, 3, 5\)"),
         (torch.randn(6, 3, W + 1), None, r"got \(6, 3, 6\)"),
         (
             torch.randn(6, 3, W).double(),
             None,
-            r"input: expected the weights' dtype, torch.float32, got torch.float64",
+            r"input: want the weights' dtype, torch.float32, got torch.float64",
         ),
-        (torch.randn(6, 3, W), torch.randn(2, 3, H), r"hx: expected shape \(1, 3, 4\), got \(2, 3, 4\)"),
-        (torch.randn(6, W), torch.randn(3, H), r"hx: expected shape \(1, 1, 4\), got \(3, 1, 4\)"),
+        (torch.randn(6, 3, W), torch.randn(2, 3, H), r"hx: want shape \(1, 3, 4\), got \(2, 3, 4\)"),
+        (torch.randn(6, W), torch.randn(3, H), r"hx: want shape \(1, 1, 4\), got \(3, 1, 4\)"),
     ],
 )
 def test_invalid_input_raises(x, hx, message):
@@ -401,5 +401,5 @@ def test_invalid_input_raises(x, hx, message):
 
 
 def test_invalid_bias_raises():
-    with pytest.raises(ValueError, match=r"bias: expected True, False or 'single', got 'double'"):
+    with pytest.raises(ValueError, match=r"bias: want True, False or 'single', got 'double'"):
         GRU(W, H, bias="double")  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""A valid call of every public function that takes tensors, with all of its tensor arguments."""
+
+import torch
+
+import fastqt
+from fastqt.nn import GRU, BagOfWords, Gloss, GRUEncoder, LSTMEncoder, MultiChannel, SkipThoughts, Transformer
+
+N, D = 6, 4
+F, G, H = (torch.randn(N, D, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+IDS = torch.arange(N) // 2
+TOKENS = torch.tensor([0, 1, 2, 3, 4, 5])
+SENTENCES = torch.arange(2 * N).reshape(N, 2) % N
+
+# Every public function and all of its tensor arguments.
+GROUPS = {"query_groups": IDS, "candidate_groups": IDS}
+OF_BOTH = {"queries": F, "candidates": G, "negatives": H, "row_negatives": H, "mask": F @ G.T > 99, **GROUPS}
+CALLS = {
+    "contrastive": (fastqt.contrastive_loss, {**OF_BOTH, "document_ids": IDS, "bias": F[:, 0]}),
+    "contrastive of targets": (
+        fastqt.contrastive_loss,
+        {**OF_BOTH, "targets": TOKENS, "scale": F[0, 0].abs(), "diagonal": "keep"},
+    ),
+    "sigmoid": (fastqt.sigmoid_loss, {**OF_BOTH, "document_ids": IDS, "bias": F[:, 0]}),
+    "sigmoid of targets": (fastqt.sigmoid_loss, {**OF_BOTH, "targets": (F @ G.T).abs()}),
+    "info_nce": (fastqt.info_nce_loss, {"queries": F, "candidates": G, "negatives": H}),
+    "simcse": (fastqt.simcse_loss, {"z1": F, "z2": G, "z3": H}),
+    "mixcse": (fastqt.mixcse_loss, {"z1": F, "z2": G}),
+    "clip": (fastqt.clip_loss, {"a": F, "b": G, "scale": 2.0}),
+    "siglip": (fastqt.siglip_loss, {"a": F, "b": G, "scale": 2.0, "bias": F[0, 0]}),
+    "max_margin": (fastqt.max_margin_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
+    "curl": (fastqt.curl_loss, {"queries": F, "positives": G, "negatives": H}),
+    "curl_block": (fastqt.curl_block_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
+    "gloss_bow": (
+        fastqt.gloss_bow_loss,
+        {"latents": F, "weight": G, "bias": F[:, 0], "token_ids": TOKENS, "offsets": TOKENS},
+    ),
+    "gloss_pos": (
+        fastqt.gloss_pos_loss,
+        {
+            **{"latents": F, "positions": H[:2], "weight": G, "bias": F[:, 0]},
+            **{"token_ids": SENTENCES, "lengths": torch.full((N,), 2)},
+        },
+    ),
+    "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
+    "Window": (fastqt.Window, {"document_ids": IDS}),
+    "smoothed": (fastqt.smoothed, {"targets": TOKENS}),
+    "Sparse": (fastqt.Sparse, {"csr_tensor": torch.eye(N).to_sparse_csr()}),
+    "BagOfWords": (BagOfWords(N, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
+    "GRUEncoder": (GRUEncoder(N, D, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
+    "LSTMEncoder": (LSTMEncoder(N, D, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
+    "Transformer": (
+        Transformer(N, D, heads=2, layers=1, dropout=0.0),
+        {"tokens": SENTENCES, "lengths": torch.full((N,), 2)},
+    ),
+    "MultiChannel": (MultiChannel, {"vectors": F, "hidden_size": 4}),
+    "GRU": (GRU(D, D), {"input": F, "hx": G[:1]}),
+    "SkipThoughts": (SkipThoughts(N, D, D).loss, {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
+    "Gloss": (
+        Gloss(N, D, sentences=N),
+        {"rows": TOKENS, "tokens": SENTENCES, "lengths": torch.full((N,), 2)},
+    ),
+}
