@@ -44,7 +44,8 @@ wheel: .venv/built
 		--wheel-dir dist build/wheel/*.whl
 	$(BIN)/abi3audit --strict dist/*.whl
 
-# The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer.
+# The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer: its tiles in a
+# program of their own, and the whole extension in the tests of the CPU engine and the GRU. Several minutes.
 sanitize: .venv/built
 	$(BIN)/python -m pytest tests/csrc/cpu/test_sanitizers.py --sanitize-problems 2000
 

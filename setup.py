@@ -14,6 +14,7 @@ from pathlib import Path
 from setuptools import setup
 
 CUDA_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
+EXPORTS = Path("csrc/exports.map")
 
 
 def compiler() -> str | None:
@@ -34,6 +35,30 @@ def sources(*suffixes: str) -> list[str]:
     return sorted(str(path) for path in Path("csrc").rglob("*") if path.suffix in suffixes)
 
 
+def hardening(torch_include: str) -> tuple[list[str], list[str]]:
+    """Flags of the compiler and of the linker against what memory errors are used for, on Linux.
+
+    PyInit__C is all that the library exports, and its error messages name files relative to this folder.
+    """
+    if not sys.platform.startswith("linux"):
+        return [], []
+    compile_flags = [
+        "-fstack-protector-strong",
+        # Python's own flags may ask for another level.
+        *("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"),
+        # Where both begin a path, the last one holds.
+        *(f"-ffile-prefix-map={Path().resolve()}/=", f"-ffile-prefix-map={torch_include}=torch/include"),
+    ]
+    link_flags = [
+        "-Wl,-z,relro",
+        "-Wl,-z,now",
+        "-Wl,-z,noexecstack",
+        f"-Wl,--version-script={EXPORTS.resolve()}",
+    ]
+    # Python's own flags ask for debugging symbols, four fifths of the file.
+    return compile_flags, [*link_flags, "-Wl,-s"]
+
+
 def native_build() -> dict[str, object]:
     if os.environ.get("FASTQT_PURE") == "1" or compiler() is None:
         print("fastqt: building without fastqt._C (no C++ compiler, or FASTQT_PURE=1)", file=sys.stderr)
@@ -41,15 +66,15 @@ def native_build() -> dict[str, object]:
     from torch.utils import cpp_extension
 
     common = ["-O3", "-std=c++20"]
+    hardened, link = hardening(cpp_extension.include_paths()[0])
+    hardened.append("-fvisibility=hidden")
     cxx = [
-        *("-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"),
+        *("-fopenmp-simd", "-Wall", "-Wextra", *hardened),
         # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
         *("-fno-trapping-math", "-fno-math-errno"),
     ]
     kernels = sources(".cu")
     home = cuda_home() if kernels else None
-    # Python's own flags ask for debugging symbols, four fifths of the file.
-    link = ["-Wl,-s"] if sys.platform.startswith("linux") else []
     options: dict[str, list[str]] = {}
     if home is None:
         kernels = []
@@ -67,17 +92,15 @@ def native_build() -> dict[str, object]:
         "fastqt._C",
         sources=[*sources(".cpp"), *kernels],
         include_dirs=[str(Path("csrc").resolve())],
-        depends=sources(".h", ".cuh"),
+        depends=[*sources(".h", ".cuh"), str(EXPORTS)],
         define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
         extra_compile_args={
             "cxx": [*common, *cxx],
             "nvcc": [
                 *common,
                 "--threads=0",
-                "-Xcompiler",
-                "-fvisibility=hidden",
-                "-Xfatbin",
-                "-compress-all",
+                *(part for flag in hardened for part in ("-Xcompiler", flag)),
+                *("-Xfatbin", "-compress-all"),
             ],
         },
         extra_link_args=link,

@@ -280,7 +280,7 @@ def finite_scale(scale: float | Tensor) -> float:
 
 
 # What can be wrong with a target, by the status numbers of csrc/cpu/score_tile.h.
-TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED = 1, 2, 3, 4
+TARGET_ON_DIAGONAL, TARGET_OUTSIDE, TARGET_NOT_POSITIVE, TARGET_MASKED, TARGET_NOT_FINITE = 1, 2, 3, 4, 5
 
 
 def target_error(status: int, row: int, column: int, problem: Problem) -> ValueError:
@@ -291,5 +291,6 @@ def target_error(status: int, row: int, column: int, problem: Problem) -> ValueE
         TARGET_OUTSIDE: f"is outside the M={M} candidates",
         TARGET_NOT_POSITIVE: "has a weight that is negative or NaN; want weights >= 0",
         TARGET_MASKED: "is a cell that mask excludes",
+        TARGET_NOT_FINITE: "has an infinite weight, or makes the sum of the row's weights infinite",
     }[status]
     return ValueError(f"targets: row {row}'s target column {column} {reason}")

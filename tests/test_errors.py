@@ -118,6 +118,16 @@ REFUSED = {
         ValueError,
         r"targets: row 0's target column 1 has a weight that is negative",
     ),
+    "infinite weight": (
+        {"targets": torch.where(torch.eye(6).roll(1, 1) > 0, torch.inf, 0.0)},
+        ValueError,
+        r"targets: row 0's target column 1 has an infinite weight",
+    ),
+    "infinite sum of weights": (
+        {"targets": torch.full((6, 6), 1e308, dtype=torch.float64).to_sparse_csr(), "diagonal": "keep"},
+        ValueError,
+        r"targets: row 0's target column \d has an infinite weight, or makes the sum",
+    ),
     "masked target": (
         {"mask": torch.eye(6).roll(1, 1).bool()},
         ValueError,

@@ -3,10 +3,13 @@
 With FASTQT_WHEEL_PYTHON=/path/to/python also on that interpreter, with the torch and numpy that it has.
 """
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from shutil import which
 
@@ -102,9 +105,12 @@ def wheel(sdist, tmp_path_factory, environment) -> Path:
 def test_the_sdist_holds_all_that_is_built(sdist):
     for folder in ("csrc", "fastqt", "kernels"):
         kept = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.*") if path.is_file()}
-        kept = {path for path in kept if path.suffix in (".cpp", ".h", ".cu", ".cuh", ".py", ".typed")}
+        kept = {
+            path for path in kept if path.suffix in (".cpp", ".h", ".cu", ".cuh", ".map", ".py", ".typed")
+        }
         assert kept
         assert [path for path in kept if not (sdist / path).exists()] == []
+    assert (sdist / "SECURITY.md").exists()
 
 
 @pytest.mark.slow
@@ -160,6 +166,56 @@ def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
 def test_the_wheel_deserves_a_manylinux_tag(wheel, tmp_path, environment):
     shown = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path, environment=environment)
     assert '"manylinux_' in " ".join(shown.split()), shown
+
+
+def check_library(extension: Path, source: Path) -> None:
+    """A library built in `source` is hardened, exports one function, and does not tell where it was built."""
+    from elftools.elf.elffile import ELFFile
+
+    with extension.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
+        dynamic = {
+            tag.entry.d_tag: tag.entry.d_val for tag in elf.get_section_by_name(".dynamic").iter_tags()
+        }
+        segments = {segment["p_type"]: segment["p_flags"] for segment in elf.iter_segments()}
+        sections = {section.name for section in elf.iter_sections()}
+    undefined = {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
+    assert {symbol.name for symbol in symbols} - undefined == {"PyInit__C"}
+    assert "__stack_chk_fail" in undefined
+    # What the loader writes is read-only afterwards, and it resolves every function while it loads.
+    assert "PT_GNU_RELRO" in segments
+    assert dynamic["DT_FLAGS"] & 0x8 or dynamic["DT_FLAGS_1"] & 0x1
+    executable = 1
+    assert not segments["PT_GNU_STACK"] & executable
+    assert not {"DT_RPATH", "DT_RUNPATH", "DT_TEXTREL"} & set(dynamic)
+    assert [name for name in sections if name.startswith((".debug", ".symtab"))] == []
+    content = extension.read_bytes()
+    assert [
+        folder for folder in (str(source), "site-packages", "/lib/python") if folder.encode() in content
+    ] == []
+    assert b"csrc/cpu/checks.cpp" in content
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an ELF library")
+def test_the_installed_library_is_hardened():
+    spec = importlib.util.find_spec("fastqt._C")
+    if spec is None or spec.origin is None:
+        pytest.skip("the extension is not built")
+    check_library(Path(spec.origin), ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an ELF library")
+def test_the_library_of_the_wheel_is_hardened(sdist, wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        check_library(Path(archive.extract("fastqt/_C.abi3.so", tmp_path)), sdist)
+    # The library does not tell, as it calls no function that _FORTIFY_SOURCE replaces. The last flag holds.
+    (build,) = sdist.glob("build/temp*/**/build.ninja")
+    flags = [line for line in build.read_text().splitlines() if "FORTIFY_SOURCE" in line]
+    assert flags
+    for line in flags:
+        assert re.findall(r"-[DU]_FORTIFY_SOURCE\S*", line)[-1] == "-D_FORTIFY_SOURCE=3"
 
 
 def test_without_a_compiler(tmp_path, environment):

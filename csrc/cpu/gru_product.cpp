@@ -68,9 +68,26 @@ struct Lines {
   float* data = nullptr;
 };
 
+// What the header of a packed matrix holds. A copy at another address is invalid, since MKL depends on the
+// alignment, and so is the packed form of a matrix of another shape.
+struct Packing {
+  const void* address;
+  int64_t K, N;
+
+  bool operator==(const Packing&) const = default;
+};
+static_assert(sizeof(Packing) <= kHeader * sizeof(float));
+
+// Whether `packed` is what pack_matrix has made of a matrix (K, N), and still is where it was made.
+bool is_packing_of(const Tensor& packed, int64_t K, int64_t N) {
+  if (!packed.is_cpu() || packed.scalar_type() != ScalarType::Float || packed.numel() <= kHeader) return false;
+  Packing found;
+  std::memcpy(&found, packed.data_ptr(), sizeof(found));
+  return packed.is_contiguous() && found == Packing{packed.data_ptr(), K, N};
+}
+
 // The packed form of `matrix` (K, N), for left factors of at most `rows` rows. It is empty where this BLAS cannot
-// pack, or not this matrix. A copy of it at another address is invalid, since MKL depends on the alignment; the
-// header holds the address, so that packed_product_ can tell.
+// pack, or not this matrix.
 Tensor pack_matrix(Tensor matrix, int64_t rows) {
   const Lines by_rows(matrix, 0), by_columns(matrix, 1);
   const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
@@ -86,7 +103,8 @@ Tensor pack_matrix(Tensor matrix, int64_t rows) {
   if (packs) {
     const Lines& lines = by_rows.valid ? by_rows : by_columns;
     float* data = static_cast<float*>(packed.data_ptr());
-    std::memcpy(data, &data, sizeof(data));
+    const Packing header{data, matrix.size(0), matrix.size(1)};
+    std::memcpy(data, &header, sizeof(header));
     cblas_sgemm_pack(
         kRowMajor, kRightMatrix, by_rows.valid ? kNoTrans : kTrans, rows, matrix.size(1), matrix.size(0), 1.0f,
         lines.data, lines.leading, data + kHeader);
@@ -102,13 +120,7 @@ void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool 
       to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) && left.size(1) == matrix.size(0) &&
           out.size(1) == matrix.size(1),
       "out, left: expected float32 CPU matrices of fitting shapes, with adjacent columns");
-  const void* home = nullptr;
-  if (packed.numel() > kHeader) {
-    std::memcpy(&home, packed.data_ptr(), sizeof(home));
-  }
-  if (home == nullptr || home != packed.data_ptr()) {
-    packed = pack_matrix(matrix, left.size(0));
-  }
+  if (!is_packing_of(packed, matrix.size(0), matrix.size(1))) packed = pack_matrix(matrix, left.size(0));
   STD_TORCH_CHECK(packed.numel() > 0, "matrix: cannot be packed here");
 #ifdef FASTQT_MKL
   cblas_sgemm_compute(

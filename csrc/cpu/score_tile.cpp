@@ -48,7 +48,9 @@ class Row {
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
-    for (ExactCell& cell : exact_) take_out(cell);
+    bool gone = false;
+    for (ExactCell& cell : exact_) gone |= take_out(cell) == -kInfinity;
+    if (gone) sum_repeated_targets();
     apply_diagonal();
     apply_exclusions();
   }
@@ -72,11 +74,13 @@ class Row {
       exact_candidates += cell.offset < candidates_;
       if (cell.target == 0) continue;
       mass += cell.target;
+      if (mass == kInfinity) report_(kTargetNotFinite, row_, first_ + cell.offset);
       linear += cell.target * (std::log(cell.target) - cell.score);
     }
     if (background_ > 0) {
       const auto others = static_cast<double>(candidates_ - exact_candidates);
       mass += others * background_;
+      if (mass == kInfinity) report_(kTargetNotFinite, row_, first_);
       linear += background_ * (others * std::log(background_) - background_scores_);
     }
   }
@@ -114,6 +118,7 @@ class Row {
   void add_target(int64_t column, double target) {
     if (target == 0) return;
     if (!(target > 0)) return report_(kTargetNotPositive, row_, column);
+    if (target == kInfinity) return report_(kTargetNotFinite, row_, column);
     if (column < 0 || column >= cells_.candidates) return report_(kTargetOutside, row_, column);
     if (column < first_ || column >= first_ + width_) return;
     if (column == row_ && cells_.diagonal != kKeep) return report_(kTargetOnDiagonal, row_, column);
@@ -132,10 +137,26 @@ class Row {
     }
   }
 
-  void take_out(ExactCell& cell) {
+  // Returns the score of the cell. It is -inf where the cell has been taken out before.
+  double take_out(ExactCell& cell) {
     cell.score = scores_[cell.offset];
-    background_scores_ -= cell.score;
+    if (cell.score != -kInfinity) background_scores_ -= cell.score;
     scores_[cell.offset] = -std::numeric_limits<T>::infinity();
+    return cell.score;
+  }
+
+  // Compressed rows may name a column several times. Its target is the sum, and the first entry has its score.
+  void sum_repeated_targets() {
+    std::stable_sort(exact_.begin(), exact_.end(),
+                     [](const ExactCell& a, const ExactCell& b) { return a.offset < b.offset; });
+    std::size_t last = 0;
+    for (std::size_t k = 1; k < exact_.size(); ++k) {
+      if (exact_[k].offset == exact_[last].offset)
+        exact_[last].target += exact_[k].target - background_;
+      else
+        exact_[++last] = exact_[k];
+    }
+    exact_.resize(last + 1);
   }
 
   void apply_diagonal() {

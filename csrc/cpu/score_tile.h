@@ -29,6 +29,7 @@ enum Status : int64_t {
   kTargetOutside = 2,
   kTargetNotPositive = 3,
   kTargetMasked = 4,
+  kTargetNotFinite = 5,  // by itself, or in sum with the targets of its row before it
 };
 
 // The first target that a loss cannot have. The first is that of the lowest row, so that the report does not depend

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+ELF_HEADER, ELF_SEGMENT = 64, 56  # bytes of the structures of a 64-bit library
+
+
+def check_whole(path: str) -> None:
+    """Raises ImportError for a Linux library that is cut short.
+
+    The loader does not: it maps what the headers name, and the process dies of SIGBUS beyond the file's end.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        header = file.read(ELF_HEADER)
+        if header[:4] != b"\x7fELF":
+            return  # The loader says what is wrong.
+        if size < ELF_HEADER:
+            raise ImportError(f"{path} is cut short: its header wants {ELF_HEADER} bytes, got {size}")
+        order = ">" if header[5] == 2 else "<"
+        segments_at, sections_at = struct.unpack_from(f"{order}QQ", header, 32)
+        segments, section_size, sections = struct.unpack_from(f"{order}HHH", header, 56)
+        file.seek(min(segments_at, size))
+        table = file.read(segments * ELF_SEGMENT)
+    ends = [sections_at + sections * section_size, segments_at + segments * ELF_SEGMENT]
+    for at in range(0, len(table) - ELF_SEGMENT + 1, ELF_SEGMENT):
+        offset, _, _, length = struct.unpack_from(f"{order}QQQQ", table, at + 8)
+        ends.append(offset + length)
+    if size < max(ends):
+        raise ImportError(f"{path} is cut short: its headers want {max(ends)} bytes, got {size}")
+
+
 try:
+    if (spec := find_spec("fastqt._C")) is not None and spec.origin is not None:
+        check_whole(spec.origin)
     import_module("fastqt._C")  # Not an import statement: that would import the whole package from here.
-except ImportError as error:
+except (ImportError, OSError) as error:
     native_error: str | None = f"the extension fastqt._C is not built or does not load: {error}"
 else:
     native_error = None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastqt.problem import (
     TARGET_MASKED,
+    TARGET_NOT_FINITE,
     TARGET_NOT_POSITIVE,
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
@@ -103,8 +104,10 @@ def check_targets(p: Problem) -> None:
     """Raises ValueError for a target that no loss is defined for."""
     row, column, weight = p.targets.entries()
     outside = (column < 0) | (column >= p.candidates.shape[0])
+    sums = weight.new_zeros(p.queries.shape[0]).index_add(0, row, weight)
     faults = {
         TARGET_NOT_POSITIVE: ~(weight > 0),
+        TARGET_NOT_FINITE: weight.isinf() | sums[row].isinf() & (p.link == "softmax"),
         TARGET_OUTSIDE: outside,
         TARGET_ON_DIAGONAL: (row == column) & (p.diagonal != "keep"),
         TARGET_MASKED: torch.zeros_like(outside)

@@ -55,15 +55,18 @@ def build(
     headers: Iterable[str],
     link: Sequence[str],
     versions: Iterable[str] = (),
+    command: str | None = None,
 ) -> Path:
     """What the compiler links of `sources`: each a path below the root, with the flags to compile it.
 
     Args:
         headers: patterns of paths below the root. A change of any of these files builds all sources anew.
         versions: of the other packages that the sources include.
+        command: of the compiler; by default what `compiler()` finds.
     """
+    command = command or str(compiler())
     files = sorted(path for pattern in headers for path in ROOT.glob(pattern))
-    common = [_compiler_version(), *versions, *(path.name for path in files)]
+    common = [_version_of(command), *versions, *(path.name for path in files)]
     base = _digest([*common, *(path.read_bytes() for path in files)])
     names = {
         source: _digest([base, *flags, (ROOT / source).read_bytes()]) for source, flags in sources.items()
@@ -71,11 +74,11 @@ def build(
 
     def compiled(source: str) -> Path:
         flags = [*sources[source], "-c", source]
-        return _from_cache(f"{names[source]}.o", flags)
+        return _from_cache(f"{names[source]}.o", command, flags)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
-    return _from_cache(_digest([*names.values(), *link]), [*link, *map(str, objects)])
+    return _from_cache(_digest([*names.values(), *link]), command, [*link, *map(str, objects)])
 
 
 @cache
@@ -98,12 +101,12 @@ def _digest(parts: Iterable[str | bytes]) -> str:
 
 
 @cache
-def _compiler_version() -> str:
-    found = subprocess.run([str(compiler()), "--version"], capture_output=True, text=True, check=True)
+def _version_of(command: str) -> str:
+    found = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     return found.stdout + sys.version
 
 
-def _from_cache(name: str, arguments: Sequence[str]) -> Path:
+def _from_cache(name: str, command: str, arguments: Sequence[str]) -> Path:
     """The output of the compiler for these arguments, from the cache if it is there under this name."""
     folder = Path(tempfile.gettempdir()) / f"fastqt-tests-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -113,9 +116,9 @@ def _from_cache(name: str, arguments: Sequence[str]) -> Path:
         if path.exists():
             return path
         unfinished = path.with_name(f"{name}.{os.getpid()}")
-        command = [str(compiler()), *arguments, "-o", str(unfinished)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        whole = [command, *arguments, "-o", str(unfinished)]
+        done = subprocess.run(whole, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+            raise RuntimeError(f"{' '.join(whole)}\n{done.stderr}")
         unfinished.rename(path)
     return path

@@ -2,32 +2,18 @@
 // that a sanitizer sees each access beyond their ends. `make sanitize` runs many of them.
 //
 // One tile of whole rows, and two walks over tiles of any size, must give the same loss and the same gradient. The
-// program does not need libtorch: it has a parallel_for of its own, which always uses several threads.
-#include <torch/csrc/stable/c/shim.h>
-
+// program does not need libtorch: threads.cpp has a parallel_for, which always uses several threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cpu/clip_tile.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
-
-extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t, ParallelFunc body, void* context) {
-  constexpr int64_t kThreads = 4;
-  std::vector<std::thread> threads;
-  for (int64_t t = 0; t < kThreads; ++t) {
-    const int64_t from = begin + (end - begin) * t / kThreads, to = begin + (end - begin) * (t + 1) / kThreads;
-    if (from < to) threads.emplace_back([=] { body(from, to, context); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return 0;
-}
 
 namespace fastqt {
 namespace {

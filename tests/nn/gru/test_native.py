@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from tolerances import FLOAT32, relative
 from torch import Tensor
 
 from fastqt.nn.gru import gates as torch_gates
@@ -177,3 +178,16 @@ def test_sequence_operators_pass_opcheck(reset_after, reverse, everything):
     for needs in ((True, True), (False, True), (True, False)):
         backward = (*upstream, B, x, batch_sizes, *weights, *saved, everything, reverse, reset_after, *needs)
         torch.library.opcheck(sequence.gru_bwd, backward)
+
+
+@native
+def test_a_packed_matrix_of_another_shape_is_not_read():
+    """Its memory is shorter than what the product would read."""
+    small = torch.ops.fastqt.pack_matrix(rows(2, 3, dtype=torch.float32), 4)
+    if small.numel() == 0:
+        pytest.skip("this torch has no MKL to pack with")
+    left, matrix = rows(4, 600, dtype=torch.float32), rows(600, 700, dtype=torch.float32)
+    for packed in (small, small.new_zeros(17), small.new_zeros(100).byte(), small.new_zeros(0)):
+        out = torch.empty(4, 700)
+        torch.ops.fastqt.packed_product_(out, left, matrix, packed, False)
+        assert relative(out, left @ matrix) < FLOAT32
