@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import fastqt
-from fastqt import cli
 from fastqt.cli import main
 from fastqt.tools import demo
 
@@ -325,6 +324,6 @@ def test_ctrl_c_in_another_command(capsys, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "show_config", interrupted)
+    monkeypatch.setattr("fastqt.engines.show_config", interrupted)
     assert main(["config"]) == 130
     assert capsys.readouterr().err == "fastqt: interrupted\n"
