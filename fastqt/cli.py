@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from fastqt.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.files import check_ending
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
@@ -174,8 +175,10 @@ def _evaluate(
         from fastqt import evaluation
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
-    if json is not None and not json.parent.is_dir():
-        raise InputError(f"cannot write {json}: {json.parent} is not a directory")
+    if json is not None:
+        check_ending(json, ".json")
+        if not json.parent.is_dir():
+            raise InputError(f"cannot write {json}: {json.parent} is not a directory")
     encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"])
     results = evaluation.evaluate(
         encoder.encode,

@@ -48,6 +48,21 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"{path}: want a file, a FIFO or a character device to write to, got another kind")
 
 
+def check_ending(path: str | Path, ending: str) -> None:
+    """Checks that the name of a file to write says what it will hold.
+
+    Args:
+        path: the file. What exists and is not a regular file, such as a FIFO, may have any name.
+        ending: the only format that can be written, for example ".npy".
+
+    Raises:
+        InputError: the name ends otherwise.
+    """
+    path = Path(path)
+    if path.suffix != ending and (path.is_file() or not path.exists()):
+        raise InputError(f"{path}: want a name that ends in {ending}, got {path.suffix or 'no ending'}")
+
+
 def _replace(path: Path, write: Callable[[Path], object], mode: int | None) -> None:
     """Writes a regular file; `mode` is None where none exists yet."""
     target = Path(os.path.realpath(path))
