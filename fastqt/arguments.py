@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
 from fastqt.runs.config import TrainConfig
 
 BAD_INPUT = 2  # exit status; argparse uses the same
+
+
+def _path(text: str) -> str:
+    """An empty text, which an unset variable of a shell gives, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("want a path, got an empty text")
+    return text
+
+
+def _integer(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a whole number, got {text!r}") from None
+    if not -(2**63) <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"want a whole number of at most 64 bits, got {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
+
+
+# How the value of a field of TrainConfig is read, and what stands for it in the help text.
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (_integer, "N"),
+    "float": (_number, "X"),
+    "str": (str, "X"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,12 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
         "between documents.",
     )
     train.add_argument(
-        "corpus", nargs="*", metavar="CORPUS", help="text files, in this order; - is standard input"
+        "corpus",
+        nargs="*",
+        type=_path,
+        metavar="CORPUS",
+        help="text files, in this order; - is standard input",
     )
     train.add_argument(
         "--out",
         required=True,
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="directory for the model, the metrics and the checkpoints",
     )
@@ -63,11 +99,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="turn sentences into vectors",
         description="Every line of INPUT gets a row, so that rows and lines agree; a blank line gets zeros.",
     )
-    embed.add_argument("model", metavar="MODEL", help="a directory that train wrote")
-    embed.add_argument("input", metavar="INPUT", help="text, one sentence per line; - is standard input")
+    embed.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    embed.add_argument(
+        "input", type=_path, metavar="INPUT", help="text, one sentence per line; - is standard input"
+    )
     embed.add_argument(
         "--out",
         required=True,
+        type=_path,
         metavar="X.npy",
         help="file to write: float32, one row per line of INPUT",
     )
@@ -79,12 +118,14 @@ def build_parser() -> argparse.ArgumentParser:
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     neighbors = commands.add_parser("neighbors", help="find the nearest sentences of a corpus")
-    neighbors.add_argument("model", metavar="MODEL", help="a directory that train wrote")
-    neighbors.add_argument("corpus", nargs="+", metavar="CORPUS", help="text files; - is standard input")
+    neighbors.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    neighbors.add_argument(
+        "corpus", nargs="+", type=_path, metavar="CORPUS", help="text files; - is standard input"
+    )
     neighbors.add_argument(
         "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
     )
-    neighbors.add_argument("-k", type=int, default=5, help="number of sentences per query (default: 5)")
+    neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     evaluate = commands.add_parser(
@@ -93,12 +134,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
         "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
     )
-    evaluate.add_argument("model", metavar="MODEL", help="the encoder to evaluate")
+    evaluate.add_argument("model", type=_path, metavar="MODEL", help="the encoder to evaluate")
     evaluate.add_argument(
-        "--data", required=True, type=Path, metavar="DIR", help="directory with one folder per task"
+        "--data", required=True, type=_path, metavar="DIR", help="directory with one folder per task"
     )
     evaluate.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
-    evaluate.add_argument("--json", type=Path, metavar="OUT", help="file for all results")
+    evaluate.add_argument("--json", type=_path, metavar="OUT", help="file for all results")
     evaluate.add_argument(
         "--grid",
         default="paper",
@@ -113,10 +154,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="read the STS texts lower-cased and tokenised, as in SentEval",
     )
-    evaluate.add_argument("-t", type=float, default=2.0, help="t of the uniformity (default: 2)")
-    evaluate.add_argument("--seed", type=int, default=0, help="seed of folds and random weights (default: 0)")
+    evaluate.add_argument("-t", type=_number, default=2.0, help="t of the uniformity (default: 2)")
     evaluate.add_argument(
-        "--cache", type=Path, metavar="DIR", help="directory in which vectors are kept for the next time"
+        "--seed", type=_integer, default=0, help="seed of folds and random weights (default: 0)"
+    )
+    evaluate.add_argument(
+        "--cache", type=_path, metavar="DIR", help="directory in which vectors are kept for the next time"
     )
     evaluate.add_argument(
         "--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1"
@@ -124,28 +167,30 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
-    plot.add_argument("runs", nargs="+", metavar="DIR", help="directories that train wrote")
+    plot.add_argument("runs", nargs="+", type=_path, metavar="DIR", help="directories that train wrote")
     plot.add_argument(
-        "--out", type=Path, metavar="DIR", help="directory for the figures (default: the first run)"
+        "--out", type=_path, metavar="DIR", help="directory for the figures (default: the first run)"
     )
 
     expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
-    expand.add_argument("model", metavar="MODEL", help="a directory that train wrote")
+    expand.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
     expand.add_argument(
-        "vectors", metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
+        "vectors", type=_path, metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
     )
-    expand.add_argument("--out", required=True, metavar="DIR", help="directory for the new model")
+    expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
 
     interpolate = commands.add_parser(
         "interpolate", help="generate sentences between two sentences, with a GLOSS model"
     )
-    interpolate.add_argument("model", metavar="MODEL", help="a directory that train --model gloss-... wrote")
+    interpolate.add_argument(
+        "model", type=_path, metavar="MODEL", help="a directory that train --model gloss-... wrote"
+    )
     interpolate.add_argument(
         "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
     )
     interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last sentence")
     interpolate.add_argument(
-        "--steps", type=int, default=4, metavar="N", help="number of sentences between them (default: 4)"
+        "--steps", type=_integer, default=4, metavar="N", help="number of sentences between them (default: 4)"
     )
     interpolate.add_argument(
         "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
@@ -167,7 +212,7 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
-    kind = {"int": int, "float": float, "str": str}[str(setting.type).removesuffix(" | None")]
+    kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(
         f"--{name.replace('_', '-')}",
@@ -175,5 +220,5 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else {"valid": "FILE", "dev": "FILE"}.get(name, "N" if kind is int else "X"),
+        metavar=None if choices else "FILE" if name in ("valid", "dev") else letter,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,11 +17,13 @@ from typing import Any, TextIO
 from fastqt.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.files import check_ending
+from fastqt.runs.files import check_can_be_written, check_ending
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeError of torch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(_in_words(error))
-    except MemoryError:
-        return _fail("there is not enough memory for this")
+    except MemoryError as error:
+        return _fail(f"not enough memory: {error}")
+    except RuntimeError as error:
+        if (tried := ALLOCATION.search(str(error))) is None:
+            raise
+        return _fail(f"not enough memory for {tried[1]}")
     except KeyboardInterrupt:
         return _fail("interrupted", 128 + signal.SIGINT)
     finally:
@@ -106,14 +113,14 @@ def _in_words(error: OSError) -> str:
     return f"cannot write to standard output: {reason}" if _is_stuck(sys.stdout) else reason
 
 
-def _train(corpus: list[str], out: Path, resume: bool, **settings: Any) -> int:
+def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
     from fastqt.runs.checkpoint import CONFIG
     from fastqt.train import train
 
     if corpus:
         settings["corpus"] = tuple(corpus)
-    if resume and (out / CONFIG).exists():
-        config = replace(TrainConfig.load(out / CONFIG), **settings)
+    if resume and Path(out, CONFIG).exists():
+        config = replace(TrainConfig.load(Path(out, CONFIG)), **settings)
     elif corpus:
         config = TrainConfig(**settings)
     else:
@@ -152,7 +159,7 @@ def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: 
     return 0
 
 
-def _plot(runs: list[str], out: Path | None) -> int:
+def _plot(runs: list[str], out: str | None) -> int:
     from fastqt.tools.plot import draw_figures
 
     for path in draw_figures(runs, out or runs[0]):
@@ -162,11 +169,11 @@ def _plot(runs: list[str], out: Path | None) -> int:
 
 def _evaluate(
     model: str,
-    data: Path,
+    data: str,
     tasks: str | None,
-    json: Path | None,
+    json: str | None,
     grid: str,
-    cache: Path | None,
+    cache: str | None,
     raw: bool,
     device: str,
     **options: Any,
@@ -177,20 +184,21 @@ def _evaluate(
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
     if json is not None:
         check_ending(json, ".json")
-        if not json.parent.is_dir():
-            raise InputError(f"cannot write {json}: {json.parent} is not a directory")
+        check_can_be_written(json)
     encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"])
     results = evaluation.evaluate(
         encoder.encode,
         data,
         None if tasks is None else tasks.split(","),
         grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
-        cache=None if cache is None else evaluation.Cache(cache, encoder.key),
+        cache=None if cache is None else evaluation.Cache(Path(cache), encoder.key),
         **options,
     )
     print(results.table())
     if json is not None:
-        results.save(json, command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key)
+        results.save(
+            Path(json), command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key
+        )
     return 0
 
 

@@ -129,7 +129,10 @@ def evaluate(
         if per_task is not None:
             distinct = list(dict.fromkeys(task.texts()))
             task_vectors = Vectors(distinct, per_task(vectors(distinct)))
-        figures[name] = task.evaluate(task_vectors, options)
+        try:
+            figures[name] = task.evaluate(task_vectors, options)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
         seconds[name] = time.perf_counter() - start
     return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
 
@@ -141,6 +144,8 @@ def _check(options: Options) -> None:
         raise InputError(f"sst: wanted 'phrases' or 'sentences', got {options.sst!r}")
     if not 0 < options.t < np.inf:
         raise InputError(f"t: wanted a positive number, got {options.t}")
+    if not 0 <= options.seed < 2**32:
+        raise InputError(f"seed: want 0 to {2**32 - 1}, got {options.seed}")
 
 
 def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -36,7 +36,7 @@ def sentences_between(
         interpolated too. The positional decoder gives words in order, the bag of words the likeliest first.
 
     Raises:
-        InputError: the model is not a GLOSS model, a sentence is blank or not UTF-8, or steps is out of range.
+        InputError: the model is not a GLOSS model, a sentence is blank or not UTF-8, or steps out of range.
 
     Source: Singh, Fan and Auli (2019), table 2.
     """

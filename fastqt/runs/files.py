@@ -63,6 +63,21 @@ def check_ending(path: str | Path, ending: str) -> None:
         raise InputError(f"{path}: want a name that ends in {ending}, got {path.suffix or 'no ending'}")
 
 
+def check_can_be_written(path: str | Path) -> None:
+    """Checks, before hours of work, that a file can be written to its place.
+
+    Raises:
+        InputError: `path` is a directory, or that of `path` is missing or not writable.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is not a directory")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {path.parent} is not writable")
+
+
 def _replace(path: Path, write: Callable[[Path], object], mode: int | None) -> None:
     """Writes a regular file; `mode` is None where none exists yet."""
     target = Path(os.path.realpath(path))
