@@ -85,8 +85,9 @@ def _prepare_streams() -> None:
         os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_stuck(stream: TextIO) -> bool:
@@ -110,7 +111,8 @@ def _in_words(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: {reason}"
-    return f"cannot write to standard output: {reason}" if _is_stuck(sys.stdout) else reason
+    to_stdout = isinstance(error, BrokenPipeError) or _is_stuck(sys.stdout)
+    return f"cannot write{' to standard output' if to_stdout else ''}: {reason}"
 
 
 def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:

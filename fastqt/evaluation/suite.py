@@ -23,7 +23,7 @@ from fastqt.errors import InputError
 from fastqt.evaluation.classification import PAPER_GRID
 from fastqt.evaluation.tasks import Options, read_tasks
 from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed
-from fastqt.runs.checkpoint import write_text
+from fastqt.runs.files import write_atomically
 
 DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
 
@@ -72,7 +72,8 @@ class Results:
             },
         }
         try:
-            write_text(path, json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n")
+            text = json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+            write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
 

@@ -80,8 +80,7 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
     """
     try:
         if path == STDIN:
-            if sys.stdin is None:  # closed when this process began
-                raise InputError("cannot read standard input: it is closed")
+            _check_stdin()
             yield sys.stdin.buffer
             return
         openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
@@ -114,21 +113,28 @@ def read_lines(path: str) -> Iterator[list[str]]:
 
 
 def check_rereadable(name: str, files: Sequence[str]) -> None:
-    """Checks that files can be read more than once; standard input, `-`, is not looked at.
+    """Checks that files can be read more than once. Standard input, `-`, may be read once, but must be open.
 
     Args:
         name: what the files are, for the message.
         files: paths.
 
     Raises:
-        InputError: a file is a pipe or a device.
+        InputError: a file is a pipe or a device, or standard input is closed.
     """
     for path in files:
-        if path != STDIN and Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        if path == STDIN:
+            _check_stdin()
+        elif Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InputError(
                 f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "
                 "write the text to a file first"
             )
+
+
+def _check_stdin() -> None:
+    if sys.stdin is None:  # it was closed when this process began
+        raise InputError("cannot read standard input: it is closed")
 
 
 def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[Block]:

@@ -4,6 +4,7 @@ import gzip
 import io
 import lzma
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,9 @@ def test_standard_input(monkeypatch):
 
 def test_a_closed_standard_input_is_refused(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(InputError, match="cannot read standard input: it is closed"):
-        read(["-"])
+    for use in (read, partial(check_rereadable, "corpus")):
+        with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+            use(["-"])
 
 
 def test_files_that_can_be_read_once_are_refused(tmp_path):
