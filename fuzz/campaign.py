@@ -21,7 +21,7 @@ from fuzz.counters import COUNTERS
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz"
 BUILD = ROOT / "build" / "fuzz"
-LONGEST = {"contrastive_loss": 256}  # bytes of an input; 4096 of a file
+LONGEST = {"contrastive_loss": 160}  # bytes of an input; 4096 of a file
 MOST_CRASHES = 20
 STATUS = re.compile(r"^#(\d+)\s.*cov: (\d+) ft: (\d+) corp: (\d+)/")
 
@@ -79,6 +79,7 @@ def _process(
     seeds = [folder for kind in ("corpus", "regressions") if (folder := ROOT / "fuzz" / kind / target).is_dir()]
     arguments = [
         *("-timeout=5", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"),
+        *(["-len_control=0"] if target in LONGEST else []),
         *(f"-artifact_prefix={findings}/", "-print_final_stats=1"),
         *([] if seconds is None else [f"-max_total_time={max(1, round(seconds))}"]),
         *([] if inputs is None else [f"-runs={inputs}"]),

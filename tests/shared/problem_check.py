@@ -171,6 +171,10 @@ class Truth:
         largest = max(x.max() for x in size.values()) if finite else 0.0
         finite &= not self.mixes_cancel
         self.comparable = finite and self.largest_score * weight * max(1.0, largest) < limit
+        if self.backend == "triton":
+            # It computes scores twice, in different orders. Where these differ by so much that exp overflows, its
+            # loss is inf. Such scores have no digit left after the point.
+            self.comparable &= bool(self.score_error < 1)
 
     def _computed(self) -> oracle.Result:
         arguments = self.arguments
