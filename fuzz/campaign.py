@@ -1,4 +1,4 @@
-"""Runs libFuzzer on a target in a process of its own, again after each crash, and stores the result as JSON."""
+"""Runs libFuzzer on a target in a process of its own, again after each crash, and stores the result."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def _process(
     corpus = BUILD / "corpus" / target
     findings.mkdir(parents=True, exist_ok=True)
     corpus.mkdir(parents=True, exist_ok=True)
-    seeds = [folder for kind in ("corpus", "regressions") if (folder := ROOT / "fuzz" / kind / target).is_dir()]
+    kept = [ROOT / "fuzz" / kind / target for kind in ("corpus", "regressions")]
     arguments = [
         *("-timeout=5", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"),
         *(["-len_control=0"] if target in LONGEST else []),
         *(f"-artifact_prefix={findings}/", "-print_final_stats=1"),
         *([] if seconds is None else [f"-max_total_time={max(1, round(seconds))}"]),
         *([] if inputs is None else [f"-runs={inputs}"]),
-        *map(str, (corpus, *seeds)),
+        *map(str, (corpus, *filter(Path.is_dir, kept))),
     ]
     coverage: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=_memory()) as scratch:

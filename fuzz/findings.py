@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def signature(error: BaseException) -> str:
-    """Where an exception came from: its type and the innermost line of fastqt, for each exception in its chain."""
+    """Where an exception and its causes came from: the type and the innermost line of fastqt of each."""
     parts = []
     while error is not None:
         frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""The process that libFuzzer drives: `python -m fuzz.loop TARGET FINDINGS COUNTERS` and libFuzzer's arguments."""
+"""What libFuzzer drives: `python -m fuzz.loop TARGET FINDINGS COUNTERS` and libFuzzer's arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fuzz.counters import COUNTERS
 from fuzz.findings import Findings
 from fuzz.limits import memory_limited
 from fuzz.targets import INSTRUMENTED, load
+
 
 def main(target: str, findings_folder: str, counters_file: str, *arguments: str) -> None:
     with atheris.instrument_imports(include=list(INSTRUMENTED[target])):

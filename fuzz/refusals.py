@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 
-class BadRefusal(Exception):
+class UnhelpfulRefusalError(Exception):
     """An error of the right type whose message does not help."""
 
 
@@ -15,24 +15,24 @@ def check_file_refusal(error: Exception, *paths: Path) -> None:
     """Checks the message of an `InputError` about a file.
 
     Raises:
-        BadRefusal: it names none of `paths`, or is not one printable line.
+        UnhelpfulRefusalError: it names none of `paths`, or is not one printable line.
     """
     message = str(error)
     if not any(path.name in message for path in paths):
-        raise BadRefusal(f"names no file: {message!r}") from error
+        raise UnhelpfulRefusalError(f"names no file: {message!r}") from error
     if not message.isprintable():
-        raise BadRefusal(f"is not one printable line: {message!r}") from error
+        raise UnhelpfulRefusalError(f"is not one printable line: {message!r}") from error
 
 
 def check_argument_refusal(error: Exception, names: Collection[str]) -> None:
     """Checks the message of a `ValueError` or `TypeError` about an argument.
 
     Raises:
-        BadRefusal: it does not begin with one of `names`, or is not one printable line.
+        UnhelpfulRefusalError: it does not begin with one of `names`, or is not one printable line.
     """
     message = str(error)
     first = re.match(r"\w+", message)
     if first is None or first[0] not in names:
-        raise BadRefusal(f"names no argument: {message!r}") from error
+        raise UnhelpfulRefusalError(f"names no argument: {message!r}") from error
     if not message.isprintable():
-        raise BadRefusal(f"is not one printable line: {message!r}") from error
+        raise UnhelpfulRefusalError(f"is not one printable line: {message!r}") from error

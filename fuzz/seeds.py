@@ -1,4 +1,4 @@
-"""Writes the seeds of all targets to fuzz/corpus: `python -m fuzz.seeds`. A target's first bytes choose the make."""
+"""Writes the seeds of all targets to fuzz/corpus: `python -m fuzz.seeds`. The first bytes choose the make."""
 
 from __future__ import annotations
 
@@ -53,11 +53,20 @@ def seeds() -> dict[str, list[bytes]]:
         "vocabulary": [b"\0\1" + compact, *(b"\1\0" + change for change in changes)],
         "config": [
             b"\0\1\7\1" + json.dumps(json.loads(config)).encode(),
-            *(bytes([model, encoder, 7, 0]) + changes[encoder % 4] for model in range(5) for encoder in range(7)),
+            *(
+                bytes([model, encoder, 7, 0]) + changes[encoder % 4]
+                for model in range(5)
+                for encoder in range(7)
+            ),
         ],
         "checkpoint": [
             b"\1\0" + WHOLE,
-            *(bytes([kind, change]) + rest for kind in range(2) for change in range(1, 5) for rest in changes),
+            *(
+                bytes([kind, change]) + rest
+                for kind in range(2)
+                for change in range(1, 5)
+                for rest in changes
+            ),
         ],
         "vectors": [
             *(b"\0" + text for text in text_files(VECTORS)),

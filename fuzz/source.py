@@ -1,4 +1,4 @@
-"""Decides from bytes: the fuzzer's input becomes numbers and choices, from which a target builds its problem."""
+"""Decides from bytes: a fuzzer's input becomes numbers and choices, of which a target builds its problem."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ python -m benchmarks.random_problems --minutes 60 --most 40
 python -m benchmarks.random_problems --backend cpu --count 20000
 
 Shapes, strides, dtypes and options are those of tests/shared/problems.py, in sizes up to `--most`, so that
-problems span several tiles. Without a GPU the Triton kernels are interpreted. The stored run counts the problems
-that were computed, by what is particular to them, and those that were refused; it lists the wrong ones.
+problems span several tiles. Without a GPU the Triton kernels are interpreted. The stored run counts the
+problems that were computed, by what is particular to them, and those that were refused; it lists the wrong
+ones.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from benchmarks.paths import RESULTS, ROOT
 def campaign(backend: str, minutes: float, count: float, most: int, first_seed: int) -> dict[str, Any]:
     """Checks a problem a seed until the time is over, or `count` of them were computed."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
+    from draws import Seeded
     from problem_check import check
-    from problems import ALL_DTYPES, DTYPES, Maker, Seeded
+    from problems import ALL_DTYPES, DTYPES, Maker
 
     dtypes = ALL_DTYPES if backend == "cpu" else tuple(DTYPES)
     makes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""model.safetensors and checkpoint.safetensors: whole, damaged, with other headers and with other progress."""
+"""model.safetensors and checkpoint.safetensors: whole, damaged, with other headers and other progress."""
 
 from __future__ import annotations
 
@@ -99,9 +99,11 @@ def _content(source: Bytes, whole: bytes) -> bytes:
 def _check_progress(progress: Progress) -> None:
     for name in ("step", "epoch", "metrics_length", "sentences"):
         value = getattr(progress, name)
-        assert type(value) is int and value >= 0, f"{name} is {value!r}"
+        assert type(value) is int, f"{name} is {value!r}"
+        assert value >= 0, f"{name} is {value!r}"
     for name in ("seconds", "best"):
         assert type(getattr(progress, name)) in (int, float), f"{name} is {getattr(progress, name)!r}"
     assert all(type(size) is int for size in progress.corpus_bytes)
     if progress.position is not None:
-        assert all(type(x) is int for x in progress.position) and len(progress.position) == 4
+        assert all(type(x) is int for x in progress.position)
+        assert len(progress.position) == 4

@@ -1,4 +1,4 @@
-"""config.json: one that is accepted holds values of the declared types, is written again, and builds a model."""
+"""config.json: one that is accepted has values of the declared types, is written again and builds a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastqt.runs.config import ENCODERS, MODELS, TrainConfig
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import Vocabulary
 from fuzz.files import folder, json_text, write
-from fuzz.refusals import check_file_refusal
+from fuzz.refusals import UnhelpfulRefusalError, check_file_refusal
 from fuzz.source import Bytes
 
 TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(TrainConfig).items()}
@@ -63,4 +63,5 @@ def _check_model(config: TrainConfig) -> None:
         SentenceEncoder.load(folder(), "cpu", trained=False)
     except InputError as error:
         check_file_refusal(error, folder() / "config.json", vocabulary)
-        assert max(sizes) > LARGEST, f"a small model is refused: {error}"
+        if max(sizes) <= LARGEST:
+            raise UnhelpfulRefusalError("a small model is refused") from error

@@ -43,7 +43,9 @@ def run(data: bytes) -> bool:
         assert all(a.offset < b.offset for a, b in pairwise(positions))
         done = reopen % len(positions)
         rest = read_blocks([str(path)], positions[done])
-        assert [sentence for block in rest for sentence in block.sentences] == [x[0] for x in found[done + 1 :]]
+        assert [sentence for block in rest for sentence in block.sentences] == [
+            x[0] for x in found[done + 1 :]
+        ]
     return True
 
 

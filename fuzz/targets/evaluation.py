@@ -13,7 +13,7 @@ from fastqt.evaluation.vectors import Cache, embed
 from fuzz.files import folder, json_text, text_file, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes
-from fuzz.targets.vectors import _array as any_array
+from fuzz.targets.vectors import any_array
 
 TEXTS = ["one", "two", "three"]
 
@@ -27,7 +27,8 @@ def run(data: bytes) -> bool:
     try:
         if kind == "labelled":
             labels, texts = read_labelled(path, text=source.integer(1, 2))
-            assert labels.shape == (len(texts),) and len(texts) >= 1
+            assert labels.shape == (len(texts),)
+            assert len(texts) >= 1
             return True
         gold, first = (1, 2) if kind == "pairs" else (0, 1)
         pairs = read_pairs(path, gold=gold, first=first, subset=0 if kind == "pairs" else None)
@@ -49,11 +50,15 @@ def _read_cache(source: Bytes) -> bool:
         matrix = write("key.npy", any_array(source))
     texts = write("key.json", json_text(source, TEXTS))
     try:
-        vectors = embed(lambda new: np.ones((len(new), 2)), ["one", "four"], cache=Cache(folder(), "key"), progress=False)
+        vectors = embed(
+            lambda new: np.ones((len(new), 2)), ["one", "four"], cache=Cache(folder(), "key"), progress=False
+        )
     except InputError as error:
         check_file_refusal(error, matrix, texts)
         return False
     found = vectors(["one", "four"])
-    assert found.ndim == 2 and found.dtype == np.float32 and np.isfinite(found).all()
+    assert found.ndim == 2
+    assert found.dtype == np.float32
+    assert np.isfinite(found).all()
     assert json.loads(texts.read_text(encoding="utf-8"))[: len(vectors.texts)] == list(vectors.texts)
     return True

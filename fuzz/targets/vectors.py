@@ -45,12 +45,15 @@ def _read_counts(path: Path) -> bool:
 
 def _read_vectors(path: Path) -> bool:
     words, vectors, counts = read_vectors(path)
-    assert vectors.dtype == np.float32 and vectors.ndim == 2 and len(vectors) == len(words)
+    assert vectors.dtype == np.float32
+    assert vectors.ndim == 2
+    assert len(vectors) == len(words)
     assert vectors.shape[1] >= 1, "vectors of no columns"
     assert np.isfinite(vectors).all(), "NaN or infinity"
     assert all(type(word) is str for word in words)
     if counts is not None:
-        assert counts.dtype == np.int64 and counts.shape == (len(words),)
+        assert counts.dtype == np.int64
+        assert counts.shape == (len(words),)
         assert (counts >= 0).all(), "a negative frequency"
     encode = WordVectors.load(path)
     assert encode(["one two", " ".join(words[:3]) or "x"]).shape == (2, vectors.shape[1])
@@ -64,14 +67,15 @@ def _archive(source: Bytes) -> bytes:
     names = ["words", "vectors", "counts"][: source.integer(1, 3)]
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name in names:
-            archive.writestr(f"{name}.npy", _array(source))
+            archive.writestr(f"{name}.npy", any_array(source))
     damaged = bytearray(file.getvalue())
     if source.integer(0, 3) == 3:
         damaged[source.integer(0, 65535) % len(damaged)] ^= source.integer(1, 255)
     return bytes(damaged)
 
 
-def _array(source: Bytes) -> bytes:
+def any_array(source: Bytes) -> bytes:
+    """The bytes of an .npy file with any header and payload."""
     if source.integer(0, 7) == 7:
         return source.take(source.integer(0, 255))
     shape = tuple(source.choice(SIZES) for _ in range(source.integer(0, 3)))

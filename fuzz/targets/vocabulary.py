@@ -25,8 +25,9 @@ def run(data: bytes) -> bool:
         return False
     ids, lengths = vocabulary.encode(SENTENCES)
     assert len(ids) == lengths.sum()
-    assert (lengths >= 1).all() and (lengths <= vocabulary.max_length).all()
-    assert (ids >= 0).all() and (ids < len(vocabulary)).all(), "an id outside the embedding table"
+    assert (lengths >= 1).all()
+    assert (lengths <= vocabulary.max_length).all()
+    assert ((ids >= 0) & (ids < len(vocabulary))).all(), "an id outside the embedding table"
     again = Vocabulary.load(write("again.json", vocabulary.to_json().encode()), unknown=unknown)
     assert (again.encode(SENTENCES).ids == ids).all()
     return True

@@ -7,7 +7,7 @@ import pytest
 
 from fuzz import files
 from fuzz.limits import memory_limited
-from fuzz.refusals import BadRefusal, check_argument_refusal, check_file_refusal
+from fuzz.refusals import UnhelpfulRefusalError, check_argument_refusal, check_file_refusal
 from fuzz.source import Bytes
 from fuzz.targets import TARGETS, load
 
@@ -51,9 +51,9 @@ def test_decisions_are_made_from_the_front_of_the_bytes():
 
 @pytest.mark.parametrize("message", ["no name", "x.txt:\nof two lines", "x.txt: \x1b[2J"])
 def test_a_refusal_that_does_not_help_is_a_finding(message):
-    with pytest.raises(BadRefusal):
+    with pytest.raises(UnhelpfulRefusalError):
         check_file_refusal(ValueError(message), Path("/folder/x.txt"))
-    with pytest.raises(BadRefusal):
+    with pytest.raises(UnhelpfulRefusalError):
         check_argument_refusal(ValueError(message), {"scale"})
 
 

@@ -1,4 +1,4 @@
-"""Compares a random problem's loss and gradients with the oracle's, within bounds that follow from rounding."""
+"""Compares a random problem's loss and gradients with the oracle's, within bounds of what rounding does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check(problem: Problem, backend: str | None = None) -> bool:
         backend: of the loss.
 
     Raises:
-        AssertionError: a loss or a gradient that differs from the oracle's, a refusal that names another argument
-            than it may or than the reference does, or a loss where there must be none.
+        AssertionError: a loss or a gradient that differs from the oracle's, a refusal that names another
+            argument than it may or than the reference does, or a loss where there must be none.
     """
     arguments = {**problem.arguments, "backend": backend}
     arguments |= {name: arguments[name].detach().requires_grad_() for name in problem.needs}
@@ -82,9 +82,9 @@ class Truth:
     Let u be the unit roundoff of the dtype of the computation.
 
     - A score is a sum of D products, scaled, with a bias. Its error is at most (D + 4) u times the largest
-      score that is possible, which is |scale| max_ij sum_d |f_id g_jd| + |bias|. Embeddings that are scaled to
-      norm 1 bring (D + 8) u each, and mixed negatives what is lost where the two parts cancel each other.
-    - A probability is wrong by the factor exp of twice that at most, because the logsumexp has the same error.
+      score that is possible, which is |scale| max_ij sum_d |f_id g_jd| + |bias|. Embeddings that are scaled
+      to norm 1 bring (D + 8) u each, and mixed negatives what is lost where the two parts cancel each other.
+    - A probability is wrong by the factor exp of twice that at most: the logsumexp has the same error.
     - An element of a gradient is a sum of at most n terms, each a coefficient times an embedding's element.
       The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the
       oracle sums up as well: where terms cancel each other, their errors remain.
@@ -172,8 +172,8 @@ class Truth:
         finite &= not self.mixes_cancel
         self.comparable = finite and self.largest_score * weight * max(1.0, largest) < limit
         if self.backend == "triton":
-            # It computes scores twice, in different orders. Where these differ by so much that exp overflows, its
-            # loss is inf. Such scores have no digit left after the point.
+            # It computes scores twice, in different orders. Where these differ by so much that exp overflows,
+            # its loss is inf. Such scores have no digit left after the point.
             self.comparable &= bool(self.score_error < 1)
 
     def _computed(self) -> oracle.Result:

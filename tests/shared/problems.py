@@ -1,62 +1,31 @@
 """Random problems: arguments of any make for the losses, valid or not, and their targets as a matrix.
 
-tests/functional/test_random_problems.py runs the same few in every run, `python -m benchmarks.random_problems` draws
-others for as long as one likes, and the fuzzer makes them from its bytes. problem_check.py compares them with the
-oracle.
+tests/functional/test_random_problems.py runs the same few in every run, benchmarks/gpu/random_problems.py draws
+others for as long as one likes, and the fuzzer makes them from its bytes. problem_check.py compares them with
+the oracle.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import oracle
 import torch
+from draws import Drawn, Draws, Source
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fastqt
 
-T = TypeVar("T")
-
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ALL_DTYPES = (*DTYPES, torch.float64)
-LAYOUTS = ("plain", "transposed", "spread", "sliced", "one row expanded", "one column expanded")
-VECTOR_LAYOUTS = ("plain", "spread", "expanded")
 MAGNITUDES = (1.0, 0.01, 8.0, 1.0, 1e-12, 1e6)
 SCALES = (20.0, 0.5, 3.0, 1.0, -1.0, 0.0, 1e-20, 1e4, 1e15)
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-class Source(Protocol):
-    """Where the decisions about a problem come from."""
-
-    def integer(self, low: int, high: int) -> int:
-        """An integer in low..high."""
-
-
-class Drawn:
-    """Decisions of hypothesis."""
-
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self.draw = draw
-
-    def integer(self, low: int, high: int) -> int:
-        return self.draw(st.integers(low, high))
-
-
-class Seeded:
-    """Decisions from the seed of a random number generator."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return self.rng.randint(low, high)
 
 
 @dataclass(repr=False)
@@ -88,17 +57,19 @@ class Problem:
 
 
 @st.composite
-def problems(draw: Callable[[Any], Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12) -> Problem:
+def problems(
+    draw: Callable[[Any], Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12
+) -> Problem:
     """The problems that hypothesis draws."""
     return Maker(Drawn(draw), dtypes, most).problem
 
 
-class Maker:
+class Maker(Draws):
     """Makes one problem, of at most `most` rows and columns and of one of `dtypes`."""
 
     def __init__(self, source: Source, dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12) -> None:
-        self.source = source
-        self.problem = Problem(link=self.choice(("softmax", "sigmoid")))
+        super().__init__(source)
+        self.problem = Problem(link=self.choice(("softmax", "sigmoid")), makes=self.makes)
         self.N, self.D = source.integer(1, most), source.integer(1, most)
         self.M = self.N if self.flag() else source.integer(1, most + 2)
         self.rng = np.random.default_rng(source.integer(0, 65535))
@@ -117,50 +88,9 @@ class Maker:
             self.converge()
         self.add_reduction()
 
-    def choice(self, options: Sequence[T]) -> T:
-        return options[self.source.integer(0, len(options) - 1)]
-
-    def flag(self) -> bool:
-        return self.source.integer(0, 1) == 1
-
-    def rarely(self, often: int) -> bool:
-        return self.source.integer(1, often) == often
-
-    def noted(self, make: str) -> None:
-        self.problem.makes.append(make)
-
     def matrix(self, rows: int) -> Tensor:
         """Embeddings (rows, D)."""
         return self.laid_out(self.rng.normal(size=(rows, self.D)) * self.choice(MAGNITUDES), self.dtype)
-
-    def laid_out(self, values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """A matrix of these values, or of its first row or column alone, with any strides."""
-        x = torch.from_numpy(values).to(dtype)
-        rows, columns = x.shape
-        layout = self.choice(LAYOUTS)
-        self.noted(f"layout {layout}")
-        match layout:
-            case "transposed":
-                x = x.T.contiguous().T
-            case "spread":
-                x = x.repeat_interleave(3, 1)[:, ::3]
-            case "sliced":
-                x = torch.nn.functional.pad(x, (1, 2, 1, 0))[1:, 1 : columns + 1]
-            case "one row expanded":
-                x = x[:1].expand(rows, columns)
-            case "one column expanded":
-                x = x[:, :1].expand(rows, columns)
-        return x
-
-    def vector(self, values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """A vector of these values, or of its first one alone."""
-        x = torch.from_numpy(values).to(dtype)
-        match self.choice(VECTOR_LAYOUTS):
-            case "spread":
-                x = x.repeat_interleave(2)[::2]
-            case "expanded":
-                x = x[:1].expand(len(values))
-        return x
 
     def ids(self, length: int) -> Tensor:
         return self.vector(self.rng.integers(0, 3, length), self.choice(ID_DTYPES))
@@ -196,7 +126,7 @@ class Maker:
             self.problem.refusals.add("context_size")
 
     def replaces(self) -> bool:
-        """Whether targets should avoid the diagonal, because no loss accepts any there. At times they do not."""
+        """Whether targets avoid the diagonal, where no loss accepts any. At times they do not."""
         return self.problem.arguments["diagonal"] != "keep" and not self.rarely(8)
 
     def add_offsets(self) -> np.ndarray:
@@ -282,7 +212,7 @@ class Maker:
             problem.targets = oracle.smoothed(problem.targets, smoothing, normalize)
         if problem.arguments["diagonal"] == "exclude":
             problem.refusals.add("targets")
-        problem.makes.append("smoothed")
+        self.noted("smoothed")
 
     def add_scores(self) -> None:
         """Scale, bias and normalisation."""
@@ -338,7 +268,7 @@ class Maker:
             self.noted("mask")
 
     def converge(self) -> None:
-        """Replaces the queries by ones that score 20 with their targets, which have most of the probability."""
+        """Makes the queries score 20 with their targets, which then have most of the probability."""
         arguments, T = self.problem.arguments, self.problem.targets
         scale = abs(float(arguments.get("scale", 1.0)))
         candidates = arguments["candidates"].double().numpy()
