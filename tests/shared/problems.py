@@ -1,6 +1,6 @@
 """Random problems: arguments of any make for the losses, valid or not, and their targets as a matrix.
 
-tests/functional/test_random_problems.py runs the same few in every run, benchmarks/gpu/random_problems.py draws
+tests/functional/test_random_problems.py runs the same few in every run, benchmarks.random_problems draws
 others for as long as one likes, and the fuzzer makes them from its bytes. problem_check.py compares them with
 the oracle.
 """
@@ -74,7 +74,6 @@ class Maker(Draws):
         self.M = self.N if self.flag() else source.integer(1, most + 2)
         self.rng = np.random.default_rng(source.integer(0, 65535))
         self.dtype = self.choice(dtypes)
-        self.most = most
         arguments = self.problem.arguments
         self.noted(f"{self.problem.link}, {str(self.dtype).removeprefix('torch.')}")
         arguments["diagonal"] = self.choice(("zero", "exclude", "keep"))
