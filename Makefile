@@ -10,7 +10,7 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-all bench sanitize wheel lint clean
+.PHONY: demo test test-all bench fuzz sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -43,6 +43,13 @@ wheel: .venv/built
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
 		--wheel-dir dist build/wheel/*.whl
 	$(BIN)/abi3audit --strict dist/*.whl
+
+# Every fuzz target for an equal share of the minutes; fuzz/__main__.py tells more. The tests replay without atheris
+# what is found, so that it is no part of what they need.
+MINUTES ?= 10
+fuzz: .venv/built
+	$(BIN)/python -c 'import atheris' || $(BIN)/pip install --quiet 'atheris>=3'
+	$(BIN)/python -m fuzz all --minutes $(MINUTES)
 
 # The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer: its tiles in a
 # program of their own, and the whole extension in the tests of the CPU engine and the GRU. Several minutes.

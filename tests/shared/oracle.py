@@ -79,6 +79,7 @@ def contrastive(
     sizes = {"queries": np.zeros_like(F), "candidates": np.zeros_like(G)}
     sizes |= {} if dN is None else {"negatives": np.zeros_like(negatives)}
     sizes |= {} if dR is None else {"row_negatives": np.zeros_like(row_negatives)}
+    sizes |= {"scale": np.zeros(()), "bias": np.zeros(M)}
     for i in range(N):
         if link == "softmax" and not (T[i] > 0).any():
             continue
@@ -138,6 +139,8 @@ def contrastive(
             dR[i] = scale * c[-1] * F[i]
         ds += c @ dots
         db += c[:M]
+        sizes["scale"] += c_size @ (abs(C) @ abs(F[i]))
+        sizes["bias"] += c_size[:M]
         sizes["queries"][i] = abs(scale) * c_size @ abs(C)
         sizes["candidates"] += abs(scale) * np.outer(c_size[:M], abs(F[i]))
         if dN is not None:

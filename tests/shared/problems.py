@@ -1,195 +1,300 @@
-"""Random problems: arguments of any make for the losses, and the check that a result is the oracle's.
+"""Random problems: arguments of any make for the losses, valid or not, and their targets as a matrix.
 
-tests/functional/test_random_problems.py runs the same few in every run, and
-`python -m benchmarks.random_problems` draws others for as long as one likes.
+tests/functional/test_random_problems.py runs the same few in every run, benchmarks.random_problems draws
+others for as long as one likes, and the fuzzer makes them from its bytes. problem_check.py compares them with
+the oracle.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import oracle
 import torch
+from draws import Drawn, Draws, Source
 from hypothesis import strategies as st
-from tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
+from torch import Tensor
 
 import fastqt
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ALL_DTYPES = (*DTYPES, torch.float64)
+MAGNITUDES = (1.0, 0.01, 8.0, 1.0, 1e-12, 1e6)
+SCALES = (20.0, 0.5, 3.0, 1.0, -1.0, 0.0, 1e-20, 1e4, 1e15)
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(repr=False)
+class Problem:
+    """A call of a loss.
+
+    Attributes:
+        link: "softmax" for `contrastive_loss`, "sigmoid" for `sigmoid_loss`.
+        arguments: of the call.
+        targets: the target matrix (N, M), or None where no loss may accept the targets.
+        upstream: the gradient that arrives at the loss, () or (N,).
+        autocast: the dtype to which autocast rounds during the call.
+        needs: the arguments whose gradients are wanted.
+        refusals: the arguments that a refusal may name. The loss accepts all else.
+        makes: what is particular to the problem, for those who count.
+    """
+
+    link: str = "softmax"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    targets: np.ndarray | None = None
+    upstream: Tensor = torch.ones(())  # noqa: RUF009
+    autocast: torch.dtype | None = None
+    needs: tuple[str, ...] = ()
+    refusals: set[str] = field(default_factory=set)
+    makes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Problem({', '.join(self.makes)})"
 
 
 @st.composite
-def problems(draw, dtypes=(*DTYPES, torch.float64), most=12):
-    """A link and random arguments for its loss, valid or not, of at most `most` rows and columns."""
-    N, D = draw(st.integers(1, most)), draw(st.integers(1, most))
-    M = N if draw(st.booleans()) else draw(st.integers(1, most + 2))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    dtype = draw(st.sampled_from(dtypes))
-    layout = st.sampled_from(["plain", "transposed", "spread", "expanded"])
-
-    def matrix(rows: int) -> torch.Tensor:
-        x = torch.from_numpy(rng.normal(size=(rows, D)) * draw(st.sampled_from([0.01, 1.0, 8.0]))).to(dtype)
-        match draw(layout):
-            case "transposed":
-                x = x.T.contiguous().T
-            case "spread":
-                x = x.repeat_interleave(3, 1)[:, ::3]
-            case "expanded":
-                x = x[:1].expand(rows, D)
-        return x
-
-    arguments: dict = {"queries": matrix(N), "candidates": matrix(M)}
-    kind = draw(st.sampled_from(["window", "offsets", "diagonal", "indices", "dense", "sparse", "smoothed"]))
-    if kind == "window":
-        arguments["context_size"] = draw(st.integers(1, 4))
-        if draw(st.booleans()):
-            arguments["document_ids"] = torch.from_numpy(np.sort(rng.integers(0, 3, N)))
-    elif kind == "offsets":
-        offsets = draw(st.lists(st.integers(-4, 4), min_size=1, max_size=4, unique=True))
-        arguments["targets"] = fastqt.Window(offsets=offsets, normalize=draw(st.booleans()))
-    elif kind == "diagonal":
-        arguments["targets"] = fastqt.Diagonal()
-    elif kind == "indices":
-        arguments["targets"] = torch.from_numpy(rng.integers(-1, M + (rng.random() < 0.1), N))
-        arguments["targets"][arguments["targets"] == -1] = -100
-    else:
-        T = torch.from_numpy(np.where(rng.random((N, M)) < 0.4, rng.random((N, M)), 0))
-        if draw(st.booleans()):
-            T[torch.eye(N, M, dtype=torch.bool)] = 0
-        arguments["targets"] = {
-            "dense": lambda: T,
-            "sparse": lambda: fastqt.Sparse(T.to_sparse_csr()),
-            "smoothed": lambda: fastqt.smoothed(T, 0.3),
-        }[kind]()
-    arguments["diagonal"] = draw(st.sampled_from(["zero", "exclude", "keep"]))
-    if draw(st.booleans()):
-        arguments["scale"] = draw(st.sampled_from([0.5, 3.0, 20.0, 1e-3]))
-    if draw(st.booleans()):
-        arguments["negatives"] = matrix(draw(st.integers(1, 5)))
-    if draw(st.booleans()):
-        arguments["row_negatives"] = matrix(N)
-    if draw(st.booleans()):
-        arguments["query_groups"] = torch.from_numpy(rng.integers(0, 3, N))
-        arguments["candidate_groups"] = torch.from_numpy(rng.integers(0, 3, M))
-    if draw(st.integers(0, 3)) == 0:
-        arguments["mask"] = torch.from_numpy(rng.random((N, M)) < 0.2)
-    arguments["reduction"] = draw(st.sampled_from(["mean", "sum", "none"]))
-    arguments["memory"] = draw(st.sampled_from(["fast", "low"]))
-    link = draw(st.sampled_from(["softmax", "sigmoid"]))
-    if link == "sigmoid" and draw(st.booleans()):
-        biases = torch.from_numpy(rng.normal(size=M) * 5)
-        arguments["bias"] = biases if draw(st.booleans()) else biases[0]
-    return link, arguments
+def problems(
+    draw: Callable[[Any], Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12
+) -> Problem:
+    """The problems that hypothesis draws."""
+    return Maker(Drawn(draw), dtypes, most).problem
 
 
-def dense_targets(link: str, arguments: dict) -> np.ndarray:
-    """The targets as fastqt writes them out, which tests/test_targets.py tests."""
-    targets = arguments.get("targets")
-    if targets is None:
-        targets = fastqt.Window(
-            arguments["context_size"],
-            document_ids=arguments.get("document_ids"),
-            normalize=link == "softmax",
+class Maker(Draws):
+    """Makes one problem, of at most `most` rows and columns and of one of `dtypes`."""
+
+    def __init__(self, source: Source, dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12) -> None:
+        super().__init__(source)
+        self.problem = Problem(link=self.choice(("softmax", "sigmoid")), makes=self.makes)
+        self.N, self.D = source.integer(1, most), source.integer(1, most)
+        self.M = self.N if self.flag() else source.integer(1, most + 2)
+        self.rng = np.random.default_rng(source.integer(0, 65535))
+        self.dtype = self.choice(dtypes)
+        arguments = self.problem.arguments
+        self.noted(f"{self.problem.link}, {str(self.dtype).removeprefix('torch.')}")
+        arguments["diagonal"] = self.choice(("zero", "exclude", "keep"))
+        arguments["queries"] = self.matrix(self.N)
+        arguments["candidates"] = self.matrix(self.M)
+        self.add_targets()
+        self.add_scores()
+        self.add_negatives()
+        self.add_exclusions()
+        if self.problem.targets is not None and self.rarely(6):
+            self.converge()
+        self.add_reduction()
+
+    def matrix(self, rows: int) -> Tensor:
+        """Embeddings (rows, D)."""
+        return self.laid_out(self.rng.normal(size=(rows, self.D)) * self.choice(MAGNITUDES), self.dtype)
+
+    def ids(self, length: int) -> Tensor:
+        return self.vector(self.rng.integers(0, 3, length), self.choice(ID_DTYPES))
+
+    def add_targets(self) -> None:
+        kind = self.choice(("window", "offsets", "diagonal", "indices", "dense", "sparse"))
+        problem, arguments = self.problem, self.problem.arguments
+        problem.targets = getattr(self, f"add_{kind}")()
+        if kind != "window" and self.rarely(5):
+            kind += ", smoothed"
+            self.smooth()
+        self.noted(f"targets {kind}")
+        if problem.targets is None:
+            return
+        on_diagonal = np.diagonal(problem.targets).any()
+        replaced = arguments["diagonal"] != "keep"
+        window = arguments.get("targets")
+        offset_zero = isinstance(window, fastqt.Window) and 0 in window.offsets
+        if replaced and (on_diagonal or offset_zero or "diagonal" in kind):
+            problem.refusals.add("targets")
+
+    def add_window(self) -> np.ndarray:
+        arguments = self.problem.arguments
+        size = arguments["context_size"] = self.source.integer(1, 4)
+        ids = arguments["document_ids"] = self.ids(self.N) if self.flag() and self.N == self.M else None
+        self.check_reach(size)
+        offsets = [o for o in range(-size, size + 1) if o]
+        return oracle.window(self.N, self.M, offsets, None, self.problem.link == "softmax", _list(ids))
+
+    def check_reach(self, reach: int) -> None:
+        """A window that reaches beyond the batch is refused."""
+        if reach >= max(self.N, self.M):
+            self.problem.refusals.add("context_size")
+
+    def replaces(self) -> bool:
+        """Whether targets avoid the diagonal, where no loss accepts any. At times they do not."""
+        return self.problem.arguments["diagonal"] != "keep" and not self.rarely(8)
+
+    def add_offsets(self) -> np.ndarray:
+        offsets = list(dict.fromkeys(self.source.integer(-4, 4) for _ in range(self.source.integer(1, 4))))
+        if self.replaces() and len(offsets) > 1 and 0 in offsets:
+            offsets.remove(0)
+        weights = [self.choice((1.0, 0.25, 10.0)) for _ in offsets] if self.flag() else None
+        ids = self.ids(self.N) if self.flag() and self.N == self.M else None
+        normalize = self.flag()
+        self.check_reach(max(map(abs, offsets)))
+        self.problem.arguments["targets"] = fastqt.Window(
+            offsets=offsets, weights=weights, normalize=normalize, document_ids=ids
         )
-    N, M = len(arguments["queries"]), len(arguments["candidates"])
-    return fastqt.targets.as_targets(targets).to_dense(N, M).numpy()
+        return oracle.window(self.N, self.M, offsets, weights, normalize, _list(ids))
+
+    def add_diagonal(self) -> np.ndarray:
+        if not self.rarely(8):
+            self.problem.arguments["diagonal"] = "keep"
+        self.problem.arguments["targets"] = fastqt.Diagonal()
+        return np.eye(self.N, self.M)
+
+    def add_indices(self) -> np.ndarray | None:
+        columns = self.rng.integers(-1, self.M + self.rarely(10), self.N)
+        if self.replaces():
+            columns[columns == np.arange(self.N)] = -1
+        columns[columns == -1] = -100
+        indices = self.problem.arguments["targets"] = self.vector(columns, self.choice(ID_DTYPES))
+        T = np.zeros((self.N, self.M))
+        for i, j in enumerate(indices.tolist()):
+            if j != -100 and not 0 <= j < self.M:
+                self.problem.refusals.add("targets")
+                return None
+            if j != -100:
+                T[i, j] = 1.0
+        return T
+
+    def weights(self) -> np.ndarray:
+        """A matrix of weights (N, M), most of them 0."""
+        T = np.where(self.rng.random((self.N, self.M)) < 0.4, self.rng.random((self.N, self.M)), 0)
+        if self.replaces():
+            np.fill_diagonal(T, 0)
+        return T * self.choice((1.0, 1.0, 1e-3, 1e3))
+
+    def add_dense(self) -> np.ndarray:
+        T = self.problem.arguments["targets"] = self.laid_out(self.weights(), self.choice(WEIGHT_DTYPES))
+        return T.double().numpy()
+
+    def add_sparse(self) -> np.ndarray:
+        """Compressed rows whose columns are in any order, with zeros, and at times with a column twice."""
+        dtype, twice = self.choice(WEIGHT_DTYPES[:2]), self.rarely(4)
+        W = torch.from_numpy(self.weights()).to(dtype).double().numpy()
+        starts, columns, values = [0], [], []
+        for i in range(self.N):
+            chosen = [int(j) for j in self.rng.permutation(self.M) if W[i, j] or self.rng.random() < 0.1]
+            chosen += chosen[:1] if twice else []
+            columns += chosen
+            values += [W[i, j] for j in chosen]
+            starts.append(len(columns))
+        T = np.zeros((self.N, self.M))
+        np.add.at(T, (np.repeat(np.arange(self.N), np.diff(starts)), np.array(columns, np.int64)), values)
+        index = self.choice((torch.int64, torch.int32))
+        self.problem.arguments["targets"] = torch.sparse_csr_tensor(
+            torch.tensor(starts, dtype=index),
+            torch.tensor(columns, dtype=index),
+            torch.tensor(values, dtype=dtype),
+            (self.N, self.M),
+            check_invariants=False,  # a column that occurs twice violates them
+        )
+        if twice and columns:
+            self.noted("targets sparse, a column twice")
+            self.problem.refusals |= {"targets", "csr_tensor"}  # refused or summed up
+        return T
+
+    def smooth(self) -> None:
+        problem = self.problem
+        smoothing, normalize = self.choice((0.1, 0.3, 5.0)), self.flag()
+        if "csr_tensor" in problem.refusals:
+            return
+        problem.arguments["targets"] = fastqt.smoothed(
+            problem.arguments["targets"], smoothing, normalize=normalize
+        )
+        if problem.targets is not None:
+            problem.targets = oracle.smoothed(problem.targets, smoothing, normalize)
+        if problem.arguments["diagonal"] == "exclude":
+            problem.refusals.add("targets")
+        self.noted("smoothed")
+
+    def add_scores(self) -> None:
+        """Scale, bias and normalisation."""
+        arguments = self.problem.arguments
+        if self.flag():
+            scale = arguments["scale"] = self.choice(SCALES)
+            if self.flag():
+                arguments["scale"] = torch.tensor(scale, dtype=self.choice((torch.float32, torch.float64)))
+            elif scale <= 0:
+                self.problem.refusals.add("scale")
+            self.noted(f"scale {scale:g}" + ", tensor" * isinstance(arguments["scale"], Tensor))
+        if self.rarely(3):
+            biases = self.rng.normal(size=self.M) * 5
+            bias = self.vector(biases, self.choice((torch.float32, torch.float64)))
+            arguments["bias"] = self.choice((bias, bias[0], float(bias[0])))
+            self.noted("bias")
+        if self.rarely(4):
+            arguments["normalize"] = True
+            self.noted("normalize")
+
+    def add_negatives(self) -> None:
+        arguments = self.problem.arguments
+        if self.rarely(3):
+            arguments["negatives"] = self.matrix(self.source.integer(1, 5))
+            self.noted("negatives")
+        kind = self.choice(("none", "given", "mixed", "none"))
+        if kind == "given":
+            arguments["row_negatives"] = self.matrix(self.N)
+        elif kind == "mixed":
+            partners = torch.from_numpy(self.rng.integers(0, self.M, self.N)) if self.flag() else None
+            arguments["row_negatives"] = fastqt.Mixed(self.choice((0.2, 0.5, 0.9)), partners)
+            if self.N > self.M:
+                self.problem.refusals.add("row_negatives")
+        self.noted(f"row negatives {kind}")
+
+    def add_exclusions(self) -> None:
+        problem, arguments = self.problem, self.problem.arguments
+        smoothed = "smoothed" in problem.makes
+        if smoothed and not self.rarely(8):
+            return
+        if self.rarely(3):
+            arguments["query_groups"], arguments["candidate_groups"] = self.ids(self.N), self.ids(self.M)
+            problem.refusals |= {"query_groups"} if smoothed else set()
+            self.noted("groups")
+        if self.rarely(4):
+            chosen = self.rng.random((self.N, self.M)) < 0.2
+            if problem.targets is not None and not self.rarely(8):
+                chosen &= problem.targets == 0
+            mask = arguments["mask"] = self.laid_out(chosen, torch.bool)
+            problem.refusals |= {"mask"} if smoothed else set()
+            if problem.targets is not None and (problem.targets[mask.numpy()] > 0).any():
+                problem.refusals.add("targets")
+            self.noted("mask")
+
+    def converge(self) -> None:
+        """Makes the queries score 20 with their targets, which then have most of the probability."""
+        arguments, T = self.problem.arguments, self.problem.targets
+        scale = abs(float(arguments.get("scale", 1.0)))
+        candidates = arguments["candidates"].double().numpy()
+        length = np.square(candidates).sum(1, keepdims=True)
+        if not (np.isfinite(length).all() and length.all() and scale > 1e-3):
+            return
+        wanted = T / np.maximum(T.sum(1, keepdims=True), 1e-3) @ (candidates / length)
+        arguments["queries"] = self.laid_out(20 / scale * wanted, self.dtype)
+        self.noted("converged")
+
+    def add_reduction(self) -> None:
+        problem, arguments = self.problem, self.problem.arguments
+        arguments["reduction"] = self.choice(("mean", "sum", "none"))
+        arguments["memory"] = self.choice(("fast", "low"))
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        if arguments["reduction"] == "none":
+            problem.upstream = self.vector(self.rng.normal(size=self.N), dtype)
+        else:
+            problem.upstream = torch.tensor(self.choice((1.0, -0.5, 1024.0)), dtype=dtype)
+        self.noted(f"reduction {arguments['reduction']}, memory {arguments['memory']}")
+        if self.rarely(6):
+            problem.autocast = self.choice((torch.bfloat16, torch.float16))
+            self.noted("autocast")
+        names = ("queries", "candidates", "negatives", "row_negatives", "scale", "bias")
+        given = [name for name in names if isinstance(arguments.get(name), Tensor)]
+        problem.needs = tuple(name for name in given if not self.rarely(5))
 
 
-def expected(link: str, arguments: dict) -> oracle.Result:
-    embeddings = {
-        name: arguments[name].double().numpy()
-        for name in ("queries", "candidates", "negatives", "row_negatives")
-        if name in arguments
-    }
-    groups = {
-        name: arguments[name].numpy()
-        for name in ("query_groups", "candidate_groups", "mask")
-        if name in arguments
-    }
-    N = len(arguments["queries"])
-    return oracle.contrastive(
-        embeddings.pop("queries"),
-        embeddings.pop("candidates"),
-        dense_targets(link, arguments),
-        diagonal=arguments["diagonal"],
-        scale=arguments.get("scale", 1.0),
-        row_weights=np.full(N, 1 / N if arguments["reduction"] == "mean" else 1.0),
-        bias=arguments["bias"].numpy() if "bias" in arguments else 0.0,
-        link=link,
-        **embeddings,
-        **groups,
-    )
-
-
-def outcome(link: str, arguments: dict) -> tuple[torch.Tensor | None, str]:
-    """The loss, or None and the message of a ValueError."""
-    loss = fastqt.sigmoid_loss if link == "sigmoid" else fastqt.contrastive_loss
-    try:
-        return loss(**arguments), ""
-    except ValueError as error:
-        return None, str(error)
-
-
-def check(link: str, arguments: dict) -> bool:
-    """Whether there is a loss, which is then the oracle's."""
-    names = [name for name in ("queries", "candidates", "negatives", "row_negatives") if name in arguments]
-    inputs = {name: arguments[name].detach().requires_grad_() for name in names}
-    loss, refusal = outcome(link, {**arguments, **inputs})
-    if loss is None:
-        _, reference_refusal = outcome(link, {**arguments, **inputs, "backend": "reference"})
-        assert refusal.partition(":")[0] == reference_refusal.partition(":")[0] != refusal
-        return False
-    exact = expected(link, arguments)
-    bounds = Bounds(link, arguments)
-    value = {"mean": exact.loss.mean(), "sum": exact.loss.sum(), "none": exact.loss}[arguments["reduction"]]
-    assert (np.abs(loss.detach().double().numpy() - value) <= bounds.of_loss()).all()
-    gradients = torch.autograd.grad(loss.sum(), list(inputs.values()))
-    for name, gradient in zip(inputs, gradients, strict=True):
-        assert gradient.dtype == arguments[name].dtype
-        wanted = getattr(exact, name)
-        error = np.abs(gradient.double().numpy() - wanted)
-        assert (error <= bounds.of_gradient(wanted, exact.magnitudes[name])).all(), name
-    return True
-
-
-class Bounds:
-    """How far rounding can bring the loss and each element of the gradients from the truth.
-
-    Let u be the unit roundoff of the dtype of the computation.
-
-    - A score is a sum of D products, scaled, with a bias. Its error is at most (D + 4) u times the largest
-      score that is possible, which is |scale| max_ij sum_d |f_id g_jd| + |bias|.
-    - The relative error of a probability is twice that, because the logsumexp has the same error.
-    - An element of a gradient is a sum of at most n terms, each a coefficient times an embedding's element.
-      The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the
-      oracle sums up as well: where terms cancel each other, their errors remain.
-    - What else is rounded once (the exponential, the coefficient, its product with the scale) adds 8 u.
-    """
-
-    def __init__(self, link: str, arguments: dict) -> None:
-        self.arguments, self.targets = arguments, dense_targets(link, arguments)
-        self.dtype = arguments["queries"].dtype
-        self.unit = UNIT_ROUNDOFF[torch.promote_types(self.dtype, torch.float32)]
-        names = ("queries", "candidates", "negatives", "row_negatives")
-        size = {name: np.abs(arguments[name].double().numpy()) for name in names if name in arguments}
-        columns = [size[name] for name in ("candidates", "negatives") if name in size]
-        products = [size["queries"] @ x.T for x in columns]
-        if "row_negatives" in size:
-            products.append((size["queries"] * size["row_negatives"]).sum(1))
-        N, D = size["queries"].shape
-        self.largest_score = abs(arguments.get("scale", 1.0)) * max(x.max() for x in products)
-        if "bias" in arguments:
-            self.largest_score += float(arguments["bias"].abs().max())
-        self.score_error = (D + 4) * self.unit * self.largest_score
-        self.sum_error = (N + sum(map(len, columns)) + 8) * self.unit
-        self.cells = (
-            self.targets.sum(1).max() if link == "softmax" else sum(map(len, columns)) + 1
-        )  # how often a score or a logsumexp enters the loss of a row
-
-    def of_loss(self) -> float:
-        rows = len(self.targets) if self.arguments["reduction"] == "sum" else 1
-        return rows * self.cells * (2 * self.score_error + self.sum_error * (1 + 2 * self.largest_score))
-
-    def of_gradient(self, exact: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-        factor = 2 * self.score_error + self.sum_error
-        result = 2 * UNIT_ROUNDOFF[self.dtype] * np.abs(exact)  # rounded, or cut off, to the input's dtype
-        if self.arguments.get("backend") == "triton":
-            factor += THREE_ROUNDINGS[self.dtype]
-        return factor * magnitude + result + FLUSHED[self.dtype]
+def _list(ids: Tensor | None) -> list[int] | None:
+    return None if ids is None else ids.tolist()

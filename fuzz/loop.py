@@ -1,0 +1,43 @@
+"""What libFuzzer drives: `python -m fuzz.loop TARGET FINDINGS COUNTERS` and libFuzzer's arguments."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import atheris
+
+from fuzz.counters import COUNTERS
+from fuzz.findings import Findings
+from fuzz.limits import memory_limited
+from fuzz.targets import INSTRUMENTED, load
+
+
+def main(target: str, findings_folder: str, counters_file: str, *arguments: str) -> None:
+    with atheris.instrument_imports(include=list(INSTRUMENTED[target])):
+        run = load(target)
+    findings = Findings(Path(findings_folder))
+    with open(counters_file, "r+b") as file:
+        counters = mmap.mmap(file.fileno(), COUNTERS.size)
+    executed = accepted = 0
+
+    def one_input(data: bytes) -> None:
+        nonlocal executed, accepted
+        executed += 1
+        try:
+            accepted += run(data)
+        except KeyboardInterrupt:
+            raise
+        # Panics of Rust are no Exception. What leaves a target is stored, and fuzzing goes on.
+        except BaseException as error:
+            findings.add(data, error)
+        COUNTERS.pack_into(counters, 0, executed, accepted, len(findings.counts))
+
+    atheris.Setup([sys.argv[0], *arguments], one_input)
+    with memory_limited():
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

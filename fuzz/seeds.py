@@ -1,0 +1,97 @@
+"""Writes the seeds of all targets to fuzz/corpus: `python -m fuzz.seeds`. The first bytes choose the make."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fastqt.runs.config import TrainConfig
+from fastqt.text import Vocabulary
+from fuzz.files import XZ_FILTERS
+from fuzz.targets.checkpoint import WHOLE
+
+CORPUS = Path(__file__).parent / "corpus"
+TEXT = "\ufeffOne two, three!\nZwei — drei…\r\n\n  \nfour\u2028five\n\nsix".encode()
+VECTORS = b"the 0.5 -1e-3\nof 1 nan\n, 0 2"
+COUNTS = b"the 100\nof 7"
+TABLE = b"1\tone two\tthree\n0\tfour\tfive six"
+SCORES = b"MSRpar\t3.5\tone two\tthree\nnews\t0\tfour\tfive"
+
+
+def text_files(text: bytes) -> Iterator[bytes]:
+    """What `fuzz.files.text_file` makes a file of, for each of its makes."""
+    yield b"\0" + text
+    yield b"\1" + gzip.compress(text, mtime=0)
+    yield b"\2" + lzma.compress(text, filters=XZ_FILTERS)
+    yield from (bytes([make]) + text for make in (3, 4))
+    yield b"\5\x20\0\1" + text
+    yield b"\6\0\1\x07\x28" + text  # an xz file that wants a dictionary of 4 GiB
+    yield b"\7\0\x10\0x"
+    yield b"\7\0\x10\0" + text + b"\n"
+
+
+def seeds() -> dict[str, list[bytes]]:
+    vocabulary = Vocabulary.build(["one two three , !"], 6, max_length=5).to_json()
+    compact = json.dumps(json.loads(vocabulary)).encode()
+    config = TrainConfig(("corpus.txt",), encoder="gru", word_dim=8, hidden_size=8).to_json()
+    changes = [b"\0", b"\0\1\4\1\2", b"\1\2\3\1\0\x09", b"\2\1\7\2\1\5\3\2\1"]
+    archive, array = io.BytesIO(), io.BytesIO()
+    np.savez(archive, words=["the", "of"], vectors=np.ones((2, 3), np.float32), counts=[4, 3])
+    np.save(array, np.ones((3, 2), np.float32))
+    npz = b"\2\0\2\1\0\1\0\0\x0ct\0\0\0h\0\0\0e\0\0\0\0\2\0\0\0\0\0\x10" + bytes(16)
+    rng = random.Random(0)
+    return {
+        "corpus": [start + text for start in (b"\0\0", b"\1\2") for text in text_files(TEXT)],
+        "vocabulary": [b"\0\1" + compact, *(b"\1\0" + change for change in changes)],
+        "config": [
+            b"\0\1\7\1" + json.dumps(json.loads(config)).encode(),
+            *(
+                bytes([model, encoder, 7, 0]) + changes[encoder % 4]
+                for model in range(5)
+                for encoder in range(7)
+            ),
+        ],
+        "checkpoint": [
+            b"\1\0" + WHOLE,
+            *(
+                bytes([kind, change]) + rest
+                for kind in range(2)
+                for change in range(1, 5)
+                for rest in changes
+            ),
+        ],
+        "vectors": [
+            *(b"\0" + text for text in text_files(VECTORS)),
+            *(b"\1" + text for text in text_files(COUNTS)),
+            *(npz, npz[:20], b"\3" + archive.getvalue()),
+        ],
+        "evaluation": [
+            *(b"\0" + text for text in text_files(TABLE)),
+            *(b"\1" + text for text in text_files(SCORES)),
+            *(b"\2" + text for text in text_files(TABLE)),
+            b'\3\1\2\0\1["one", "two", "three"]',
+            b"\3\0\7" + bytes([len(array.getvalue())]) + array.getvalue() + b'\1["one", "two"]',
+            *(b"\3\1\2\0\0" + change for change in changes),
+        ],
+        "contrastive_loss": [bytes([kind]) + rng.randbytes(100) for kind in (0, 1) for _ in range(40)],
+    }
+
+
+def main() -> None:
+    shutil.rmtree(CORPUS, ignore_errors=True)
+    for target, inputs in seeds().items():
+        (CORPUS / target).mkdir(parents=True)
+        for number, data in enumerate(dict.fromkeys(inputs)):
+            (CORPUS / target / f"{number:02}").write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Compares a random problem's loss and gradients with the oracle's, within bounds of what rounding does."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+from problems import Problem
+from tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
+from torch import Tensor
+
+import fastqt
+
+EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
+TINIEST_NORM = 1e-12  # torch.nn.functional.normalize divides by no less
+
+
+def check(problem: Problem, backend: str | None = None) -> bool:
+    """Whether there is a loss, which is then the oracle's.
+
+    Args:
+        problem: as drawn.
+        backend: of the loss.
+
+    Raises:
+        AssertionError: a loss or a gradient that differs from the oracle's, a refusal that names another
+            argument than it may or than the reference does, or a loss where there must be none.
+    """
+    arguments = {**problem.arguments, "backend": backend}
+    arguments |= {name: arguments[name].detach().requires_grad_() for name in problem.needs}
+    loss, refusal = outcome(problem, arguments)
+    if loss is None:
+        name = refusal.partition(":")[0]
+        _, other = outcome(problem, {**arguments, "backend": "reference"})
+        assert name in problem.refusals | ({"backend"} if backend else set()), refusal
+        assert name in ("backend", other.partition(":")[0]), f"{refusal} but {other}"
+        return False
+    assert problem.targets is not None, "accepted"
+    N = len(arguments["queries"])
+    assert loss.dtype is torch.promote_types(arguments["queries"].dtype, torch.float32)
+    assert loss.shape == ((N,) if arguments["reduction"] == "none" else ())
+    gradients: tuple[Tensor, ...] = ()
+    if problem.needs:
+        given = [arguments[name] for name in problem.needs]
+        gradients = torch.autograd.grad(loss, given, problem.upstream)
+    with np.errstate(all="ignore"):  # embeddings may be infinite, and bounds too
+        _compare(Truth(problem, backend), loss, gradients)
+    return True
+
+
+def _compare(truth: Truth, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+    if not truth.comparable:
+        return
+    error = np.abs(loss.detach().double().numpy() - truth.loss())
+    assert (error <= truth.bound_of_loss()).all(), f"loss wrong by {error.max()}"
+    for name, gradient in zip(truth.problem.needs, gradients, strict=True):
+        argument = truth.arguments[name]
+        assert (gradient.dtype, gradient.shape) == (argument.dtype, argument.shape), name
+        wanted, bound = truth.gradient(name)
+        error = np.abs(gradient.double().numpy() - wanted)
+        right = (error <= bound) | (np.abs(wanted) + bound > truth.largest_gradient(name))
+        assert right.all(), f"gradient of {name} wrong by {error.max()}"
+
+
+def outcome(problem: Problem, arguments: dict[str, Any]) -> tuple[Tensor | None, str]:
+    """The loss, or None and the message of a refusal."""
+    loss = fastqt.sigmoid_loss if problem.link == "sigmoid" else fastqt.contrastive_loss
+    cast = nullcontext() if problem.autocast is None else torch.autocast("cpu", problem.autocast)
+    try:
+        with cast:
+            return loss(**arguments), ""
+    except (ValueError, TypeError) as error:
+        return None, str(error)
+
+
+class Truth:
+    """The oracle's loss and gradients, and how far rounding can bring a result from them.
+
+    Let u be the unit roundoff of the dtype of the computation.
+
+    - A score is a sum of D products, scaled, with a bias. Its error is at most (D + 4) u times the largest
+      score that is possible, which is |scale| max_ij sum_d |f_id g_jd| + |bias|. Embeddings that are scaled
+      to norm 1 bring (D + 8) u each, and mixed negatives what is lost where the two parts cancel each other.
+    - A probability is wrong by the factor exp of twice that at most: the logsumexp has the same error.
+    - An element of a gradient is a sum of at most n terms, each a coefficient times an embedding's element.
+      The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the
+      oracle sums up as well: where terms cancel each other, their errors remain.
+    - What else is rounded once (the exponential, the coefficient, its product with the scale) adds 8 u.
+
+    Attributes:
+        comparable: whether the inputs are finite, and the scores far from the largest number of the dtype.
+    """
+
+    def __init__(self, problem: Problem, backend: str | None) -> None:
+        arguments = self.arguments = problem.arguments
+        self.problem = problem
+        self.targets, self.link, self.backend = problem.targets, problem.link, backend
+        self.upstream = problem.upstream.double().numpy()
+        self.dtype = arguments["queries"].dtype
+        self.read_as = self.dtype if problem.autocast in (None, torch.float64) else problem.autocast
+        if self.dtype is torch.float64:
+            self.read_as = torch.float64
+        self.computed = torch.promote_types(self.dtype, torch.float32)
+        self.unit = UNIT_ROUNDOFF[self.computed]
+        self.scale = float(arguments.get("scale", 1.0))
+        self.bias = self._bias()
+        self.given = {
+            name: arguments[name].to(self.read_as).double().numpy()
+            for name in EMBEDDINGS
+            if isinstance(arguments.get(name), Tensor)
+        }
+        self.normalize = arguments.get("normalize", False)
+        self.norms = {name: _norms(x) if self.normalize else None for name, x in self.given.items()}
+        self.scored = {
+            name: x / self.norms[name][:, None] if self.normalize else x for name, x in self.given.items()
+        }
+        self.score_error = self.product_error = 0.0
+        self.mixed_error, self.mixes_cancel = np.zeros(self.given["queries"].shape), False
+        if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
+            self._mix(arguments["row_negatives"])
+        self._measure()
+        if self.comparable:
+            N = len(self.targets)
+            mean = arguments["reduction"] == "mean"
+            self.row_weights = np.broadcast_to(self.upstream / (N if mean else 1), (N,))
+            self.result = self._computed()
+
+    def _bias(self) -> np.ndarray | float:
+        bias = self.arguments.get("bias", 0.0)
+        if not isinstance(bias, Tensor):
+            return bias
+        return bias.double().numpy()
+
+    def _mix(self, mixed: fastqt.Mixed) -> None:
+        candidates, N = self.scored["candidates"], len(self.given["queries"])
+        partners = np.arange(1, N + 1) % N if mixed.partners is None else mixed.partners.numpy()
+        own, other = mixed.mix * candidates[:N], (1 - mixed.mix) * candidates[partners]
+        norms = _norms(own + other)[:, None]
+        self.scored["row_negatives"] = (own + other) / norms
+        parts = (np.abs(own) + np.abs(other)) / norms
+        rounding = self.unit + (UNIT_ROUNDOFF[self.dtype] if self.backend else 0.0)
+        self.mixed_error = (candidates.shape[1] + 8) * rounding * parts
+        self.product_error = (self.mixed_error * np.abs(self.scored["queries"])).sum(1).max()
+        self.score_error += abs(self.scale) * self.product_error
+        # Where the two parts cancel each other, the direction of what is left is that of the rounding errors.
+        self.mixes_cancel = parts.sum(1).max() > 1e4
+
+    def _measure(self) -> None:
+        """Largest score and the errors that come with it."""
+        size = {name: np.abs(x) for name, x in self.scored.items()}
+        columns = [size[name] for name in ("candidates", "negatives") if name in size]
+        products = [size["queries"] @ x.T for x in columns]
+        if "row_negatives" in size:
+            products.append((size["queries"] * size["row_negatives"]).sum(1))
+        self.largest_score = abs(self.scale) * max(x.max() for x in products) + np.abs(self.bias).max()
+        N, D = size["queries"].shape
+        roundings = D + 4 + (2 * (D + 8) if self.normalize else 0)
+        self.score_error += roundings * self.unit * self.largest_score
+        if self.backend and self.normalize:
+            self.score_error += 2 * UNIT_ROUNDOFF[self.dtype] * self.largest_score
+        self.terms = N + sum(map(len, columns)) + 8
+        self.cells = (  # how often a score or a logsumexp enters the loss of a row
+            self.targets.sum(1).max() + (0 if self.link == "softmax" else sum(map(len, columns)) + 1)
+        )
+        limit = torch.finfo(self.computed).max * 1e-6
+        finite = all(np.isfinite(x).all() for x in self.scored.values())
+        weight = max(1.0, self.targets.max()) * max(1.0, abs(self.scale))
+        largest = max(x.max() for x in size.values()) if finite else 0.0
+        finite &= not self.mixes_cancel
+        self.comparable = finite and self.largest_score * weight * max(1.0, largest) < limit
+        if self.backend == "triton":
+            # It computes scores twice, in different orders. Where these differ by so much that exp overflows,
+            # its loss is inf. Such scores have no digit left after the point.
+            self.comparable &= bool(self.score_error < 1)
+
+    def _computed(self) -> oracle.Result:
+        arguments = self.arguments
+        excluded = {
+            name: arguments[name].numpy()
+            for name in ("query_groups", "candidate_groups", "mask")
+            if name in arguments
+        }
+        return oracle.contrastive(
+            self.scored["queries"],
+            self.scored["candidates"],
+            self.targets,
+            diagonal=arguments["diagonal"],
+            scale=self.scale,
+            negatives=self.scored.get("negatives"),
+            row_negatives=self.scored.get("row_negatives"),
+            row_weights=self.row_weights,
+            bias=self.bias,
+            link=self.link,
+            **excluded,
+        )
+
+    def loss(self) -> Any:
+        rows = self.result.loss
+        return {"mean": rows.mean(), "sum": rows.sum(), "none": rows}[self.arguments["reduction"]]
+
+    def bound_of_loss(self) -> float:
+        rows = len(self.targets) if self.arguments["reduction"] == "sum" else 1
+        sums = self.terms * self.unit * (1 + 2 * self.largest_score)
+        entropy = 8 * self.unit * np.abs(self.targets * np.log(np.maximum(self.targets, 1e-300))).sum(1).max()
+        return rows * (max(self.cells, 1e-6) * (2 * self.score_error + sums) + entropy)
+
+    def gradient(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The gradient of an argument, and for each of its elements the largest error."""
+        wanted, size = np.asarray(getattr(self.result, name)), np.asarray(self.result.magnitudes[name])
+        factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
+        if self.backend == "triton":
+            factor += THREE_ROUNDINGS[self.dtype]
+        flushed = FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest_score)
+        more = self._error_of_targets(name) if self.link == "sigmoid" else 0.0
+        if name == "queries":
+            more = more + abs(self.scale) * self._row_sums()[:, None] * self.mixed_error
+        if name == "scale":
+            more = more + self._row_sums().sum() * self.product_error
+        if name in ("scale", "bias"):
+            shape = tuple(self.arguments[name].shape)
+            wanted, size, more = (
+                x if np.shape(x) in (shape, ()) else x.sum() for x in (wanted, size, np.asarray(more))
+            )
+            factor += self.targets.size * self.unit
+            dtype = self.arguments[name].dtype
+            flushed = max(flushed, FLUSHED[dtype])
+            return wanted, factor * size + more + 2 * UNIT_ROUNDOFF[dtype] * np.abs(wanted) + flushed
+        if self.normalize:
+            wanted, size, more, flushed = self._through_norms(name, wanted, size, more, flushed)
+            factor += (self.given[name].shape[1] + 8) * self.unit
+        rounded = UNIT_ROUNDOFF[self.dtype] + UNIT_ROUNDOFF[self.read_as]  # or cut off, to the inputs' dtype
+        return wanted, factor * size + more + 2 * rounded * np.abs(wanted) + flushed + self.flushed_result()
+
+    def _row_sums(self) -> np.ndarray:
+        """For each row the largest sum that its coefficients can have."""
+        return np.abs(self.row_weights) * (self.targets.sum(1) + self.cells)
+
+    def _error_of_targets(self, name: str) -> np.ndarray | float:
+        """What rounded targets bring: a sigmoid's coefficient p - t has the error of t, also where p is t."""
+        exact = (self.targets == 0) | (self.targets == 1) & ("smoothed" not in self.problem.makes)
+        error = np.where(exact, 0.0, 4 * self.unit * self.targets) * np.abs(self.row_weights)[:, None]
+        F, G = np.abs(self.scored["queries"]), np.abs(self.scored["candidates"])
+        if name in ("queries", "candidates"):
+            return abs(self.scale) * (error @ G if name == "queries" else error.T @ F)
+        if name == "scale":
+            return (error * (F @ G.T)).sum()
+        return error.sum(0) if name == "bias" else 0.0
+
+    def flushed_result(self) -> float:
+        """What is lost below the smallest number of the dtypes that a gradient is rounded to."""
+        return max(FLUSHED[self.dtype], FLUSHED[self.read_as])
+
+    def largest_gradient(self, name: str) -> float:
+        """The largest number that the gradient of an argument can hold on its way back."""
+        dtypes = [self.arguments[name].dtype, self.read_as if name in EMBEDDINGS else self.computed]
+        return min(torch.finfo(dtype).max for dtype in dtypes)
+
+    def _through_norms(
+        self, name: str, wanted: np.ndarray, size: np.ndarray, more: np.ndarray | float, flushed: float
+    ) -> tuple[np.ndarray, ...]:
+        """The gradient of embeddings from that of the same embeddings scaled to norm 1."""
+        unit, norms = self.scored[name], self.norms[name][:, None]
+        moves = norms > TINIEST_NORM
+        along = (wanted * unit).sum(1, keepdims=True) * unit * moves
+        along_size = (size * np.abs(unit)).sum(1, keepdims=True) * np.abs(unit)
+        more_along = (more * np.abs(unit)).sum(1, keepdims=True) * np.abs(unit)
+        return (
+            (wanted - along) / norms,
+            (size + along_size) / norms,
+            (more + more_along) / norms,
+            flushed / norms,
+        )
+
+
+def _norms(x: np.ndarray) -> np.ndarray:
+    return np.maximum(np.sqrt(np.square(x).sum(1)), TINIEST_NORM)
