@@ -17,7 +17,6 @@ from typing import Any, TextIO
 from fastqt.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.files import check_can_be_written, check_ending
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
@@ -184,6 +183,8 @@ def _evaluate(
         from fastqt import evaluation
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    from fastqt.runs.files import check_can_be_written, check_ending
+
     if json is not None:
         check_ending(json, ".json")
         check_can_be_written(json)
