@@ -261,7 +261,7 @@ def test_memorised_sentences_are_reconstructed(decoder):
         ({"dim": 0}, "dim: want at least 1, got 0"),
         ({"sentences": -1}, "sentences: want at least 0, got -1"),
         ({"radius": 0.0}, r"radius: want a positive number, got 0\.0"),
-        ({"radius": math.inf}, "radius: want a positive number, got inf"),
+        ({"radius": math.inf}, "radius: want a finite number, got inf"),
     ],
 )
 def test_invalid_option_raises(options, message):

@@ -216,8 +216,8 @@ def test_transformer_can_encode_for_quickthoughts():
         ({"layers": 0}, "layers: want at least 1, got 0"),
         ({"max_length": 0}, "max_length: want at least 1, got 0"),
         ({"feedforward": 0}, "feedforward: want at least 1, got 0"),
-        ({"dropout": 1.0}, r"dropout: want a share in \[0, 1\), got 1.0"),
-        ({"pooling": "last"}, "pooling: want 'mean' or 'first', got 'last'"),
+        ({"dropout": 1.0}, r"dropout: want a probability in \[0, 1\), got 1.0"),
+        ({"pooling": "last"}, "pooling: want one of 'mean', 'first', got 'last'"),
     ],
 )
 def test_invalid_option_raises(options, message):
