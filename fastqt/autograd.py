@@ -146,10 +146,8 @@ def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
 
 
 def _like(gradient: Tensor | None, x: Tensor) -> Tensor | None:
-    """A gradient in its input's dtype and on its device: engines give that of the scale as they have it."""
-    if gradient is None or (gradient.dtype is x.dtype and gradient.is_cuda == x.is_cuda):
-        return gradient
-    return gradient.to(x)
+    """A gradient in its input's dtype and on its device: engines give a scale's as they have it."""
+    return gradient if gradient is None or gradient.dim() else gradient.to(x)
 
 
 def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:

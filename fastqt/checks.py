@@ -11,6 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # tensors that are no tracer's
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOATING = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 INTEGERS = frozenset(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -226,7 +227,7 @@ def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.
             raise ValueError(f"bias: want device {device} as queries, got {bias.device}")
         if tuple(bias.shape) in ((), (M,)) and bias.dtype in FLOATING:
             return
-    check_number("bias", bias, f"a tensor of shape () or ({M},)", dtype)
+    check_number("bias", bias, "a tensor of shape () or (M,)", dtype)
 
 
 def check_number(
@@ -240,6 +241,8 @@ def check_number(
         alternative: what else the argument may be, for the message.
         dtype: of the embeddings.
     """
+    if type(value) is float and abs(value) <= FLOAT32_MAX:  # what nearly every call has
+        return
     wanted = "a number" if alternative is None else f"a number or {alternative}"
     if isinstance(value, Tensor):
         raise ValueError(
@@ -292,4 +295,4 @@ def is_traced(*tensors: Tensor) -> bool:
     That is so under `torch.compile` and for tensor subclasses such as fake tensors. Otherwise the operators
     are called directly, because dispatch makes a call several times as expensive.
     """
-    return torch.compiler.is_compiling() or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors)
+    return torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, tensors))

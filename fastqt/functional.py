@@ -20,7 +20,7 @@ from fastqt.checks import (
 )
 from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, Problem, loss_dtype
+from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS, Problem, loss_dtype
 from fastqt.targets import NoTargets, Targets, TargetsLike, given_or_window
 
 FUNCTIONS = {
@@ -113,7 +113,7 @@ def contrastive_loss(
         memory=memory,
         backend=backend,
     )
-    check_option("reduction", reduction, (*REDUCTIONS, "mean_of_targets"))
+    check_option("reduction", reduction, TARGET_REDUCTIONS)
     if reduction == "mean_of_targets":
         return _loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
     return _loss(p, reduction, engine)
@@ -182,6 +182,7 @@ def sigmoid_loss(
         memory=memory,
         backend=backend,
     )
+    check_option("reduction", reduction, REDUCTIONS)
     return _loss(p, reduction, engine)
 
 
@@ -321,7 +322,6 @@ def _lowered(
 
 
 def _loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
-    check_option("reduction", reduction, REDUCTIONS)
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):
             return reference.contrastive_loss(p, reduction)

@@ -26,6 +26,7 @@ DIAGONALS = ("zero", "exclude", "keep")
 LINKS = ("softmax", "sigmoid", "log_sum_exp")
 
 REDUCTIONS = ("mean", "sum", "none")
+TARGET_REDUCTIONS = (*REDUCTIONS, "mean_of_targets")  # where rows may lack targets
 MEMORY_MODES = ("fast", "low")
 
 
@@ -185,68 +186,64 @@ class ThreeBlockProblem:
 AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
 
 
-class Rest(NamedTuple):
-    """A problem without its tensors."""
-
-    kind: Any
-    scale: float | None  # if it is no tensor
-    options: tuple[Any, ...]
+# A problem without its tensors: its fields, its scale if that is a number, and its options.
+Rest: TypeAlias = "tuple[_Fields, float | None, tuple[Any, ...]]"
 
 
 def without_tensors(p: Any) -> tuple[Rest, tuple[Tensor | None, ...]]:
-    """A problem's tensors, and what is left of it, from which `with_tensors` makes the problem again.
+    """What is left of a problem without its tensors, and these, from which `with_tensors` makes it again.
 
     An autograd function hands the tensors to `save_for_backward`, which notices changes in place and frees
     them after the backward pass.
     """
     kind: Any = type(p)
-    fields = _fields(kind)
-    tensors, scale = fields.tensors(p), None
+    fields = _fields(kind, kind is Problem and p.targets.cached)
+    tensors = fields.tensors(p)
     if fields.has_scale and not isinstance(p.scale, Tensor):
-        scale, tensors = p.scale, (None, *tensors[1:])
-    return Rest(kind, scale, fields.options(p)), tensors
+        return (fields, p.scale, fields.options(p)), tensors[:-1]
+    return (fields, None, fields.options(p)), tensors
 
 
 def with_tensors(rest: Rest, tensors: Sequence[Tensor | None]) -> Any:
     """The problem that `without_tensors` was given."""
-    p, fields = object.__new__(rest.kind), _fields(rest.kind)
-    for path, kind in fields.parts:
-        setattr(p, path, object.__new__(kind))
-    given = zip((*fields.tensor_paths, *fields.option_paths), (*tensors, *rest.options), strict=True)
-    for path, value in given:
-        *outer, name = path.split(".")
-        # Target rows are frozen.
-        object.__setattr__(attrgetter(*outer)(p) if outer else p, name, value)
-    if rest.scale is not None:
-        p.scale = rest.scale
+    fields, scale, options = rest
+    if scale is not None:
+        tensors = (*tensors, scale)  # type: ignore[arg-type]
+    values = dict(zip(fields.paths, (*tensors, *options), strict=True))
+    p = object.__new__(fields.kind)
+    for name, (part, names) in fields.parts.items():
+        p.__dict__[name] = object.__new__(part)
+        p.__dict__[name].__dict__.update({field: values.pop(path) for field, path in names})
+    p.__dict__.update(values)
     return p
 
 
 class _Fields(NamedTuple):
-    """Where a kind of problem holds tensors: in fields, and in fields of parts that are dataclasses too."""
+    """Where a class of problems has tensors: in its fields, and in those of parts that are dataclasses."""
 
-    parts: tuple[tuple[str, type[Any]], ...]
-    tensor_paths: tuple[str, ...]  # the scale first, if there is one
-    option_paths: tuple[str, ...]
+    kind: Any
+    parts: dict[str, tuple[Any, list[tuple[str, str]]]]  # by name: class, and fields with their paths
+    paths: tuple[str, ...]  # of tensors, a scale last, and then of options
     has_scale: bool
     tensors: Callable[[Any], tuple[Any, ...]]
     options: Callable[[Any], tuple[Any, ...]]
 
 
 @functools.cache
-def _fields(kind: Any) -> _Fields:
-    types = {field.name: field.type for field in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)
-    parts = tuple((name, hints[name]) for name in types if dataclasses.is_dataclass(hints[name]))
-    for name, part in parts:
-        del types[name]
-        types |= {f"{name}.{field.name}": field.type for field in dataclasses.fields(part)}
-    tensors = sorted((path for path, type_ in types.items() if "Tensor" in type_), key=lambda x: x != "scale")
+def _fields(kind: Any, keeps_targets: bool) -> _Fields:
+    """The fields of a class of problems; the targets are an option if they stay as they are."""
+    types: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
+    parts = {}
+    for name, part in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(part) and not (name == "targets" and keeps_targets):
+            del types[name]
+            inner = {f"{name}.{field.name}": field for field in dataclasses.fields(part)}
+            types |= {path: field.type for path, field in inner.items()}
+            parts[name] = part, [(field.name, path) for path, field in inner.items()]
+    tensors = sorted((path for path, type_ in types.items() if "Tensor" in type_), key=lambda x: x == "scale")
     options = [path for path in types if path not in tensors]
-    return _Fields(
-        *(parts, tuple(tensors), tuple(options), "scale" in tensors),
-        *(_getter(tensors), _getter(options)),
-    )
+    paths = (*tensors, *options)
+    return _Fields(kind, parts, paths, "scale" in tensors, _getter(tensors), _getter(options))
 
 
 def _getter(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -114,7 +114,9 @@ def _wanted(found: list[Tensor], needs: Needs) -> tuple[Tensor | None, ...]:
 def _flat(p: Problem) -> tuple[Any, ...]:
     """A problem as the operators take it."""
     t = p.targets
-    scale = p.scale if isinstance(p.scale, Tensor) else torch.tensor(p.scale, dtype=torch.float64)
+    scale = p.scale
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=torch.float64, device="cpu")
     return (
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),

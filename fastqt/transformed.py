@@ -27,9 +27,8 @@ class How(NamedTuple):
     places: tuple[int, ...]  # of the problem's inputs among its tensors
 
 
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is active."""
-    return torch._C._are_functorch_transforms_active()
+# Whether a transform of torch.func is active. A function around it would double what it costs every call.
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def loss_of(p: Any, reduction: str, engine: Computation, function: str) -> Tensor:

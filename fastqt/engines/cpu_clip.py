@@ -49,8 +49,8 @@ def _walk(
     known: bool,
 ) -> Gradients:
     gradients = Gradients(
-        queries=torch.empty(p.queries.shape, dtype=p.queries.dtype) if needs.queries else None,
-        candidates=torch.empty(p.candidates.shape, dtype=p.candidates.dtype) if needs.candidates else None,
+        queries=p.queries.new_empty(p.queries.shape) if needs.queries else None,
+        candidates=p.candidates.new_empty(p.candidates.shape) if needs.candidates else None,
         scale=sums.new_empty(()) if needs.scale else None,
     )
     torch.ops.fastqt.clip_walk_.default(

@@ -27,7 +27,7 @@ def forward_with_gradients(
     p: ThreeBlockProblem, row_weight: float, needs: ThreeBlockNeeds
 ) -> tuple[Tensor, ThreeBlockGradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64)
+    weights = p.queries.new_full((len(p.queries),), row_weight, dtype=torch.float64)
     walk = _Walk(p, weights, needs)
     return (row_weight * walk.run().sum()).to(p.queries.dtype), walk.gradients
 

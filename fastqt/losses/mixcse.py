@@ -70,7 +70,12 @@ def mixcse_loss(
     check_option("partner", partner, ("next", "random"))
     check_option("blocks", blocks, ("both", "candidates"))
     check_option("masked_cell", masked_cell, ("zero", "exclude"))
-    check_number("hard_negative_weight", hard_negative_weight)
+    check_scale(scale, z1.dtype)
+    check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
+    if form == "slides":
+        check_released_alone(blocks, masked_cell, hard_negative_weight)
+    if generator is not None and partner != "random":
+        raise ValueError(f"generator: want None unless partner='random', got one for {partner!r}")
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
@@ -88,7 +93,6 @@ def mixcse_loss(
             reduction=reduction,
         )
     Mixed(mix)  # refuses a mix outside 0..1
-    check_scale(scale)
     check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
     flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
@@ -97,6 +101,17 @@ def mixcse_loss(
         if loss is not None:
             return loss
     return reduce(_composed(z1, z2, mix, flags, _partners(order, N, z1.device), options), reduction)
+
+
+def check_released_alone(blocks: str, masked_cell: str, hard_negative_weight: float) -> None:
+    """Raises ValueError unless the options of the released form alone have their defaults."""
+    for name, value, default in (
+        ("blocks", blocks, "both"),
+        ("masked_cell", masked_cell, "zero"),
+        ("hard_negative_weight", hard_negative_weight, 0.0),
+    ):
+        if value != default:
+            raise ValueError(f"{name}: want {default!r} with form='slides', got {value!r}")
 
 
 class _Flags(NamedTuple):

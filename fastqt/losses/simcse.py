@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number, check_option
+from fastqt.checks import check_embeddings, check_number, check_option, check_paired, check_scale
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import joined_loss, scores, unit
 from fastqt.losses.info_nce import info_nce_loss
@@ -43,8 +43,12 @@ def simcse_loss(
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
     check_embeddings(z1=z1, z2=z2, z3=z3)
-    check_number("hard_negative_weight", hard_negative_weight)
+    check_scale(scale, z1.dtype)
+    check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
     check_option("reduction", reduction, REDUCTIONS)
+    check_paired("z1", len(z1), "z2", len(z2))
+    if z3 is None and hard_negative_weight != 0:
+        raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
     if z3 is not None and len(z3) != len(z1):
         raise ValueError(f"z3: want a hard negative for each of N={len(z1)} sentences, got {len(z3)}")
     if z3 is None or hard_negative_weight == 0:

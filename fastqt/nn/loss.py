@@ -21,8 +21,9 @@ from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
+from fastqt.losses.mixcse import check_released_alone
 from fastqt.negatives import Mixed
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS
+from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS
 from fastqt.targets import Window
 
 # What each option may be. The functions check most of it again in each call, with the same words.
@@ -162,6 +163,7 @@ class ContrastiveLoss(ScaledLoss):
     """`fastqt.contrastive_loss` with its options fixed; `bias` is an argument of each call."""
 
     function = staticmethod(contrastive_loss)
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"reduction": TARGET_REDUCTIONS}
     batch_arguments = (
         "document_ids",
         "bias",
@@ -206,6 +208,13 @@ class MixCSELoss(ScaledLoss):
 
     function = staticmethod(losses.mixcse_loss)
     batch_arguments = ("generator",)
+
+    @classmethod
+    def check_values(cls, options: Mapping[str, Any]) -> None:
+        super().check_values(options)
+        of_released = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
+        if options.get("form", "slides") == "slides":
+            check_released_alone(**{name: options.get(name, value) for name, value in of_released.items()})
 
 
 class CLIPLoss(ScaledLoss):

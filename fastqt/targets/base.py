@@ -26,6 +26,7 @@ class TargetRows:
         background: (N,) float64; a constant that is added to every cell of row i.
         offsets: if given, T is banded: every row has len(offsets) entries at most, and entry k of row i is
             in column i + offsets[k] or has weight 0.
+        cached: whether a cache of the library holds the tensors, so that nobody changes them.
     """
 
     starts: Tensor | None = None
@@ -34,6 +35,7 @@ class TargetRows:
     dense: Tensor | None = None
     background: Tensor | None = None
     offsets: tuple[int, ...] | None = None
+    cached: bool = False
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Row, column and float64 weight of the nonzero entries, each (nnz,); `background` is left out."""

@@ -119,7 +119,7 @@ class Window(Targets):
         if rows is None:
             # A later call may save these tensors for backward, which inference tensors do not allow.
             with torch.inference_mode(False):
-                rows = self._lowered_rows(N, M, device)
+                rows = replace(self._lowered_rows(N, M, device), cached=True)
             if type(rows.columns) is Tensor:  # a tracer's fake tensors must not be cached
                 while len(_band_cache) >= _BAND_CACHE_SIZE:
                     _band_cache.pop(next(iter(_band_cache)), None)
