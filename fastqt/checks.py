@@ -227,7 +227,8 @@ def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.
             raise ValueError(f"bias: want device {device} as queries, got {bias.device}")
         if tuple(bias.shape) in ((), (M,)) and bias.dtype in FLOATING:
             return
-    check_number("bias", bias, "a tensor of shape () or (M,)", dtype)
+    alternative = None if type(bias) is float else f"a tensor of shape () or ({M},)"
+    check_number("bias", bias, alternative, dtype)
 
 
 def check_number(

@@ -233,11 +233,6 @@ def test_numbers_beyond_float32_are_taken_with_float64():
     assert loss.item() == pytest.approx(fastqt.contrastive_loss(Q.double(), C.double()).item(), rel=FLOAT64)
 
 
-def test_a_generator_that_draws_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"generator: want None unless .*, got one for 'shift'"):
-        fastqt.curl_block_loss(Q, C, generator=torch.Generator())
-
-
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
     message = "FASTQT_BACKEND: want one of cpu, cuda, triton, reference, got 'gpu'"

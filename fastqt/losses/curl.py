@@ -71,8 +71,6 @@ def curl_block_loss(
     check_embeddings(queries=queries, candidates=candidates)
     check_option("negatives", negatives, BLOCK_NEGATIVES)
     check_option("reduction", reduction, REDUCTIONS)
-    if generator is not None and negatives != "random":
-        raise ValueError(f"generator: want None unless negatives='random', got one for {negatives!r}")
     N, M, device = len(queries), len(candidates), queries.device
     if N != M:
         raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")

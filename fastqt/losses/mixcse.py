@@ -74,8 +74,6 @@ def mixcse_loss(
     check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
     if form == "slides":
         check_released_alone(blocks, masked_cell, hard_negative_weight)
-    if generator is not None and partner != "random":
-        raise ValueError(f"generator: want None unless partner='random', got one for {partner!r}")
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")

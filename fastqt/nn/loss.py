@@ -194,6 +194,7 @@ class InfoNCELoss(ScaledLoss):
     """`fastqt.info_nce_loss` with its options fixed."""
 
     function = staticmethod(losses.info_nce_loss)
+    choices = ContrastiveLoss.choices
     batch_arguments = ("negatives",)
 
 
