@@ -10,7 +10,7 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-all bench sanitize wheel lint clean
+.PHONY: demo test test-all bench soak sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -29,6 +29,11 @@ RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-c
 bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks --ignore benchmarks/bench_logistic.py
 	$(BIN)/python -m benchmarks.measure.render
+
+# A training of so many minutes whose memory, file descriptors and threads must stay flat.
+MINUTES ?= 120
+soak: .venv/built
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
 
 lint: .venv/built
 	$(BIN)/ruff check .
