@@ -1,23 +1,28 @@
 """Exact contrastive losses at the speed of their matrix products, without the score matrix."""
 
-from fastqt import nn
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fastqt._version import __version__
-from fastqt.engines import show_config
-from fastqt.functional import contrastive_loss, sigmoid_loss
-from fastqt.losses import (
-    clip_loss,
-    curl_block_loss,
-    curl_loss,
-    gloss_bow_loss,
-    gloss_pos_loss,
-    info_nce_loss,
-    max_margin_loss,
-    mixcse_loss,
-    siglip_loss,
-    simcse_loss,
-)
-from fastqt.negatives import Mixed
-from fastqt.targets import Diagonal, Sparse, Window, smoothed
+
+if TYPE_CHECKING:
+    from fastqt import nn
+    from fastqt.engines import show_config
+    from fastqt.functional import contrastive_loss, sigmoid_loss
+    from fastqt.losses import (
+        clip_loss,
+        curl_block_loss,
+        curl_loss,
+        gloss_bow_loss,
+        gloss_pos_loss,
+        info_nce_loss,
+        max_margin_loss,
+        mixcse_loss,
+        siglip_loss,
+        simcse_loss,
+    )
+    from fastqt.negatives import Mixed
+    from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
     "Diagonal",
@@ -46,3 +51,18 @@ __all__ = [
 def __dir__() -> list[str]:
     """The public names, without the modules that importing them brings along."""
     return __all__
+
+
+# Where the public names are found when they are first used: `fastqt --help` answers without importing torch.
+_HOMES = ("fastqt.functional", "fastqt.losses", "fastqt.targets", "fastqt.negatives", "fastqt.engines")
+
+if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name; Python calls this for names that the module does not hold yet."""
+        if name == "nn":
+            return import_module("fastqt.nn")
+        for home in map(import_module, _HOMES if name in __all__ else ()):
+            if hasattr(home, name):
+                return globals().setdefault(name, getattr(home, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

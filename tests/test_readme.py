@@ -34,7 +34,7 @@ def test_python_examples_run(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     f, g, x, hard = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (12, 12, 12, 5))
     names = {
-        **vars(fastqt),
+        **{name: getattr(fastqt, name) for name in fastqt.__all__},
         **{"f": f, "g": g, "x": x, "hard": hard, "fastqt": fastqt},
         **{"GRUEncoder": GRUEncoder, "QuickThoughts": QuickThoughts, "vocab_size": 20},
         "ids": torch.arange(12) // 6,

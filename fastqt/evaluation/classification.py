@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
 from torch import Tensor
 
+from fastqt.errors import InputError
 from fastqt.evaluation.logistic import Classifiers, fit, one_hot
 
 # Values of C, the inverse strength of the regularisation.
@@ -57,7 +58,17 @@ def split(labels: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.bool_]
 
     Returns:
         (folds, n) bool; row f marks the examples that fold f tests.
+
+    Raises:
+        InputError: there is only one class, or no class has an example for each fold.
     """
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) < 2:
+        raise InputError(f"labels: want at least two classes to train on, got {len(counts)}")
+    if counts.max() < folds:
+        raise InputError(
+            f"labels: want at least {folds} examples of a class to train on {folds} folds, got {counts.max()}"
+        )
     tests = np.zeros((folds, len(labels)), dtype=bool)
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)
     for fold, (_, rows) in enumerate(shuffled):

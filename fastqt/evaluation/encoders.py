@@ -12,6 +12,7 @@ from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.evaluation.vectors import Encode
 from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY
 from fastqt.runs.model import SentenceEncoder
+from fastqt.text.reader import check_rereadable
 
 READ_BYTES = 1 << 20
 
@@ -43,12 +44,15 @@ def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: in
     if colon and kind in ("word-vectors", "sif"):
         if raw:
             raise InputError(f"raw: wanted a trained model, got {name}")
+        files = [rest] if kind == "word-vectors" else rest.split(",")
+        check_rereadable("model", files)  # for the digest they are read again
         if kind == "word-vectors":
             return NamedEncoder(WordVectors.load(rest), _digest(kind, rest))
-        files = rest.split(",")
         if len(files) > 2:
-            raise InputError(f"wanted sif:FILE or sif:FILE,COUNTS, got {name}")
+            raise InputError(f"model: want sif:FILE or sif:FILE,COUNTS, got {name}")
         return NamedEncoder(SIF.load(*files), _digest(kind, *files))
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
     is_random = bool(colon) and kind == "random"
     directory = rest if is_random else name
     encoder = (

@@ -23,7 +23,7 @@ from fastqt.errors import InputError
 from fastqt.evaluation.classification import PAPER_GRID
 from fastqt.evaluation.tasks import Options, read_tasks
 from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed
-from fastqt.runs.checkpoint import write_text
+from fastqt.runs.files import write_atomically
 
 DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
 
@@ -72,7 +72,8 @@ class Results:
             },
         }
         try:
-            write_text(path, json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n")
+            text = json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+            write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
 
@@ -129,7 +130,10 @@ def evaluate(
         if per_task is not None:
             distinct = list(dict.fromkeys(task.texts()))
             task_vectors = Vectors(distinct, per_task(vectors(distinct)))
-        figures[name] = task.evaluate(task_vectors, options)
+        try:
+            figures[name] = task.evaluate(task_vectors, options)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
         seconds[name] = time.perf_counter() - start
     return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
 
@@ -141,6 +145,8 @@ def _check(options: Options) -> None:
         raise InputError(f"sst: wanted 'phrases' or 'sentences', got {options.sst!r}")
     if not 0 < options.t < np.inf:
         raise InputError(f"t: wanted a positive number, got {options.t}")
+    if not 0 <= options.seed < 2**32:
+        raise InputError(f"seed: want 0 to {2**32 - 1}, got {options.seed}")
 
 
 def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -44,16 +44,18 @@ def add_words(
     Source: Kiros et al. (2015), section 2.2.
     """
     if vectors.ndim != 2 or len(vectors) != len(words):
-        raise InputError(f"vectors: wanted ({len(words)}, W) for {len(words)} words, got {vectors.shape}")
+        raise InputError(f"vectors: want ({len(words)}, W) for {len(words)} words, got {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise InputError("vectors: want finite numbers, got NaN or infinity")
     if len(set(words)) != len(words):
-        raise InputError(f"words: wanted distinct ones, got {len(words) - len(set(words))} more than once")
+        raise InputError(f"words: want distinct ones, got {len(words) - len(set(words))} more than once")
     directory, out = Path(directory), Path(out)
     if any((out / name).exists() for name in (CONFIG, VOCABULARY, MODEL)):
         raise InputError(f"{out} already holds a model: choose another directory")
     encoder = SentenceEncoder.load(directory, "cpu")
     config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
     if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
-        raise InputError(f"{directory}: wanted a model with word vectors of its own, got {config.model}")
+        raise InputError(f"{directory}: want a model with word vectors of its own, got {config.model}")
 
     ids = vocabulary.tokenizer.get_vocab()
     split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
@@ -66,7 +68,7 @@ def add_words(
     new = [words[number] for number in found if words[number] not in ids]
     shared, W = int((rows >= 0).sum()), vectors.shape[1]
     if shared <= W:
-        raise InputError(f"words: wanted more of the model's than the vectors' {W} dimensions, got {shared}")
+        raise InputError(f"words: want more of the model's than the vectors' {W} dimensions, got {shared}")
 
     weights = encoder.model.state_dict()
     for name, table in weights.items():
@@ -78,7 +80,12 @@ def add_words(
     model.load_state_dict(weights, assign=True)
 
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / CONFIG, config.to_json())
-    write_text(out / VOCABULARY, vocabulary.to_json())
-    save_model(out / MODEL, model)
+    try:
+        write_text(out / CONFIG, config.to_json())
+        write_text(out / VOCABULARY, vocabulary.to_json())
+        save_model(out / MODEL, model)
+    except BaseException:
+        for name in (CONFIG, VOCABULARY, MODEL):  # a part of a model would be in the way of another try
+            (out / name).unlink(missing_ok=True)
+        raise
     return len(new)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fastqt.errors import InputError
+from fastqt.inference.checks import check_sentence
 from fastqt.nn import Gloss
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import Vocabulary, pad
 
+MOST_STEPS = 1000  # the scores of all words are in memory for each of them
 PARALLEL = 1e-6  # two vectors count as parallel if the sine of their angle is smaller
 
 
@@ -26,7 +28,7 @@ def sentences_between(
         encoder: a GLOSS model.
         source: the first sentence.
         target: the last sentence.
-        steps: number of latent vectors between the two, at equal distances.
+        steps: number of latent vectors between the two, at equal distances; at most 1000.
         slerp: see `vectors_between`.
 
     Returns:
@@ -34,18 +36,19 @@ def sentences_between(
         interpolated too. The positional decoder gives words in order, the bag of words the likeliest first.
 
     Raises:
-        InputError: the model is not a GLOSS model, a sentence is blank, or steps < 0.
+        InputError: the model is not a GLOSS model, a sentence is blank or not UTF-8, or steps out of range.
 
     Source: Singh, Fan and Auli (2019), table 2.
     """
     model = encoder.model
     if not isinstance(model, Gloss):
-        raise InputError("interpolate: wanted a model trained with --model gloss-bow or gloss-pos")
-    for name, text in (("from", source), ("to", target)):
-        if not text.strip():
-            raise InputError(f"{name}: wanted a sentence, got blank text")
-    if steps < 0:
-        raise InputError(f"steps: wanted at least 0, got {steps}")
+        raise InputError(
+            f"model: want one trained with --model gloss-bow or gloss-pos, got a {type(model).__name__}"
+        )
+    check_sentence("from", source)
+    check_sentence("to", target)
+    if not 0 <= steps <= MOST_STEPS:
+        raise InputError(f"steps: want 0 to {MOST_STEPS}, got {steps}")
     tokens, lengths = (x.to(encoder.device) for x in pad(encoder.vocabulary.encode([source, target])))
     shares = torch.arange(steps + 2, device=encoder.device) / (steps + 1)
     first, last = model.infer(tokens, lengths)

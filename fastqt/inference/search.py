@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
+from fastqt.inference.checks import check_sentence
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import read_blocks
 
@@ -40,12 +41,14 @@ def nearest(
         One list for each query; shorter than k if the corpus holds fewer sentences.
 
     Raises:
-        InputError: k < 1, a query is blank, or the corpus cannot be read or is empty.
+        InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
     """
     if k < 1:
-        raise InputError(f"k: wanted at least 1, got {k}")
-    if not queries or not all(query.strip() for query in queries):
-        raise InputError("query: wanted a sentence, got blank text")
+        raise InputError(f"k: want at least 1, got {k}")
+    if not queries:
+        raise InputError("query: want at least one sentence, got none")
+    for query in queries:
+        check_sentence("query", query)
     query_vectors = F.normalize(torch.from_numpy(encoder.encode(list(queries))), dim=1)
     best = torch.empty(len(queries), 0)
     found: list[list[Neighbor]] = [[] for _ in queries]

@@ -80,6 +80,7 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
     """
     try:
         if path == STDIN:
+            _check_stdin()
             yield sys.stdin.buffer
             return
         openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
@@ -90,36 +91,58 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged or not what its name says: {error}") from error
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        name = "standard input" if path == STDIN else path
+        raise InputError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def read_lines(path: str) -> Iterator[list[str]]:
+    """Streams the lines of a text file, blank ones too, without surrounding white space.
+
+    Args:
+        path: as in `read_blocks`.
+
+    Yields:
+        Lists of the lines in about 256 KiB of text. Text after the last line feed is a line, if there is any.
+
+    Raises:
+        InputError: as in `read_blocks`.
+    """
+    with open_text(path) as handle:
+        for lines, _ in _lines_of_file(handle, path, Position()):
+            yield lines
+
+
+def check_rereadable(name: str, files: Sequence[str]) -> None:
+    """Checks that files can be read more than once. Standard input, `-`, may be read once, but must be open.
+
+    Args:
+        name: what the files are, for the message.
+        files: paths.
+
+    Raises:
+        InputError: a file is a pipe or a device, or standard input is closed.
+    """
+    for path in files:
+        if path == STDIN:
+            _check_stdin()
+        elif Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InputError(
+                f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "
+                "write the text to a file first"
+            )
+
+
+def _check_stdin() -> None:
+    if sys.stdin is None:  # it was closed when this process began
+        raise InputError("cannot read standard input: it is closed")
 
 
 def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[Block]:
-    offset, line, document = start.offset, start.line, start.document
-    boundary = offset == 0
-    rest = b""
-    if offset:
-        handle.seek(offset)
-    while True:
-        data = handle.read(READ_BYTES)
-        at_end = not data
-        if offset == 0 and not rest and data.startswith(BOM):
-            offset, data = len(BOM), data[len(BOM) :]
-        lines = (rest + data).split(b"\n")
-        rest = b"" if at_end else lines.pop()
-        if len(rest) > LONGEST_LINE:
-            raise InputError(
-                f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; wanted one sentence per line"
-            )
+    line, document = start.line, start.document
+    boundary = start.offset == 0
+    for texts, ends in _lines_of_file(handle, path, start):
         block = Block(start.file, [], [], [], [])
-        for raw in lines:
-            try:
-                sentence = raw.decode().strip()
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{path}: line {line + 1} is not UTF-8 (byte 0x{raw[error.start]:02x} at byte offset "
-                    f"{offset + error.start} of the text); convert it, e.g. with iconv -f latin1 -t utf-8"
-                ) from None
-            offset += len(raw) + 1
+        for sentence, end in zip(texts, ends, strict=True):
             line += 1
             if not sentence:
                 boundary = True
@@ -127,10 +150,47 @@ def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[B
             document += boundary
             boundary = False
             block.sentences.append(sentence)
-            block.offsets.append(offset)
+            block.offsets.append(end)
             block.lines.append(line)
             block.documents.append(document)
         if block.sentences:
             yield block
-        if at_end:
-            return
+
+
+def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tuple[list[str], list[int]]]:
+    """The lines of each READ_BYTES of text, and the offset after each of them."""
+    offset, line = start.offset, start.line
+    rest = b""
+    if offset:
+        handle.seek(offset)
+    while data := handle.read(READ_BYTES):
+        if offset == 0 and not rest and data.startswith(BOM):
+            offset, data = len(BOM), data[len(BOM) :]
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise InputError(
+                f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; want one sentence per line"
+            )
+        if lines:
+            yield _decoded(lines, path, offset, line)
+            offset += sum(map(len, lines)) + len(lines)
+            line += len(lines)
+    if rest:
+        yield _decoded([rest], path, offset, line)
+
+
+def _decoded(lines: list[bytes], path: str, offset: int, line: int) -> tuple[list[str], list[int]]:
+    """The text of lines of which the first begins at `offset` and has `line` lines before it."""
+    texts: list[str] = []
+    ends: list[int] = []
+    for raw in lines:
+        try:
+            texts.append(raw.decode().strip())
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}: line {line + len(texts) + 1} is not UTF-8 (byte 0x{raw[error.start]:02x} at byte "
+                f"offset {offset + error.start} of the text); convert it, e.g. with iconv -f latin1 -t utf-8"
+            ) from None
+        offset += len(raw) + 1
+        ends.append(offset)
+    return texts, ends

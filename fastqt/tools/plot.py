@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,7 +157,8 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
                 axes.grid(alpha=0.3)
                 axes.legend(fontsize="small")
             written.append(Path(out) / f"{name}.svg")
-            figure.savefig(written[-1], metadata={"Date": None})
+            save = partial(figure.savefig, format="svg", metadata={"Date": None})
+            write_atomically(written[-1], save)
     return written
 
 

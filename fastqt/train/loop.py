@@ -21,7 +21,7 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
 from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
 from fastqt.text.batches import too_short
-from fastqt.text.reader import STDIN
+from fastqt.text.reader import STDIN, check_rereadable
 from fastqt.text.vocabulary import Unknown
 from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, build_objective
@@ -73,6 +73,7 @@ def train(
         InputError: the text, the settings or the directory cannot be used, or the loss is not finite.
     """
     directory = Path(out)
+    check_rereadable("corpus", config.corpus)
     _prepare_directory(directory, config, resume)
     path = directory / checkpoint.CHECKPOINT
     progress = checkpoint.read_progress(path) if resume and path.exists() else None

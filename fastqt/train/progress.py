@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -36,6 +37,12 @@ def _figures(line: dict[str, float]) -> str:
     return show(training) + (f" | held out: {show(held_out)}" if held_out else "")
 
 
+def _say(text: str) -> None:
+    """Prints on standard error. A training does not end because nobody reads it, as after `2>&1 | head`."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class Display:
     """Shows the progress on standard error: a bar on a terminal, otherwise one line per report.
 
@@ -56,7 +63,7 @@ class Display:
     def note(text: str) -> None:
         """Prints, on a terminal only, what happens before the first step."""
         if sys.stderr.isatty():
-            print(text, file=sys.stderr, flush=True)
+            _say(text)
 
     def advance(self, sentences: int) -> None:
         """Counts the sentences of one more step."""
@@ -72,11 +79,7 @@ class Display:
             return
         rate = line["sentences_per_second"]
         left = max(self.total - self.done, 0) / rate
-        print(
-            f"step {line['step']} {figures} | {rate:,.0f} sentences/s, {tqdm.format_interval(left)} left",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(f"step {line['step']} {figures} | {rate:,.0f} sentences/s, {tqdm.format_interval(left)} left")
 
     def __enter__(self) -> Display:
         return self

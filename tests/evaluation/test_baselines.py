@@ -100,7 +100,7 @@ def test_files_without_word_vectors_are_refused(files):
         (f"word-vectors:{files}/empty.npz", "empty.npz is not an .npz with `words` and `vectors`"),
         (f"sif:{files}/w.txt", "w.txt holds no `counts`: name a file of word counts too"),
         (f"sif:{files}/w.txt,{files}/ragged.txt", "ragged.txt: wanted a word and a whole number a line"),
-        (f"sif:{files}/w.txt,a,b", "wanted sif:FILE or sif:FILE,COUNTS, got "),
+        (f"sif:{files}/w.txt,a,b", "model: want sif:FILE or sif:FILE,COUNTS, got "),
     ):
         with pytest.raises(InputError, match=message):
             load_encoder(name)

@@ -69,12 +69,13 @@ def test_new_words_get_vectors_and_old_words_keep_theirs(model, tmp_path, capsys
 def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
     words, vectors = pretrained(model)
     for arguments, message in (
-        ((words[:-1], vectors), r"vectors: wanted \(\d+, W\)"),
-        (([*words[:-1], words[0]], vectors), "words: wanted distinct ones, got 1 more than once"),
+        ((words[:-1], vectors), r"vectors: want \(\d+, W\)"),
+        (([*words[:-1], words[0]], vectors), "words: want distinct ones, got 1 more than once"),
         (
             (words[:10], vectors[:10]),
-            "words: wanted more of the model's than the vectors' 5 dim.*got 5",
+            "words: want more of the model's than the vectors' 5 dim.*got 5",
         ),
+        ((words, np.full_like(vectors, np.nan)), "vectors: want finite numbers, got NaN or infinity"),
     ):
         with pytest.raises(InputError, match=message):
             add_words(model, *arguments, tmp_path / "expanded")
@@ -85,10 +86,25 @@ def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
         add_words(tmp_path / "absent", words, vectors, tmp_path / "expanded")
 
 
+@pytest.mark.parametrize("model", ["bow"], indirect=True)
+def test_a_failed_write_leaves_no_part_of_a_model(model, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "expanded"
+    with monkeypatch.context() as patch:
+        patch.setattr("fastqt.inference.expand.save_model", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            add_words(model, *pretrained(model), out)
+    assert not list(out.iterdir())
+    add_words(model, *pretrained(model), out)
+    assert len(list(out.iterdir())) == 3
+
+
 def test_a_model_without_word_vectors_is_refused(planted, tmp_path):
     config = TrainConfig((planted[0],), model="gloss-bow", word_dim=6, batch_size=48, steps=2, device="cpu")
     train(config, tmp_path / "model")
-    with pytest.raises(InputError, match="wanted a model with word vectors of its own, got gloss-bow"):
+    with pytest.raises(InputError, match="want a model with word vectors of its own, got gloss-bow"):
         add_words(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
 
 

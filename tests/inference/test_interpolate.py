@@ -189,13 +189,15 @@ def test_slerp_of_parallel_vectors_is_a_straight_line(other):
 
 def test_wrong_arguments_of_interpolation_are_refused(trained, planted, tmp_path, capsys):
     encoder = SentenceEncoder.load(trained)
-    with pytest.raises(InputError, match="from: wanted a sentence, got blank text"):
+    with pytest.raises(InputError, match="from: want a sentence, got blank text"):
         sentences_between(encoder, " ", "a")
-    with pytest.raises(InputError, match="steps: wanted at least 0, got -1"):
+    with pytest.raises(InputError, match="steps: want 0 to 1000, got -1"):
         sentences_between(encoder, "b", "a", steps=-1)
+    with pytest.raises(InputError, match="steps: want 0 to 1000, got 1000000000"):
+        sentences_between(encoder, "b", "a", steps=10**9)
     train(TrainConfig((planted[0],), steps=1, **SMALL), tmp_path / "other")
     assert main(["interpolate", str(tmp_path / "other"), "--from", "a", "--to", "b"]) == 2
-    assert "interpolate: wanted a model trained with --model gloss-" in capsys.readouterr().err
+    assert "model: want one trained with --model gloss-" in capsys.readouterr().err
 
 
 def test_a_radius_of_0_is_refused():

@@ -49,10 +49,14 @@ def test_among_equal_cosines_the_earlier_sentence_comes_first(tmp_path, monkeypa
 
 def test_wrong_arguments_of_a_search_are_refused(encoder, planted, tmp_path):
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(InputError, match="k: wanted at least 1, got 0"):
+    with pytest.raises(InputError, match="k: want at least 1, got 0"):
         nearest(encoder, ["a"], planted, 0)
-    with pytest.raises(InputError, match="query: wanted a sentence, got blank text"):
+    with pytest.raises(InputError, match="query: want a sentence, got blank text"):
         nearest(encoder, [" "], planted)
+    with pytest.raises(InputError, match=r"query: want text in UTF-8, got 'gr\\udcfcn'"):
+        nearest(encoder, ["a", "gr\udcfcn"], planted)  # the bytes of a command line that are not UTF-8
+    with pytest.raises(InputError, match="query: want at least one sentence, got none"):
+        nearest(encoder, [], planted)
     with pytest.raises(InputError, match=r"nothing to search: no sentence in .*empty\.txt"):
         nearest(encoder, ["a"], [str(tmp_path / "empty.txt")])
 

@@ -3,6 +3,8 @@
 import gzip
 import io
 import lzma
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastqt.errors import InputError
 from fastqt.text import Position, read_blocks, reader
+from fastqt.text.reader import check_rereadable
 
 LINES = st.lists(
     st.sampled_from(["", "  ", "One.", "Zwei — drei…", "四 五\r", "\tsix  ", "\u2028seven"]), max_size=12
@@ -78,6 +81,21 @@ def test_reading_continues_after_any_sentence(tmp_path, monkeypatch):
 def test_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n\nthree")))
     assert read(["-"]) == expected(["one\ntwo\n\nthree"])
+
+
+def test_a_closed_standard_input_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    for use in (read, partial(check_rereadable, "corpus")):
+        with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+            use(["-"])
+
+
+def test_files_that_can_be_read_once_are_refused(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_rereadable("corpus", ["-", str(tmp_path), str(tmp_path / "absent"), __file__])
+    with pytest.raises(InputError, match=r"corpus: want files that can be read .* got a pipe .*, .*/fifo;"):
+        check_rereadable("corpus", [__file__, str(fifo)])
 
 
 def test_text_that_is_not_utf8_raises(tmp_path):

@@ -53,7 +53,7 @@ def drawn(monkeypatch):
     save = Figure.savefig
 
     def look(figure, path, **options):
-        found[path.stem] = {
+        found[path.name.split(".")[0]] = {
             (axes.get_xlabel(), axes.get_ylabel()): {
                 curve.get_label(): [list(map(float, values)) for values in curve.get_data()]
                 for curve in axes.get_lines()

@@ -60,6 +60,20 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch):
     assert "loss 2.500 forward 0.250 backward 0.125 chance 0.0100" in last
 
 
+def test_a_training_goes_on_if_nobody_reads_its_reports(monkeypatch):
+    """As after `fastqt train … 2>&1 | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as broken:
+        monkeypatch.setattr("sys.stderr", broken)
+        display = Display(total=3000, done=500)
+        display.report(LINE)
+        display.report(LINE)
+        monkeypatch.undo()
+        with open(os.devnull, "wb") as null:  # for what `broken` still holds when it is closed
+            os.dup2(null.fileno(), writing)
+
+
 def test_a_second_ctrl_c_interrupts_at_once():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)

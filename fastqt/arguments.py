@@ -1,0 +1,224 @@
+"""The options of the command line. This module imports no torch, so that `fastqt --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any, NoReturn
+
+from fastqt._version import __version__
+from fastqt.runs.config import TrainConfig
+
+BAD_INPUT = 2  # exit status; argparse uses the same
+
+
+def _path(text: str) -> str:
+    """An empty text, which an unset variable of a shell gives, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("want a path, got an empty text")
+    return text
+
+
+def _integer(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a whole number, got {text!r}") from None
+    if not -(2**63) <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"want a whole number of at most 64 bits, got {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
+
+
+# How the value of a field of TrainConfig is read, and what stands for it in the help text.
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (_integer, "N"),
+    "float": (_number, "X"),
+    "str": (str, "X"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"fastqt: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of a command line.
+
+    The parsed result has the command's name as `command`, None if none was given, and otherwise the arguments
+    of the function that runs it.
+    """
+    parser = _Parser(
+        prog="fastqt",
+        description="Sentence embeddings learnt from the order of sentences, with exact contrastive losses.",
+    )
+    parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+
+    commands.add_parser(
+        "demo", help="train a small model on Python's own documentation and show what it learns"
+    )
+
+    train = commands.add_parser(
+        "train",
+        help="train a model on text",
+        description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
+        "between documents.",
+    )
+    train.add_argument(
+        "corpus",
+        nargs="*",
+        type=_path,
+        metavar="CORPUS",
+        help="text files, in this order; - is standard input",
+    )
+    train.add_argument(
+        "--out",
+        required=True,
+        type=_path,
+        metavar="DIR",
+        help="directory for the model, the metrics and the checkpoints",
+    )
+    train.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
+    for setting in fields(TrainConfig):
+        if setting.name != "corpus":
+            _add_option(train, setting)
+
+    embed = commands.add_parser(
+        "embed",
+        help="turn sentences into vectors",
+        description="Every line of INPUT gets a row, so that rows and lines agree; a blank line gets zeros.",
+    )
+    embed.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    embed.add_argument(
+        "input", type=_path, metavar="INPUT", help="text, one sentence per line; - is standard input"
+    )
+    embed.add_argument(
+        "--out",
+        required=True,
+        type=_path,
+        metavar="X.npy",
+        help="file to write: float32, one row per line of INPUT",
+    )
+    embed.add_argument(
+        "--raw",
+        action="store_true",
+        help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
+    )
+    embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    neighbors = commands.add_parser("neighbors", help="find the nearest sentences of a corpus")
+    neighbors.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    neighbors.add_argument(
+        "corpus", nargs="+", type=_path, metavar="CORPUS", help="text files; - is standard input"
+    )
+    neighbors.add_argument(
+        "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
+    )
+    neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
+    neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="evaluate sentence vectors on the benchmarks of the literature",
+        description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
+    )
+    evaluate.add_argument("model", type=_path, metavar="MODEL", help="the encoder to evaluate")
+    evaluate.add_argument(
+        "--data", required=True, type=_path, metavar="DIR", help="directory with one folder per task"
+    )
+    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
+    evaluate.add_argument("--json", type=_path, metavar="OUT", help="file for all results")
+    evaluate.add_argument(
+        "--grid",
+        default="paper",
+        choices=("paper", "senteval"),
+        help="values of C: 2^0 to 2^8, or 2^-2 to 2^3",
+    )
+    evaluate.add_argument(
+        "--sst", default="phrases", choices=("phrases", "sentences"), help="training set of SST2"
+    )
+    evaluate.add_argument(
+        "--tokenised",
+        action="store_true",
+        help="read the STS texts lower-cased and tokenised, as in SentEval",
+    )
+    evaluate.add_argument("-t", type=_number, default=2.0, help="t of the uniformity (default: 2)")
+    evaluate.add_argument(
+        "--seed", type=_integer, default=0, help="seed of folds and random weights (default: 0)"
+    )
+    evaluate.add_argument(
+        "--cache", type=_path, metavar="DIR", help="directory in which vectors are kept for the next time"
+    )
+    evaluate.add_argument(
+        "--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1"
+    )
+    evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
+    plot.add_argument("runs", nargs="+", type=_path, metavar="DIR", help="directories that train wrote")
+    plot.add_argument(
+        "--out", type=_path, metavar="DIR", help="directory for the figures (default: the first run)"
+    )
+
+    expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
+    expand.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    expand.add_argument(
+        "vectors", type=_path, metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
+    )
+    expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
+
+    interpolate = commands.add_parser(
+        "interpolate", help="generate sentences between two sentences, with a GLOSS model"
+    )
+    interpolate.add_argument(
+        "model", type=_path, metavar="MODEL", help="a directory that train --model gloss-... wrote"
+    )
+    interpolate.add_argument(
+        "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
+    )
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last sentence")
+    interpolate.add_argument(
+        "--steps", type=_integer, default=4, metavar="N", help="number of sentences between them (default: 4)"
+    )
+    interpolate.add_argument(
+        "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
+    )
+    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
+
+    commands.add_parser("config", help="show versions and backends")
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
+    """Adds the option for a field of TrainConfig.
+
+    The parsed result contains it only if it was given, because --resume keeps the stored value of all others.
+    """
+    name, default, metadata = setting.name, setting.default, setting.metadata
+    help = metadata["help"]
+    if default is not None and "default" not in help:
+        help = f"{help} (default: {default})"
+    kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
+    choices = metadata["choices"] or None
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        choices=choices,
+        default=argparse.SUPPRESS,
+        help=help,
+        metavar=None if choices else "FILE" if name in ("valid", "dev") else letter,
+    )

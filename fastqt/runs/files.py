@@ -1,0 +1,117 @@
+"""Writes a file completely or not at all, and never puts a file in the place of something else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fastqt.errors import InputError
+
+PARTIAL = ".partial"  # how the name of a file that is still being written ends
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Replaces or creates a file so that, after a crash at any moment, it is the old or the complete new one.
+
+    The data go to a temporary file beside it, which is synced and then renamed. A killed process leaves that
+    temporary file behind; its name ends in `.partial`. A symbolic link stays a link, and what it points to is
+    written. An existing file keeps its permissions. A FIFO or a character device stays what it is, and is
+    given the data once they are complete.
+
+    Args:
+        path: the file; its directory must exist.
+        write: writes the data to the path that it is given, a new and empty file.
+
+    Raises:
+        InputError: `path` is a block device or a socket.
+        OSError: `path` is a directory or cannot be written. It is what it was before, except that the error
+            may also come from syncing the directory after the complete new file is in its place.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is None or stat.S_ISREG(mode):
+        _replace(Path(path), write, None if mode is None else stat.S_IMODE(mode))
+    elif stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        _write_through(Path(path), write)
+    else:
+        raise InputError(f"{path}: want a file, a FIFO or a character device to write to, got another kind")
+
+
+def check_ending(path: str | Path, ending: str) -> None:
+    """Checks that the name of a file to write says what it will hold.
+
+    Args:
+        path: the file. What exists and is not a regular file, such as a FIFO, may have any name.
+        ending: the only format that can be written, for example ".npy".
+
+    Raises:
+        InputError: the name ends otherwise.
+    """
+    path = Path(path)
+    if path.suffix != ending and (path.is_file() or not path.exists()):
+        raise InputError(f"{path}: want a name that ends in {ending}, got {path.suffix or 'no ending'}")
+
+
+def check_can_be_written(path: str | Path) -> None:
+    """Checks, before hours of work, that a file can be written to its place.
+
+    Raises:
+        InputError: `path` is a directory, or that of `path` is missing or not writable.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is not a directory")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {path.parent} is not writable")
+
+
+def _replace(path: Path, write: Callable[[Path], object], mode: int | None) -> None:
+    """Writes a regular file; `mode` is None where none exists yet."""
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f"{target.name[:40]}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        partial.touch(exist_ok=False)
+        if mode is None:
+            mode = stat.S_IMODE(partial.stat().st_mode)
+        write(partial)
+        partial.chmod(mode)  # safetensors creates files that only their owner can read
+        _sync(partial)
+        partial.replace(target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            partial.unlink()
+        if isinstance(error, OSError) and str(error.filename) == str(partial):
+            error.filename = str(path)
+        raise
+    _sync(target.parent)
+
+
+def _write_through(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes to a FIFO or a device what `write` wrote to a temporary file, which may seek."""
+    with tempfile.TemporaryDirectory(prefix="fastqt-") as folder:
+        partial = Path(folder) / "data"
+        partial.touch()
+        write(partial)
+        with partial.open("rb") as source, path.open("wb") as out:
+            shutil.copyfileobj(source, out)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
