@@ -30,9 +30,12 @@ bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks --ignore benchmarks/bench_logistic.py
 	$(BIN)/python -m benchmarks.measure.render
 
-# A training of so many minutes whose memory, file descriptors and threads must stay flat.
+# A training that is killed and resumed so many times, and then one of so many minutes, whose memory, file
+# descriptors and threads must stay flat.
+KILLS   ?= 100
 MINUTES ?= 120
 soak: .venv/built
+	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
 
 lint: .venv/built
