@@ -78,8 +78,9 @@ def embed(
             batch = new[begin : begin + BATCH]
             parts.append(_checked(encode(batch), len(batch)))
             bar.update(len(batch))
-    if len({part.shape[1] for part in parts}) > 1:
-        raise InputError(f"encode: wanted vectors of one width, got {sorted({p.shape[1] for p in parts})}")
+    if len(widths := sorted({part.shape[1] for part in parts})) > 1:
+        source = "encode" if cache is None else f"encode or {_path(cache)}"
+        raise InputError(f"{source}: wanted vectors of one width, got {', '.join(map(str, widths))}")
     vectors = Vectors([*known.texts, *new], np.concatenate(parts))
     if cache is not None:
         _save(cache, vectors)

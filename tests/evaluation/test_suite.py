@@ -174,6 +174,14 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
         evaluate(None, data, ["STS14"], cache=cache)
 
 
+def test_a_cache_of_another_width_is_refused(tmp_path):
+    cache = Cache(tmp_path, "key")
+    vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
+    message = r"encode or .*key\.npz: wanted vectors of one width, got 2, 3"
+    with pytest.raises(InputError, match=message):
+        vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
+
+
 def test_results_as_table_and_file(data, tmp_path):
     results = evaluate(BagOfWords(), data, ["MR", "STS14", "STSB"], grid=GRID)
     lines = results.table().splitlines()
