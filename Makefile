@@ -11,6 +11,7 @@ CSRC   := $(shell find csrc -type f)
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: demo test test-all bench fuzz sanitize wheel lint clean
+.PHONY: demo test test-all bench soak sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -29,6 +30,14 @@ RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-c
 bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks --ignore benchmarks/bench_logistic.py
 	$(BIN)/python -m benchmarks.measure.render
+
+# A training that is killed and resumed so many times, and then one of so many minutes, whose memory, file
+# descriptors and threads must stay flat.
+KILLS   ?= 100
+MINUTES ?= 120
+soak: .venv/built
+	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
 
 lint: .venv/built
 	$(BIN)/ruff check .

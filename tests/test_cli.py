@@ -163,8 +163,8 @@ def test_evaluate(model, reviews, tmp_path, capsys):
         assert stored["tasks"]["MR"]["accuracy"] > 0.9
         assert stored["settings"]["seed"] == 3
         assert max(stored["settings"]["grid"]) == 256
-        assert (cache / f"{stored['sha256']}.npy").exists()
-    assert len(list(cache.iterdir())) == 4
+        assert (cache / f"{stored['sha256']}.npz").exists()
+    assert len(list(cache.iterdir())) == 2
     options = ["--tasks", "MR", "--grid", "senteval"]
     assert main(["evaluate", model, "--data", reviews, "--json", str(out), *options]) == 0
     assert list(json.loads(out.read_text())["tasks"]) == ["MR"]
@@ -246,7 +246,7 @@ def test_a_full_disk_is_reported(model, planted, tmp_path, capsys, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastqt.runs.checkpoint.save_file", full)
+    monkeypatch.setattr("fastqt.runs.tensor_files.save_file", full)
     message = training_error(capsys, planted[0], tmp_path / "run")
     assert "No space left on device" in message
     assert not list((tmp_path / "run").glob("*.partial"))

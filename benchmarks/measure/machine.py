@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,22 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
+        "fastqt": fastqt.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def processor_and_versions() -> dict[str, Any]:
+    """The processor, and the versions of the software that computes on it. Linux alone."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cpu": next(models, None),  # arm64 kernels do not name it
+        "threads": torch.get_num_threads(),
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
         "fastqt": fastqt.__version__,
         "date": datetime.date.today().isoformat(),
     }

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.text.reader import open_text
+from fastqt.json_text import one_line
+from fastqt.text.limits import table_lines
 
 SUFFIXES = (".tsv.xz", ".tsv.gz", ".tsv")
 
@@ -77,18 +78,16 @@ def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) 
     try:
         numbers = np.array([float(row[gold]) for row in rows])
     except ValueError as error:
-        raise InputError(f"{path}: wanted a number in column {gold + 1}: {error}") from None
+        raise InputError(f"{path}: wanted a number in column {gold + 1}: {one_line(error)}") from None
+    if not np.isfinite(numbers).all():
+        line = int(np.flatnonzero(~np.isfinite(numbers))[0]) + 1
+        raise InputError(f"{path}: line {line}: wanted a finite number in column {gold + 1}")
     names = np.array([path.name.split(".")[0] if subset is None else row[subset] for row in rows])
     return Pairs(numbers, [row[first] for row in rows], [row[first + 1] for row in rows], names)
 
 
 def _columns(path: Path, wanted: int) -> list[list[str]]:
-    with open_text(str(path)) as file:
-        try:
-            lines = file.read().decode().rstrip("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8: {error}") from None
-    rows = [line.split("\t") for line in lines]
+    rows = [line.split("\t") for line in table_lines(path)]
     for number, row in enumerate(rows, start=1):
         if len(row) < wanted:
             raise InputError(f"{path}: line {number}: wanted at least {wanted} columns, got {len(row)}")

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastqt.errors import InputError
-from fastqt.runs.checkpoint import replacing, write_text
+from fastqt.json_text import parse
+from fastqt.runs.files import write_atomically
+from fastqt.text.npz import Wanted, read_npz
 
 BATCH = 4096  # sentences in one call of the encoder
 
@@ -20,7 +22,7 @@ Encode = Callable[[list[str]], Any]  # from n sentences to an array (n, d)
 
 
 class Cache(NamedTuple):
-    """Where vectors are kept on disk: vectors in DIRECTORY/KEY.npy, their sentences in DIRECTORY/KEY.json."""
+    """Where vectors are kept on disk: DIRECTORY/KEY.npz, one file, so that vectors and sentences fit."""
 
     directory: Path
     key: str  # identifies the encoder: encoders with different vectors need different keys
@@ -76,6 +78,9 @@ def embed(
             batch = new[begin : begin + BATCH]
             parts.append(_checked(encode(batch), len(batch)))
             bar.update(len(batch))
+    if len(widths := sorted({part.shape[1] for part in parts})) > 1:
+        source = "encode" if cache is None else f"encode or {_path(cache)}"
+        raise InputError(f"{source}: wanted vectors of one width, got {', '.join(map(str, widths))}")
     vectors = Vectors([*known.texts, *new], np.concatenate(parts))
     if cache is not None:
         _save(cache, vectors)
@@ -91,21 +96,32 @@ def _checked(array: Any, rows: int) -> NDArray[np.float32]:
     return vectors
 
 
+def _path(cache: Cache) -> Path:
+    return cache.directory / f"{cache.key}.npz"
+
+
 def _load(cache: Cache) -> Vectors:
-    matrix, texts = (cache.directory / f"{cache.key}.{suffix}" for suffix in ("npy", "json"))
-    if not texts.exists():
+    path = _path(cache)
+    if not path.exists():
         return Vectors([], np.zeros((0, 0), dtype=np.float32))
     try:
-        sentences = json.loads(texts.read_text(encoding="utf-8"))
-        # Rows are only added, and the matrix is written before the sentences. If a run was killed between the
-        # two writes, the matrix has more rows than there are sentences, and these are ignored.
-        return Vectors(sentences, np.load(matrix, allow_pickle=False)[: len(sentences)])
-    except (OSError, ValueError) as error:
-        raise InputError(f"{texts} and {matrix.name} are damaged, remove them: {error}") from error
+        arrays = read_npz(path, {"sentences": Wanted("u", 1), "vectors": Wanted("f", 2)})
+        texts, matrix = parse(arrays["sentences"].tobytes(), path, list), arrays["vectors"]
+        if len(matrix) != len(texts) or not all(isinstance(text, str) for text in texts):
+            raise InputError(f"{path}: sentences: want a text for each of {len(matrix)} vectors")
+        if not np.isfinite(matrix).all():
+            raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity")
+    except InputError as error:
+        raise InputError(f"{error} (remove this file; its vectors will be made again)") from error
+    return Vectors(texts, matrix.astype(np.float32, copy=False))
 
 
 def _save(cache: Cache, vectors: Vectors) -> None:
     cache.directory.mkdir(parents=True, exist_ok=True)
-    with replacing(cache.directory / f"{cache.key}.npy") as partial, partial.open("wb") as file:
-        np.save(file, vectors.matrix)
-    write_text(cache.directory / f"{cache.key}.json", json.dumps(vectors.texts, ensure_ascii=False))
+    sentences = np.frombuffer(json.dumps(vectors.texts).encode(), dtype=np.uint8)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez(file, sentences=sentences, vectors=vectors.matrix)
+
+    write_atomically(_path(cache), write)

@@ -1,28 +1,29 @@
-"""Reads and writes the files of a run. Every file is written atomically: completely, or not at all."""
+"""The files of a run: the names, and how the checkpoint and the model are written and read."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fastqt.errors import InputError
+from fastqt.json_text import field, has_type, one_line, parse_object
 from fastqt.runs.config import FORMAT
+from fastqt.runs.files import write_atomically
+from fastqt.runs.tensor_files import metadata_of, open_tensors, save_tensors
 from fastqt.text import Position
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
 EVALUATION = "evaluation.json"
+FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+LARGEST_COUNT = 1 << 62
 
 
 @dataclass
@@ -36,47 +37,19 @@ class Progress:
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one epoch
     corpus_bytes: tuple[int, ...] = ()  # the size of each file of the corpus
+    corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
+    vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to, and then moves that file to `path`.
-
-    After a crash or a power cut, `path` is the old file or the complete new one.
-
-    Args:
-        path: the file to replace or to create; its directory must exist.
-    """
-    partial = path.with_name(path.name + ".partial")
-    partial.touch()
-    mode = partial.stat().st_mode
-    try:
-        yield partial
-        partial.chmod(mode)  # safetensors creates files that only their owner can read
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically, as UTF-8."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def save_model(path: Path, model: nn.Module) -> None:
     """Writes a model's weights atomically."""
-    with replacing(path) as partial:
-        save_file(_contiguous(model.state_dict()), partial)
+    save_tensors(path, model.state_dict())
 
 
 def save_checkpoint(
@@ -99,10 +72,7 @@ def save_checkpoint(
     tensors["rng.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
-    with replacing(path) as partial:
-        save_file(
-            _contiguous(tensors), partial, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))}
-        )
+    save_tensors(path, tensors, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
 
 
 def read_progress(path: Path) -> Progress:
@@ -111,14 +81,53 @@ def read_progress(path: Path) -> Progress:
     Raises:
         InputError: the file is missing or damaged, or another version of fastqt wrote it.
     """
-    with _open_safetensors(path) as file:
-        metadata = file.metadata() or {}
-    if metadata.get("format") != str(FORMAT):
+    with open_tensors(path) as file:
+        metadata = metadata_of(file)
+    if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
         raise InputError(f"{path} is not a checkpoint of this version of fastqt")
-    values = json.loads(metadata["progress"])
-    position = values.pop("position")
-    sizes = tuple(values.pop("corpus_bytes"))
-    return Progress(**values, position=position and Position(*position), corpus_bytes=sizes)
+    return _progress(parse_object(metadata["progress"], path), path)
+
+
+def _progress(values: dict[str, Any], path: Path) -> Progress:
+    """Checks the values of a checkpoint's progress. The digests are absent in the files of older versions."""
+    values = {"corpus_digests": [], "vocabulary_digest": "", **values}
+    if unknown := values.keys() - {each.name for each in fields(Progress)}:
+        raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
+    counts = {
+        name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
+    }
+    sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
+    for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
+        if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
+            raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
+    if digests and len(digests) != len(sizes):
+        raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
+    seconds, best = (field(values, name, float, path) for name in ("seconds", "best"))
+    if not 0 <= seconds < LARGEST_COUNT or not best <= 1:
+        raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
+    return Progress(
+        **counts,
+        position=_position(values.get("position"), len(sizes), path),
+        seconds=float(seconds),
+        corpus_bytes=tuple(sizes),
+        corpus_digests=tuple(digests),
+        vocabulary_digest=field(values, "vocabulary_digest", str, path),
+        best=float(best),
+    )
+
+
+def _position(values: Any, files: int, path: Path) -> Position | None:
+    if values is None:
+        return None
+    least, beyond = (0, 0, 0, -1), (files, *(3 * [LARGEST_COUNT]))
+    if (
+        not has_type(values, list)
+        or len(values) != len(least)
+        or not all(has_type(value, int) for value in values)
+        or not all(low <= value < high for low, value, high in zip(least, values, beyond, strict=True))
+    ):
+        raise InputError(f"{path} is damaged: position: want a place in one of {files} files")
+    return Position(*values)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -130,19 +139,39 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         optimizer: the optimiser of the model's parameters; its state is filled.
 
     Raises:
-        InputError: the file is missing or damaged.
+        InputError: the file is missing or damaged, or does not fit the model.
     """
-    with _open_safetensors(path) as file:
+    with open_tensors(path) as file:
         names = set(file.keys())
-        model.load_state_dict({name: file.get_tensor(f"model.{name}") for name in model.state_dict()})
+        weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        _check_tensors(file, path, weights)
+        for name, tensor in weights.items():
+            tensor.copy_(file.get_tensor(name))
+        # An optimiser that treats rows as parameters counts the steps of each of them.
+        counts_rows = getattr(optimizer, "counts_rows", False)
         for name, parameter in model.named_parameters():
-            for key in ("step", "exp_avg", "exp_avg_sq"):
+            like = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+            for key, wanted in like.items():
                 if (stored := f"optimizer.{key}.{name}") in names:
                     # safetensors returns a tensor that maps the file; a copy does not depend on the file.
-                    optimizer.state[parameter][key] = file.get_tensor(stored).to(parameter.device, copy=True)
+                    value = file.get_tensor(stored).to(parameter.device, copy=True)
+                    of_rows = key == "step" and counts_rows and value.shape == parameter.shape[:1]
+                    if value.dtype != wanted.dtype or not (of_rows or value.shape == wanted.shape):
+                        raise InputError(
+                            f"{path}: {stored}: want shape {tuple(wanted.shape)} of {wanted.dtype}, "
+                            f"got {tuple(value.shape)} of {value.dtype}"
+                        )
+                    optimizer.state[parameter][key] = value
+        _restore_generators(file, path, names)
+
+
+def _restore_generators(file: Any, path: Path, names: set[str]) -> None:
+    try:
         torch.set_rng_state(file.get_tensor("rng.cpu"))
         if torch.cuda.is_available() and "rng.cuda" in names:
             torch.cuda.set_rng_state(file.get_tensor("rng.cuda"))
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{path} is damaged: rng: want the state of a generator: {error}") from error
 
 
 def load_model(path: Path, model: nn.Module) -> None:
@@ -155,16 +184,47 @@ def load_model(path: Path, model: nn.Module) -> None:
     Raises:
         InputError: the file is missing or damaged, or its names or shapes differ from the model's.
     """
-    with _open_safetensors(path) as file:
-        weights, names = model.state_dict(), set(file.keys())
-        if names != set(weights):
-            different = ", ".join(sorted(names.symmetric_difference(weights)))
-            raise InputError(f"{path} does not fit its config.json: only one of them has {different}")
+    weights = model.state_dict()
+    with open_tensors(path) as file:
+        _check_names(file, path, weights)
         for name, tensor in weights.items():
-            stored = file.get_tensor(name)
-            if stored.shape != tensor.shape:
-                raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
-            tensor.copy_(stored)
+            tensor.copy_(file.get_tensor(name))
+
+
+def check_model(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Checks that a file that `save_model` wrote holds certain weights, without reading their values.
+
+    Args:
+        path: the file.
+        weights: the names and shapes that are wanted; the tensors may be on the device "meta".
+
+    Raises:
+        InputError: as in `load_model`.
+    """
+    with open_tensors(path) as file:
+        _check_names(file, path, weights)
+
+
+def _check_names(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    names = set(file.keys())
+    if names != set(weights):
+        different = ", ".join(sorted(names.symmetric_difference(weights)))
+        raise InputError(
+            f"{path} does not fit its config.json: only one of them has {one_line(different, 1000)}"
+        )
+    _check_tensors(file, path, weights)
+
+
+def _check_tensors(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    names = set(file.keys())
+    for name, tensor in weights.items():
+        if name not in names:
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        stored = file.get_slice(name)
+        if tuple(stored.get_shape()) != tensor.shape:
+            raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
+        if tensor.is_floating_point() and stored.get_dtype() not in FLOATS:
+            raise InputError(f"{path}: {name}: want one of {', '.join(FLOATS)}, got {stored.get_dtype()}")
 
 
 def stored_shape(path: Path, name: str) -> tuple[int, ...]:
@@ -173,22 +233,7 @@ def stored_shape(path: Path, name: str) -> tuple[int, ...]:
     Raises:
         InputError: the file or the tensor is missing, or the file is damaged.
     """
-    with _open_safetensors(path) as file:
+    with open_tensors(path) as file:
         if name not in set(file.keys()):
             raise InputError(f"{path} does not fit its config.json: {name} is missing")
         return tuple(file.get_slice(name).get_shape())
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-@contextlib.contextmanager
-def _open_safetensors(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except FileNotFoundError:
-        raise InputError(f"{path.name} is missing in {path.parent}") from None
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}") from error

@@ -10,10 +10,15 @@ from typing import Any
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
+from fastqt.json_text import NAMES, has_type, one_line, read_object
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
 ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
+LARGEST_FILE = 1 << 20  # bytes of a config.json
+WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
+MOST_LAYERS = 1 << 8
+KINDS = {"int": int, "float": float, "str": str}  # of the settings
 
 # The defaults that depend on the model, or on the model and its encoder ("quickthoughts bow"), as in the
 # papers.
@@ -102,11 +107,14 @@ class TrainConfig:
         300,
         "width of the word vectors, and of the sentence vectors of bow, transformer and gloss",
         at_least=1,
+        below=WIDEST + 1,
     )
-    hidden_size: int = option(1000, "width of the sentence vectors of gru and lstm", at_least=1)
-    layers: int = option(6, "number of transformer layers", at_least=1)
-    heads: int = option(5, "attention heads of each transformer layer", at_least=1)
-    feedforward: int = option(1000, "inner width of each transformer layer", at_least=1)
+    hidden_size: int = option(
+        1000, "width of the sentence vectors of gru and lstm", at_least=1, below=WIDEST + 1
+    )
+    layers: int = option(6, "number of transformer layers", at_least=1, below=MOST_LAYERS + 1)
+    heads: int = option(5, "attention heads of each transformer layer", at_least=1, below=WIDEST + 1)
+    feedforward: int = option(1000, "inner width of each transformer layer", at_least=1, below=WIDEST + 1)
     dropout: float = option(
         0.1,
         "dropout rate of a transformer, and of the sentence vectors of simcse and mixcse",
@@ -143,12 +151,17 @@ class TrainConfig:
     documents: str = option(
         "cut", "context windows end at document boundaries, or cross them", choices=("cut", "cross")
     )
-    vocab_size: int = option(50_000, "number of words in the vocabulary, including <unk>", at_least=2)
+    vocab_size: int = option(
+        50_000, "number of words in the vocabulary, including <unk>", at_least=2, below=(1 << 31)
+    )
     unknown: str = option(
         "keep", "words outside the vocabulary become <unk>, or are dropped", choices=("keep", "drop")
     )
     max_length: int = option(
-        None, "longer sentences are cut to this many words (default: 50; simcse and mixcse 32)", at_least=1
+        None,
+        "longer sentences are cut to this many words (default: 50; simcse and mixcse 32)",
+        at_least=1,
+        below=WIDEST + 1,
     )
     learning_rate: float = option(
         None,
@@ -163,7 +176,7 @@ class TrainConfig:
     )
     epochs: int = option(None, "passes over the corpus (default: 1; gloss 210)", at_least=1)
     steps: int | None = option(None, "stop after this many batches", at_least=1)
-    seed: int = option(0, "seed of the random numbers", at_least=0)
+    seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
     report_every: int = option(50, "steps between reports", at_least=1)
     valid_every: int = option(500, "steps between validations", at_least=1)
     valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
@@ -206,18 +219,25 @@ class TrainConfig:
             InputError: the file is missing or damaged, or has another format.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            written_by = values.pop("fastqt")
-            if (number := values.pop("format")) != FORMAT:
-                raise InputError(
-                    f"{path} has format {number}, written by fastqt {written_by}; "
-                    f"fastqt {__version__} reads format {FORMAT}"
-                )
-            return cls(corpus=tuple(values.pop("corpus")), **values)
+            values = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
             raise InputError(f"no trained model in {path.parent}: {path.name} is missing") from None
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not the config.json of a training run: {error}") from error
+        written_by, number = values.pop("fastqt", None), values.pop("format", None)
+        if number is not None and (number != FORMAT or isinstance(number, bool)):
+            raise InputError(
+                f"{path} has format {number!r:.100}, written by fastqt {one_line(written_by)}; "
+                f"fastqt {__version__} reads format {FORMAT}"
+            )
+        if missing := [name for name, value in (("format", number), ("fastqt", written_by)) if value is None]:
+            raise InputError(f"{path} is not the config.json of a training run: {missing[0]} is missing")
+        if unknown := values.keys() - {setting.name for setting in fields(cls)}:
+            names = one_line(", ".join(map(repr, sorted(unknown))))
+            raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
+        corpus = values.pop("corpus", None)
+        try:
+            return cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
     def check_resumes(self, stored: TrainConfig) -> None:
         """Checks that a run that was started with the settings `stored` can continue with these settings.
@@ -248,10 +268,20 @@ CHANGEABLE_ON_RESUME = {
 
 
 def _check(setting: Field[Any], value: Any) -> None:
-    choices, at_least = setting.metadata.get("choices"), setting.metadata.get("at_least")
+    kind = str(setting.type)
+    if kind.startswith("tuple"):
+        if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
+            raise InputError(f"{setting.name}: wanted paths, got {value!r:.100}")
+        return
+    if value is None and setting.default is None:
+        return
+    if not has_type(value, KINDS[kind.removesuffix(" | None")]):
+        wanted = NAMES[KINDS[kind.removesuffix(" | None")]]
+        raise InputError(f"{setting.name}: wanted {wanted}, got {value!r:.100}")
+    choices, at_least = setting.metadata["choices"], setting.metadata["at_least"]
     if choices and value not in choices:
-        raise InputError(f"{setting.name}: wanted one of {', '.join(choices)}, got {value!r}")
-    below = setting.metadata.get("below", math.inf)
-    if at_least is not None and value is not None and not (at_least <= value < below):
+        raise InputError(f"{setting.name}: wanted one of {', '.join(choices)}, got {value!r:.100}")
+    below = setting.metadata["below"]
+    if at_least is not None and not at_least <= value < below:
         limit = "" if below == math.inf else f" and less than {below}"
-        raise InputError(f"{setting.name}: wanted at least {at_least}{limit}, got {value!r}")
+        raise InputError(f"{setting.name}: wanted at least {at_least}{limit}, got {value!r:.100}")

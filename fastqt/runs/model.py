@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -11,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.json_text import one_line
 from fastqt.nn import (
     BagOfWords,
     Encoder,
@@ -23,9 +26,20 @@ from fastqt.nn import (
     Transformer,
 )
 from fastqt.nn.init import Init
-from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY, load_model, stored_shape, write_text
+from fastqt.runs.checkpoint import (
+    CONFIG,
+    MODEL,
+    VOCABULARY,
+    check_model,
+    load_model,
+    stored_shape,
+    write_text,
+)
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.digests import digest, digest_of_folder
+from fastqt.runs.tensor_files import open_tensors
 from fastqt.text import Encoded, Lexicon, Vocabulary, pad
+from fastqt.text.limits import check_bytes
 from fastqt.text.vocabulary import Unknown
 
 if TYPE_CHECKING:
@@ -50,7 +64,39 @@ def build_model(
 
     Returns:
         The model, on the CPU.
+
+    Raises:
+        InputError: this machine's memory does not hold the model.
     """
+    if config.encoder != HUGGINGFACE or not pretrained:
+        check_size(outline(config, vocab_size, sentences=sentences))
+    return _build_model(config, vocab_size, sentences=sentences, pretrained=pretrained)
+
+
+def outline(config: TrainConfig, vocab_size: int, *, sentences: int = 0) -> Model:
+    """The model of `build_model` on the device "meta", where tensors have shapes and no memory."""
+    with torch.device("meta"):
+        return _build_model(config, vocab_size, sentences=sentences, pretrained=False)
+
+
+def check_size(model: Model) -> None:
+    """Checks that this machine could hold a model.
+
+    Args:
+        model: it may be on the device "meta".
+
+    Raises:
+        InputError: the model takes more than half of the machine's memory.
+    """
+    weights = model.state_dict()
+    name, largest = max(weights.items(), key=lambda named: named[1].nbytes)
+    check_bytes(
+        sum(tensor.nbytes for tensor in weights.values()),
+        f"size of the model, of which {name} {tuple(largest.shape)} is the largest part",
+    )
+
+
+def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrained: bool) -> Model:
     if config.model.startswith("gloss"):
         return Gloss(
             vocab_size,
@@ -118,11 +164,44 @@ def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
     Raises:
         InputError: the file is missing or damaged.
     """
-    if config.encoder == "huggingface":
+    if config.encoder == HUGGINGFACE:
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
-        return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
+        with _damage_in_words(directory / HUGGINGFACE):
+            return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
     return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+
+
+@contextlib.contextmanager
+def _damage_in_words(directory: Path) -> Iterator[None]:
+    """Makes an InputError of what the `transformers` library raises for damaged files: any type of error."""
+    try:
+        yield
+    except (InputError, ImportError):
+        raise
+    except Exception as error:
+        raise InputError(f"{directory} holds no usable Hugging Face checkpoint: {one_line(error)}") from error
+
+
+def _check_layers(lexicon: Lexicon, directory: Path) -> None:
+    """Refuses a Hugging Face configuration with more layers than the stored weights have tensors."""
+    layers = getattr(getattr(lexicon, "config", None), "num_hidden_layers", 0)
+    if not layers:
+        return
+    with open_tensors(directory / MODEL) as file:
+        tensors = len(file.keys())
+    if layers > tensors:
+        raise InputError(
+            f"{directory / HUGGINGFACE}: num_hidden_layers: want at most {tensors}, the number of stored "
+            f"tensors, got {layers}"
+        )
+
+
+def lexicon_digest(config: TrainConfig, directory: Path) -> str:
+    """The digest of what `load_lexicon` reads."""
+    if config.encoder == HUGGINGFACE:
+        return digest_of_folder(directory / HUGGINGFACE)
+    return digest(directory / VOCABULARY)
 
 
 def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
@@ -144,6 +223,20 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def _fitting_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, trained: bool) -> Model:
+    """A freshly initialised model of the shapes of the stored weights, if they are to be loaded.
+
+    Settings that do not fit these weights are refused before any memory is taken for them.
+    """
+    if not trained:
+        return build_model(config, len(vocabulary), pretrained=False)
+    is_gloss = config.model.startswith("gloss")
+    sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss else 0
+    _check_layers(vocabulary, directory)
+    check_model(directory / MODEL, outline(config, len(vocabulary), sentences=sentences).state_dict())
+    return build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
 
 
 @dataclass
@@ -183,9 +276,8 @@ class SentenceEncoder:
         # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
         if config.checkpoint is not None:
             config = replace(config, checkpoint=str(directory / HUGGINGFACE))
-        is_gloss = config.model.startswith("gloss")
-        sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss and trained else 0
-        model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
+        with _damage_in_words(directory) if config.encoder == HUGGINGFACE else contextlib.nullcontext():
+            model = _fitting_model(config, vocabulary, directory, trained)
         if trained:
             load_model(directory / MODEL, model)
         chosen = choose_device(device)

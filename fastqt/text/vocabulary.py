@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from fastqt.errors import InputError
+from fastqt.json_text import field, has_type, one_line, read_object
 
 UNKNOWN = "<unk>"
 UNKNOWN_ID = 0
+LARGEST_FILE = 1 << 30  # bytes of a vocabulary.json
+LONGEST_SENTENCE = 1 << 24  # words
+# Those that split by a fixed rule. Others hold patterns, which a file can choose so that they never end.
+PRE_TOKENIZERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 LONGEST_WORD = 100  # characters; longer words are <unk>, as in BERT's vocabulary
 # A chunk is a piece of text between white space. These limits bound the memory of the encoder's cache and of
 # counting words.
@@ -113,18 +118,20 @@ class Vocabulary:
         """Reads a file that `save` wrote: JSON of the `tokenizers` library, which includes max_length.
 
         Raises:
-            InputError: the file is missing or is not a vocabulary.
+            InputError: the file is missing, damaged or too large, or is not a vocabulary; the message names
+                the field.
         """
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-            truncation = json.loads(text)["truncation"]
-            tokenizer = Tokenizer.from_str(text)
+            state = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
             raise InputError(f"no vocabulary: {os.fspath(path)} is missing") from None
-        except Exception as error:  # the library raises Exception itself if it cannot parse the file
-            raise InputError(f"{os.fspath(path)} is not a vocabulary file: {error}") from error
-        return cls(tokenizer, unknown=unknown, max_length=truncation["max_length"])
+        try:
+            max_length = _check_state(state)
+            # The library must not see another text than the one that was checked.
+            tokenizer = Tokenizer.from_str(json.dumps(state))
+            return cls(tokenizer, unknown=unknown, max_length=max_length)
+        except Exception as error:  # the library raises Exception itself if it cannot parse the text
+            raise InputError(f"{os.fspath(path)} is not a vocabulary file: {one_line(error)}") from error
 
     def to_json(self) -> str:
         """The vocabulary as JSON of the `tokenizers` library, whose format has no place for `unknown`."""
@@ -175,6 +182,34 @@ class Vocabulary:
         if self.unknown == "drop":
             return [[word for word in words if word != UNKNOWN_ID] for words in ids]
         return ids
+
+
+def _check_state(state: dict[str, Any]) -> int:
+    """Checks what `Tokenizer.from_str` does not, and returns max_length.
+
+    Raises:
+        InputError: a field is missing or has another type or value.
+    """
+    truncation, model = (field(state, name, dict, "vocabulary") for name in ("truncation", "model"))
+    if (kind := field(model, "type", str, "model")) != "WordLevel":
+        raise InputError(f"model.type: wanted 'WordLevel', got {kind!r:.100}")
+    if (unknown := field(model, "unk_token", str, "model")) != UNKNOWN:
+        raise InputError(f"model.unk_token: wanted {UNKNOWN!r}, got {unknown!r:.100}")
+    for name in ("padding", "normalizer", "post_processor"):
+        if state.get(name) is not None:
+            raise InputError(f"{name}: wanted null, got {state[name]!r:.100}")
+    if state.get("added_tokens", []):
+        raise InputError("added_tokens: wanted none")
+    splitter = state.get("pre_tokenizer")
+    if not isinstance(splitter, dict) or splitter.get("type") not in PRE_TOKENIZERS:
+        raise InputError(f"pre_tokenizer: wanted one of {', '.join(PRE_TOKENIZERS)}, got {splitter!r:.100}")
+    ids = list(field(model, "vocab", dict, "model").values())
+    if not all(has_type(number, int) for number in ids) or sorted(ids) != list(range(len(ids))):
+        raise InputError(f"model.vocab: wanted each number from 0 to {len(ids) - 1} once")
+    max_length: int = field(truncation, "max_length", int, "truncation")
+    if not 1 <= max_length <= LONGEST_SENTENCE:
+        raise InputError(f"truncation.max_length: wanted 1 to {LONGEST_SENTENCE}, got {max_length}")
+    return max_length
 
 
 class _ChunkCache(dict[str, int]):

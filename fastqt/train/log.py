@@ -26,11 +26,14 @@ class MetricsLog:
     def __init__(self, path: Path, length: int = 0) -> None:
         path.touch()
         self._file = path.open("r+", encoding="utf-8")
-        if os.fstat(self._file.fileno()).st_size < length:
+        try:
+            if os.fstat(self._file.fileno()).st_size < length:
+                raise InputError(f"cannot resume: {path} is shorter than it was at the last checkpoint")
+            self._file.truncate(length)
+            self._file.seek(length)
+        except BaseException:
             self._file.close()
-            raise InputError(f"cannot resume: {path} is shorter than it was at the last checkpoint")
-        self._file.truncate(length)
-        self._file.seek(length)
+            raise
 
     def write(self, line: dict[str, float]) -> None:
         """Appends one line and hands it to the operating system."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -18,26 +16,17 @@ from fastqt.errors import InputError
 from fastqt.runs import checkpoint
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, choose_device, load_lexicon, save_lexicon
-from fastqt.text import Batch, Lexicon, Sample, Vocabulary, read_blocks
-from fastqt.text.batches import too_short
-from fastqt.text.reader import STDIN, check_rereadable
-from fastqt.text.vocabulary import Unknown
+from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, load_lexicon, save_lexicon
+from fastqt.text import Batch, Lexicon, Sample
+from fastqt.text.reader import check_rereadable
 from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, build_objective
 from fastqt.train.optim import clip_gradients
+from fastqt.train.preparation import check_corpus, check_directory, corpus_files, own_directory, read_corpus
 from fastqt.train.progress import Display, StopRequest
 
 if TYPE_CHECKING:
     from fastqt.evaluation.development import DevelopmentPairs
-
-RUN_FILES = (
-    checkpoint.CONFIG,
-    checkpoint.VOCABULARY,
-    checkpoint.METRICS,
-    checkpoint.MODEL,
-    checkpoint.CHECKPOINT,
-)
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ def train(
     The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
     the best one if `config.dev` is given) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint
     and end the training. A resumed training computes the same bits as an uninterrupted one on the same
-    machine with the same number of threads.
+    machine with the same number of threads. Only one training at a time can use a directory.
 
     Args:
         config: the settings. QuickThoughts streams its corpus, which may be larger than memory. The other
@@ -74,22 +63,34 @@ def train(
     """
     directory = Path(out)
     check_rereadable("corpus", config.corpus)
-    _prepare_directory(directory, config, resume)
+    with own_directory(directory):
+        check_directory(directory, config, resume)
+        return _trainer(config, directory, resume, display).run(display)
+
+
+def _trainer(config: TrainConfig, directory: Path, resume: bool, display: type[Display]) -> Trainer:
+    """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
     path = directory / checkpoint.CHECKPOINT
     progress = checkpoint.read_progress(path) if resume and path.exists() else None
-    corpus = _corpus_files(config, directory, resume)
+    corpus = corpus_files(config, directory, resume)
     if progress is None:
         display.note(f"reading {', '.join(corpus)} to build the vocabulary")
-        vocabulary, progress = _read_corpus(config, corpus)
+        vocabulary, progress = read_corpus(config, corpus)
+        trainer = Trainer(config, corpus, vocabulary, directory, progress)
+        checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
+        save_lexicon(vocabulary, directory)
     else:
-        _check_corpus_unchanged(corpus, progress.corpus_bytes)
+        check_corpus(corpus, progress)
         vocabulary = load_lexicon(config, directory)
-    trainer = Trainer(config, corpus, vocabulary, directory, progress)
-    if progress.step:
+        if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
+            raise InputError(
+                f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
+            )
+        trainer = Trainer(config, corpus, vocabulary, directory, progress)
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
-    checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
-    save_lexicon(vocabulary, directory)
-    return trainer.run(display)
+        checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
+    progress.vocabulary_digest = lexicon_digest(config, directory)
+    return trainer
 
 
 class Trainer:
@@ -190,13 +191,18 @@ class Trainer:
 
     def _remaining_batches(self) -> Iterator[Batch | Sample]:
         progress = self.progress
+        first_pass = True  # after a checkpoint at the end of an epoch, nothing remains of it
         while progress.step < self.last_step:
+            before = progress.step
             for batch, position in self.objective.batches(progress):
                 progress.step += 1
                 progress.position = position
                 yield batch
                 if progress.step == self.last_step:
                     return
+            if progress.step == before and not first_pass:
+                raise InputError(f"the corpus has changed: no batch in {', '.join(self.corpus)}")
+            first_pass = False
             progress.epoch += 1
             progress.position = None
 
@@ -228,12 +234,14 @@ class Trainer:
     def _save(self, log: MetricsLog, seconds: float) -> None:
         self.progress.metrics_length = log.sync()
         progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+        # The checkpoint comes last. After a crash between the two, the resumed training writes the model
+        # again; the other way round, a finished training could keep an old model. With development pairs,
+        # model.safetensors holds the best model, once there is one.
+        if self.progress.best == -math.inf:
+            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
         checkpoint.save_checkpoint(
             self.directory / checkpoint.CHECKPOINT, self.model, self.optimizer, progress
         )
-        # With development pairs, model.safetensors holds the best model, once there is one.
-        if self.progress.best == -math.inf:
-            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
 
 
 def _development_pairs(path: str) -> DevelopmentPairs:
@@ -242,83 +250,3 @@ def _development_pairs(path: str) -> DevelopmentPairs:
     except ModuleNotFoundError as error:
         raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
     return DevelopmentPairs(path)
-
-
-def _prepare_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with checkpoint.replacing(directory / ".writable") as probe:
-            probe.touch()
-        (directory / ".writable").unlink()
-    except OSError as error:
-        raise InputError(f"cannot write to {directory}: {error.strerror}") from error
-    if not resume and any((directory / name).exists() for name in RUN_FILES):
-        raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
-    if resume and (directory / checkpoint.CONFIG).exists():
-        config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
-
-
-def _corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
-    """The paths of the corpus.
-
-    Standard input can be read only once, so it is copied to the run's directory.
-    """
-    copy = directory / checkpoint.CORPUS
-    if STDIN in config.corpus and not (resume and copy.exists()):
-        with checkpoint.replacing(copy) as partial, partial.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-    return [str(copy) if name == STDIN else name for name in config.corpus]
-
-
-def _read_corpus(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
-    """Reads the corpus once to count its sentences and to build the vocabulary.
-
-    With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
-    """
-    progress = Progress(corpus_bytes=tuple(_file_sizes(corpus)))
-
-    def sentences() -> Iterator[str]:
-        for block in read_blocks(corpus):
-            progress.sentences += len(block.sentences)
-            yield from block.sentences
-
-    vocabulary: Lexicon
-    if config.checkpoint is not None:
-        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
-        for _ in sentences():
-            pass
-    else:
-        unknown = cast("Unknown", config.unknown)
-        vocabulary = Vocabulary.build(
-            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
-        )
-    if progress.sentences < config.batch_size:
-        raise InputError(too_short(corpus, progress.sentences, config.batch_size))
-    return vocabulary, progress
-
-
-def _checkpoint_vocabulary(directory: str, max_length: int) -> Lexicon:
-    from fastqt.integrations.huggingface import CheckpointVocabulary
-
-    try:
-        return CheckpointVocabulary.load(directory, max_length=max_length)
-    except ImportError as error:
-        raise InputError(str(error)) from error
-
-
-def _file_sizes(corpus: list[str]) -> Iterator[int]:
-    for name in corpus:
-        try:
-            yield Path(name).stat().st_size
-        except OSError as error:
-            raise InputError(f"cannot read {name}: {error.strerror}") from None
-
-
-def _check_corpus_unchanged(corpus: list[str], sizes: tuple[int, ...]) -> None:
-    if len(corpus) != len(sizes):
-        raise InputError(
-            f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
-        )
-    for name, size, was in zip(corpus, _file_sizes(corpus), sizes, strict=True):
-        if size != was:
-            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")

@@ -73,6 +73,8 @@ class RowAdam(Adam):
         lr: learning rate.
     """
 
+    counts_rows = True  # `fastqt.runs.checkpoint` then expects as many steps as rows
+
     @torch.no_grad()
     def _dense_gradient(self, table: Tensor, rows: Tensor, values: Tensor, group: dict[str, Any]) -> None:
         """Updates the rows here and returns None, so that torch's step skips the table."""

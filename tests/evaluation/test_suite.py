@@ -1,5 +1,6 @@
 """All tasks on small files with planted classes and scores: reading, encoding, caching, results, errors."""
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -160,16 +161,25 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
     assert more.tasks["STS12"] == first.tasks["STS12"]
     asked = {text for batch in encode.batches for text in batch}
     assert 0 < len(asked) <= 90
-    assert {path.name for path in cache.directory.iterdir()} == {"key.npy", "key.json"}
-    # The cache is now as if a run had been killed between the writes of its two files.
-    kept = np.load(cache.directory / "key.npy")
-    np.save(cache.directory / "key.npy", np.concatenate([kept, np.ones((5, 21))]))
-    years = ["STS14", "STS15"]
-    for encode in (BagOfWords(), None):
-        assert evaluate(encode, data, years, cache=cache).tasks == evaluate(BagOfWords(), data, years).tasks
-    (cache.directory / "key.json").write_text("[")
-    with pytest.raises(InputError, match=r"key\.json and key\.npy are damaged, remove them"):
+    assert [path.name for path in cache.directory.iterdir()] == ["key.npz"]
+    path = cache.directory / "key.npz"
+    whole = path.read_bytes()
+    # A damaged cache never gives other vectors: it is refused, or the damage is in what nobody reads.
+    for place in range(0, len(whole), len(whole) // 50):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with contextlib.suppress(InputError):
+            assert evaluate(None, data, ["STS12"], cache=cache).tasks["STS12"] == first.tasks["STS12"]
+    path.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match=r"key\.npz .*damaged.*remove this file"):
         evaluate(None, data, ["STS14"], cache=cache)
+
+
+def test_a_cache_of_another_width_is_refused(tmp_path):
+    cache = Cache(tmp_path, "key")
+    vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
+    message = r"encode or .*key\.npz: wanted vectors of one width, got 2, 3"
+    with pytest.raises(InputError, match=message):
+        vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
 
 
 def test_results_as_table_and_file(data, tmp_path):

@@ -1,5 +1,6 @@
 """The vocabulary against a plain implementation, and against the `tokenizers` library."""
 
+import json
 import string
 import unicodedata
 from collections import Counter
@@ -132,7 +133,43 @@ def test_invalid_option_raises(arguments, message):
 def test_missing_or_invalid_file_raises(tmp_path):
     with pytest.raises(InputError, match=r"no vocabulary: .*v\.json is missing"):
         Vocabulary.load(tmp_path / "v.json")
-    for text in ("", "[]", '{"truncation": null}', '{"truncation": {"max_length": 3}}'):
+    for text in ("", "[]", "{", "[" * 100_000):
         (tmp_path / "v.json").write_text(text)
-        with pytest.raises(InputError, match=r"v\.json is not a vocabulary file"):
+        with pytest.raises(InputError, match=r"v\.json is damaged"):
             Vocabulary.load(tmp_path / "v.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"truncation": None}, "truncation: want an object, got None"),
+        ({"truncation": {}}, "max_length is missing"),
+        ({"truncation": {"max_length": "3"}}, "max_length: want an integer, got '3'"),
+        ({"truncation": {"max_length": True}}, "max_length: want an integer, got True"),
+        ({"truncation": {"max_length": 0}}, r"truncation\.max_length: wanted 1 to \d+, got 0"),
+        ({"truncation": {"max_length": 10**12}}, r"max_length: wanted 1 to \d+, got 1000000000000"),
+        ({"model": []}, "model: want an object, got a list"),
+        ({"model": {"type": "BPE"}}, r"model\.type: wanted 'WordLevel', got 'BPE'"),
+        ({"model": {"unk_token": "one"}}, r"model\.unk_token: wanted '<unk>', got 'one'"),
+        ({"model": {"vocab": {"<unk>": 0, "one": 0}}}, "vocab: wanted each number from 0 to 1 once"),
+        ({"model": {"vocab": {"<unk>": 0, "one": 7}}}, "vocab: wanted each number from 0 to 1 once"),
+        ({"model": {"vocab": {"<unk>": 0, "one": "1"}}}, "vocab: wanted each number from 0 to 1 once"),
+        ({"model": {"vocab": {"<unk>": 1, "one": 0}}}, "wanted <unk> as word 0"),
+        ({"model": {"vocab": {}}}, "vocabulary"),
+        ({"added_tokens": [{"id": 9}]}, "added_tokens: wanted none"),
+        ({"padding": {"strategy": {"Fixed": 10**9}}}, "padding: wanted null"),
+        (
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}}},
+            "pre_tokenizer: wanted one of BertPreTokenizer",
+        ),
+        ({"normalizer": {"type": "Lowercase"}}, "normalizer: wanted null"),
+    ],
+    ids=str,
+)
+def test_a_damaged_field_is_named(tmp_path, change, message):
+    state = json.loads(Vocabulary.build(["one two"], 3).to_json())
+    for name, value in change.items():
+        state[name] = state[name] | value if isinstance(value, dict) and name == "model" else value
+    (tmp_path / "v.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"v\.json is not a vocabulary file: .*" + message):
+        Vocabulary.load(tmp_path / "v.json")

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import read_progress
@@ -139,6 +141,99 @@ def test_resuming_with_a_changed_corpus_is_refused(planted, tmp_path):
         InputError, match="cannot resume: 2 corpus files given, but the run was started with 1"
     ):
         train(replace(config, corpus=(planted[0], planted[1])), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_a_shuffled_corpus_is_refused(planted, tmp_path):
+    """Of the same size, so that only the digest tells it apart."""
+    config = TrainConfig((planted[0],), steps=2, **SMALL)
+    train(config, tmp_path / "run")
+    text = Path(planted[0]).read_text()
+    Path(planted[0]).write_text("\n\n".join(reversed(text.split("\n\n"))))
+    with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has other text than when the run"):
+        train(replace(config, steps=3), tmp_path / "run", resume=True)
+    # The same bytes under another name are the same corpus.
+    (tmp_path / "copy.txt").write_text(text)
+    train(replace(config, corpus=(str(tmp_path / "copy.txt"),), steps=3), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_swapped_words_is_refused(planted, tmp_path):
+    config = TrainConfig((planted[0],), steps=2, **SMALL)
+    train(config, tmp_path)
+    path = tmp_path / "vocabulary.json"
+    text = path.read_text()
+    path.write_text(
+        text.replace('"place1"', '"x"').replace('"place2"', '"place1"').replace('"x"', '"place2"')
+    )
+    assert path.read_text() != text
+    with pytest.raises(
+        InputError, match=r"cannot resume: the vocabulary in .* is not the one that the run was"
+    ):
+        train(replace(config, steps=3), tmp_path, resume=True)
+    path.write_text(text)
+    assert train(replace(config, steps=3), tmp_path, resume=True).step == 3
+
+
+def test_a_run_without_digests_is_resumed_and_gets_them(planted, tmp_path, monkeypatch):
+    """Older versions stored the size of the corpus alone, and no checksum."""
+    config = TrainConfig((planted[0],), steps=3, **SMALL)
+    train(config, tmp_path / "whole")
+    train(replace(config, steps=2), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    del progress["corpus_digests"], progress["vocabulary_digest"]
+    save_file(load_file(path), path, {"format": "1", "progress": json.dumps(progress)})
+    train(config, tmp_path / "run", resume=True)
+    for name in ("model", "checkpoint"):
+        ours, theirs = (load_file(tmp_path / run / f"{name}.safetensors") for run in ("run", "whole"))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    stored = read_progress(path)
+    assert len(stored.corpus_digests) == 1
+    assert stored.vocabulary_digest
+
+
+def test_a_corpus_that_lost_its_sentences_ends_the_training(planted, tmp_path):
+    """An old checkpoint may tell of batches that there are not; they must not be looked for without end."""
+    config = TrainConfig((planted[0],), model="simcse", steps=2, **SMALL | {"context_size": 1})
+    train(config, tmp_path)
+    corpus = Path(planted[0])
+    corpus.write_text("\n" * corpus.stat().st_size)
+    path = tmp_path / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        progress = json.loads(file.metadata()["progress"]) | {"corpus_digests": []}
+    save_file(load_file(path), path, {"format": "1", "progress": json.dumps(progress)})
+    with pytest.raises(InputError, match="the corpus has changed: no batch in"):
+        train(replace(config, steps=3), tmp_path, resume=True)
+
+
+def test_a_second_training_in_the_directory_is_refused(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL)
+    messages = []
+
+    class Second(Display):
+        """Starts another training at the first report of this one."""
+
+        def report(self, line):
+            for resume in (False, True):
+                with pytest.raises(InputError) as error:
+                    train(config, tmp_path, resume=resume)
+                messages.append(str(error.value))
+
+    train(config, tmp_path, display=Second)
+    who = f"{tmp_path}: process {os.getpid()} on host {os.uname().nodename} is training in it"
+    assert len(messages) > 2
+    assert all(message.startswith(who) for message in messages)
+    assert train(config, tmp_path, resume=True).step == 10
+
+
+def test_what_a_killed_training_was_writing_is_removed(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL)
+    train(config, tmp_path)
+    for name in ("checkpoint.safetensors.0123abcd.partial", "config.json.partial"):
+        (tmp_path / name).touch()
+    (tmp_path / "mine.partial").touch()
+    train(config, tmp_path, resume=True)
+    assert [path.name for path in tmp_path.glob("*.partial")] == ["mine.partial"]
 
 
 def test_a_damaged_checkpoint_is_refused(planted, tmp_path):

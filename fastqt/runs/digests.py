@@ -1,0 +1,34 @@
+"""Digests of the files that a run depends on, so that it is not continued with other ones."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+CHUNK = 1 << 20  # bytes
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def digest_of_folder(path: Path) -> str:
+    """The SHA-256 of the names and the digests of all files in a directory.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = hashlib.sha256()
+    for each in sorted(path.rglob("*")):
+        if each.is_file():
+            found.update(f"{each.relative_to(path).as_posix()}\0{digest(each)}\0".encode())
+    return found.hexdigest()

@@ -1,0 +1,111 @@
+"""Reads .npz files that may be damaged or made to harm: sizes are checked before memory is taken for them."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.json_text import one_line
+from fastqt.text.limits import check_bytes
+
+ENCRYPTED = 1  # a flag of the members of zip files
+READ_BYTES = 1 << 24
+
+
+class Wanted(NamedTuple):
+    """What an array must be."""
+
+    kinds: str  # the letters of the allowed dtypes, as in numpy.dtype.kind
+    ndim: int
+    optional: bool = False
+
+
+def read_npz(path: str | Path, wanted: Mapping[str, Wanted]) -> dict[str, NDArray[Any]]:
+    """Reads arrays from an .npz file; nothing in it is ever executed.
+
+    Args:
+        path: the file.
+        wanted: the arrays to read, by their names.
+
+    Returns:
+        The arrays; those that are optional and absent are left out.
+
+    Raises:
+        InputError: the file is missing or damaged, or an array is missing, larger than memory or of another
+            kind.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return dict(_arrays(archive, path, wanted))
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    # What Python's zip reader raises for damaged files, one kind for each thing that it does not expect.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{path} is not an .npz, or is damaged: {one_line(error)}") from error
+
+
+def _arrays(archive: zipfile.ZipFile, path: str | Path, wanted: Mapping[str, Wanted]) -> Any:
+    members = {info.filename: info for info in archive.infolist()}
+    for name, kind in wanted.items():
+        info = members.get(f"{name}.npy")
+        if info is None:
+            if kind.optional:
+                continue
+            names = " and ".join(f"`{each}`" for each, other in wanted.items() if not other.optional)
+            raise InputError(f"{path} is not an .npz with {names}: {name} is missing")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & ENCRYPTED:
+            raise InputError(f"{path}: {name}: want it as numpy.savez writes it")
+        check_bytes(info.file_size, f"{path}: {name}")
+        with archive.open(info) as file:
+            yield name, _read_array(file, info.file_size, kind, f"{path}: {name}")
+
+
+def _read_array(file: IO[bytes], size: int, wanted: Wanted, name: str) -> NDArray[Any]:
+    """Reads an array whose header and data take `size` bytes."""
+    shape, fortran_order, dtype = _read_header(file, name)
+    if dtype.kind not in wanted.kinds or len(shape) != wanted.ndim:
+        raise InputError(
+            f"{name}: want {wanted.ndim} dimensions and a dtype of kind {' or '.join(wanted.kinds)}, "
+            f"got shape {shape!s:.100} and {dtype!s:.100}"
+        )
+    if min(shape) < 1 or dtype.itemsize == 0:
+        raise InputError(f"{name}: want a value at least, got shape {shape!s:.100} of {dtype!s:.100}")
+    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != given:
+        raise InputError(f"{name}: want {needed:,} bytes for shape {shape!s:.100} of {dtype}, got {given:,}")
+    data = bytearray(needed)
+    view, filled = memoryview(data), 0
+    while filled < needed:
+        part = file.read(min(READ_BYTES, needed - filled))
+        if not part:
+            raise InputError(f"{name}: want {needed:,} bytes, got {filled:,}")
+        view[filled : filled + len(part)] = part
+        filled += len(part)
+    file.read(1)  # at the end of a member, its checksum is compared
+    array: NDArray[Any] = np.ndarray(shape, dtype, buffer=data, order="F" if fortran_order else "C")
+    return array
+
+
+def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    try:
+        version = npy.read_magic(file)
+        if version not in readers:
+            raise ValueError(f"version {version}")
+        return readers[version](file)
+    # numpy's parser of headers raises whatever Python's own parser and tokenizer do.
+    except Exception as error:
+        raise InputError(
+            f"{name}: want an array of numpy's format, got a damaged header: {one_line(error)}"
+        ) from error

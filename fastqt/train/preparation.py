@@ -1,0 +1,145 @@
+"""What comes before the first step: the directory of the run, and the corpus and its identity."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from fastqt.errors import InputError
+from fastqt.runs import checkpoint
+from fastqt.runs.checkpoint import Progress
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.digests import digest
+from fastqt.runs.files import PARTIAL, write_atomically
+from fastqt.runs.lock import locked
+from fastqt.text import Lexicon, Vocabulary, read_blocks
+from fastqt.text.batches import too_short
+from fastqt.text.reader import STDIN
+from fastqt.text.vocabulary import Unknown
+
+RUN_FILES = (
+    checkpoint.CONFIG,
+    checkpoint.VOCABULARY,
+    checkpoint.METRICS,
+    checkpoint.MODEL,
+    checkpoint.CHECKPOINT,
+)
+
+
+@contextlib.contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Creates the directory of a run and keeps other trainings out of it.
+
+    Raises:
+        InputError: another training uses the directory, or it cannot be created or written to.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory))
+        except OSError as error:
+            raise InputError(f"cannot write to {directory}: {error.strerror}") from error
+        for name in (*RUN_FILES, checkpoint.CORPUS):
+            # A training that was killed leaves behind what it was writing.
+            for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
+                partial.unlink()
+        yield
+
+
+def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
+    """Checks that a training may start in a directory, or continue there with these settings.
+
+    Raises:
+        InputError: there is a run and it is not to be resumed, or a setting differs that must not.
+    """
+    if not resume and any((directory / name).exists() for name in RUN_FILES):
+        raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
+    if resume and (directory / checkpoint.CONFIG).exists():
+        config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
+
+
+def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
+    """The paths of the corpus.
+
+    Standard input can be read only once, so it is copied to the run's directory.
+    """
+    copy = directory / checkpoint.CORPUS
+
+    def copy_input(partial: Path) -> None:
+        with partial.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+
+    if STDIN in config.corpus and not (resume and copy.exists()):
+        write_atomically(copy, copy_input)
+    return [str(copy) if name == STDIN else name for name in config.corpus]
+
+
+def read_corpus(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once to count its sentences and to build the vocabulary.
+
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
+    """
+    sizes, digests = zip(*map(_identify, corpus), strict=True)
+    progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
+
+    def sentences() -> Iterator[str]:
+        for block in read_blocks(corpus):
+            progress.sentences += len(block.sentences)
+            yield from block.sentences
+
+    vocabulary: Lexicon
+    if config.checkpoint is not None:
+        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+        for _ in sentences():
+            pass
+    else:
+        unknown = cast("Unknown", config.unknown)
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
+    if progress.sentences < config.batch_size:
+        raise InputError(too_short(corpus, progress.sentences, config.batch_size))
+    return vocabulary, progress
+
+
+def _checkpoint_vocabulary(directory: str, max_length: int) -> Lexicon:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(directory, max_length=max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
+
+
+def _identify(name: str) -> tuple[int, str]:
+    """The size of a file of the corpus, and the digest of its bytes."""
+    try:
+        return os.stat(name).st_size, digest(Path(name))
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have
+        raise InputError(f"cannot read {name!r}: {error}") from None
+
+
+def check_corpus(corpus: list[str], progress: Progress) -> None:
+    """Compares the corpus with that of the run's start, of which older versions stored the sizes alone."""
+    sizes = progress.corpus_bytes
+    if len(corpus) != len(sizes):
+        raise InputError(
+            f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
+        )
+    found = list(map(_identify, corpus))
+    for name, (size, _), was in zip(corpus, found, sizes, strict=True):
+        if size != was:
+            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")
+    digests = tuple(digest for _, digest in found)
+    for name, now, before in zip(corpus, digests, progress.corpus_digests or digests, strict=True):
+        if now != before:
+            raise InputError(f"cannot resume: {name} has other text than when the run started")
+    progress.corpus_digests = digests

@@ -1,0 +1,72 @@
+"""A run whose encoder is a Hugging Face checkpoint: resumed, and with damaged files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fastqt.errors import InputError
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder
+from fastqt.train import train
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path):
+    """The directory and the settings of a training of two steps."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the cat sat.\na mat.\nthe mats sat on a cat.\na cat sat\n" * 10)
+    config = TrainConfig(
+        (str(corpus),),
+        model="simcse",
+        encoder="huggingface",
+        checkpoint=str(checkpoint),
+        batch_size=8,
+        max_length=8,
+        steps=2,
+    )
+    train(config, tmp_path / "run")
+    return tmp_path / "run", config
+
+
+def test_a_changed_tokenizer_is_not_resumed_with(run):
+    directory, config = run
+    path = directory / "huggingface" / "tokenizer.json"
+    text = path.read_text()
+    assert '"cat"' in text
+    path.write_text(text.replace('"cat"', '"dog"'))
+    with pytest.raises(InputError, match="cannot resume: the vocabulary in "):
+        train(replace(config, steps=3), directory, resume=True)
+    path.write_text(text)
+    assert train(replace(config, steps=3), directory, resume=True).step == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 1 << 24}, r"does not fit its config\.json"),
+        ({"intermediate_size": 10**12}, r"does not fit its config\.json"),
+        ({"vocab_size": 10**12}, r"does not fit its config\.json"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers: want at most \d+, .* got 1000000000"),
+        ({"hidden_size": -1}, "holds no usable Hugging Face checkpoint"),
+        ({"hidden_act": "none"}, "holds no usable Hugging Face checkpoint: 'none'"),
+        ({"layer_norm_eps": "small"}, "holds no usable Hugging Face checkpoint"),
+        ({"model_type": "none"}, "holds no checkpoint that can be loaded"),
+    ],
+    ids=str,
+)
+def test_a_damaged_configuration_is_refused(run, change, message):
+    directory, _ = run
+    path = directory / "huggingface" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message):
+        SentenceEncoder.load(directory)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', "[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_damaged_file_is_refused(run, name, text):
+    directory, _ = run
+    (directory / "huggingface" / name).write_text(text)
+    with pytest.raises(InputError, match="huggingface holds no "):
+        SentenceEncoder.load(directory)

@@ -1,0 +1,78 @@
+"""Models too large for the machine are refused before memory is taken for them."""
+
+import json
+
+import pytest
+import torch
+
+from fastqt.errors import InputError
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.model import SentenceEncoder, build_model, lexicon_digest, outline
+from fastqt.text import limits
+from fastqt.train import train
+
+SMALL = {"word_dim": 8, "hidden_size": 4, "batch_size": 48, "steps": 1}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"word_dim": 1 << 24},
+        {"encoder": "gru", "hidden_size": 1 << 24},
+        {"encoder": "bilstm", "hidden_size": 1 << 24},
+        {"encoder": "transformer", "feedforward": 1 << 24, "word_dim": 1 << 10, "heads": 1, "layers": 9},
+        {"model": "gloss-pos", "word_dim": 1 << 12, "max_length": 1 << 24},
+    ],
+    ids=str,
+)
+def test_a_model_larger_than_memory_is_refused_with_its_size(settings):
+    config = TrainConfig(("x",), **settings)
+    with pytest.raises(InputError, match=r"size of the model, of which .* bytes, got [\d,]{14,}$"):
+        build_model(config, 50_000, sentences=3)
+
+
+def test_settings_that_do_not_fit_the_weights_take_no_memory(planted, tmp_path, monkeypatch):
+    train(TrainConfig((planted[0],), **SMALL), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"word_dim": 1 << 20}))
+    built = []
+    monkeypatch.setattr("fastqt.runs.model.check_size", built.append)
+    with pytest.raises(InputError, match=r"does not fit its config\.json: the shape of .* differs"):
+        SentenceEncoder.load(tmp_path)
+    assert not built
+
+
+@pytest.mark.parametrize("encoder", ["bow", "gru", "bilstm", "transformer"])
+def test_an_outline_draws_no_random_numbers(encoder):
+    """The seed of a training then gives the weights that it always gave."""
+    config = TrainConfig(("x",), encoder=encoder, heads=2, **SMALL)
+    before = torch.get_rng_state()
+    shapes = {name: tensor.shape for name, tensor in outline(config, 9).state_dict().items()}
+    assert torch.equal(torch.get_rng_state(), before)
+    model = build_model(config, 9)
+    assert shapes == {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def test_half_of_the_memory_is_the_limit(monkeypatch):
+    monkeypatch.setattr(limits, "memory", lambda: 2000)
+    limits.check_bytes(1000, "x")
+    with pytest.raises(
+        InputError, match="x: want at most half of this machine's memory, 1,000 bytes, got 1,001"
+    ):
+        limits.check_bytes(1001, "x")
+
+
+def test_the_digest_of_a_vocabulary_is_that_of_its_bytes(tmp_path):
+    config = TrainConfig(("x",))
+    found = set()
+    for text in ("one", "two", "one"):
+        (tmp_path / "vocabulary.json").write_text(text)
+        found.add(lexicon_digest(config, tmp_path))
+    assert len(found) == 2
+    folder = TrainConfig(("x",), encoder="huggingface", checkpoint="y")
+    (tmp_path / "huggingface" / "deep").mkdir(parents=True)
+    found = set()
+    for name, text in (("a", "one"), ("a", "two"), ("deep/b", "")):
+        (tmp_path / "huggingface" / name).write_text(text)
+        found.add(lexicon_digest(folder, tmp_path))
+    assert len(found) == 3
