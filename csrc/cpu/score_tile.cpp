@@ -48,9 +48,7 @@ class Row {
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
-    bool gone = false;
-    for (ExactCell& cell : exact_) gone |= take_out(cell) == -kInfinity;
-    if (gone) sum_repeated_targets();
+    take_out_targets();
     apply_diagonal();
     apply_exclusions();
   }
@@ -69,20 +67,20 @@ class Row {
 
   // Adds this tile's part of the target mass, sum_j T_ij, and of sum_j T_ij (log T_ij - s_ij).
   void add_targets(double& mass, double& linear) const {
+    const double mass_before = mass;
     int64_t exact_candidates = 0;
     for (const ExactCell& cell : exact_) {
       exact_candidates += cell.offset < candidates_;
       if (cell.target == 0) continue;
       mass += cell.target;
-      if (mass == kInfinity) report_(kTargetNotFinite, row_, first_ + cell.offset);
       linear += cell.target * (std::log(cell.target) - cell.score);
     }
     if (background_ > 0) {
       const auto others = static_cast<double>(candidates_ - exact_candidates);
       mass += others * background_;
-      if (mass == kInfinity) report_(kTargetNotFinite, row_, first_);
       linear += background_ * (others * std::log(background_) - background_scores_);
     }
+    if (mass == kInfinity) report_infinite(mass_before);
   }
 
   // Turns the exponentials that logsumexp(true) has left into the gradient w * (rho * p - t).
@@ -117,8 +115,8 @@ class Row {
  private:
   void add_target(int64_t column, double target) {
     if (target == 0) return;
-    if (!(target > 0)) return report_(kTargetNotPositive, row_, column);
-    if (target == kInfinity) return report_(kTargetNotFinite, row_, column);
+    if (!(target > 0 && target < kInfinity))
+      return report_(target == kInfinity ? kTargetNotFinite : kTargetNotPositive, row_, column);
     if (column < 0 || column >= cells_.candidates) return report_(kTargetOutside, row_, column);
     if (column < first_ || column >= first_ + width_) return;
     if (column == row_ && cells_.diagonal != kKeep) return report_(kTargetOnDiagonal, row_, column);
@@ -137,26 +135,49 @@ class Row {
     }
   }
 
-  // Returns the score of the cell. It is -inf where the cell has been taken out before.
-  double take_out(ExactCell& cell) {
-    cell.score = scores_[cell.offset];
-    if (cell.score != -kInfinity) background_scores_ -= cell.score;
-    scores_[cell.offset] = -std::numeric_limits<T>::infinity();
-    return cell.score;
+  // Reports the target with which the mass becomes infinite.
+  void report_infinite(double mass) const {
+    int64_t offset = 0;
+    for (const ExactCell& cell : exact_) {
+      offset = cell.offset;
+      if ((mass += cell.target) == kInfinity) break;
+    }
+    report_(kTargetNotFinite, row_, first_ + offset);
   }
 
-  // Compressed rows may name a column several times. Its target is the sum, and the first entry has its score.
-  void sum_repeated_targets() {
+  void take_out(ExactCell& cell) {
+    cell.score = scores_[cell.offset];
+    scores_[cell.offset] = -std::numeric_limits<T>::infinity();
+  }
+
+  void take_out_targets() {
+    double total = 0;
+    for (ExactCell& cell : exact_) {
+      take_out(cell);
+      total += cell.score;
+    }
+    // Compressed rows may name a column twice. The second time its score is -inf.
+    if (!(total > -kInfinity)) total = sum_repeated_targets();
+    background_scores_ -= total;
+  }
+
+  // Makes one exact cell of those of a column, with the score that the first has found. Returns the sum of the scores
+  // that are not -inf.
+  double sum_repeated_targets() {
     std::stable_sort(exact_.begin(), exact_.end(),
                      [](const ExactCell& a, const ExactCell& b) { return a.offset < b.offset; });
-    std::size_t last = 0;
-    for (std::size_t k = 1; k < exact_.size(); ++k) {
-      if (exact_[k].offset == exact_[last].offset)
-        exact_[last].target += exact_[k].target - background_;
-      else
-        exact_[++last] = exact_[k];
+    std::size_t kept = 0;
+    double total = 0;
+    for (const ExactCell& cell : exact_) {
+      if (kept > 0 && exact_[kept - 1].offset == cell.offset) {
+        exact_[kept - 1].target += cell.target - background_;
+        continue;
+      }
+      if (cell.score != -kInfinity) total += cell.score;
+      exact_[kept++] = cell;
     }
-    exact_.resize(last + 1);
+    exact_.resize(kept);
+    return total;
   }
 
   void apply_diagonal() {
@@ -164,6 +185,7 @@ class Row {
     if (cells_.diagonal == kKeep || offset < 0 || offset >= candidates_) return;
     ExactCell cell{offset, background_, 0.0, true};
     take_out(cell);
+    if (cell.score != -kInfinity) background_scores_ -= cell.score;
     if (cells_.diagonal == kExclude || cells_.masked(row_, row_) || cells_.same_group(row_, row_)) return;
     cell.score = 0;
     exact_.push_back(cell);

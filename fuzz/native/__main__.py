@@ -42,8 +42,7 @@ def fuzz(target: str, minutes: float | None, inputs: int | None) -> bool:
     corpus, findings = BUILD / "corpus" / f"native-{target}", BUILD / "findings" / f"native-{target}"
     corpus.mkdir(parents=True, exist_ok=True)
     findings.mkdir(parents=True, exist_ok=True)
-    for seed in range(SEEDS):
-        (corpus / f"seed-{seed}").write_bytes(random.Random(seed).randbytes(LONGEST))
+    write_seeds(corpus)
     regressions = ROOT / "fuzz" / "regressions" / f"native-{target}"
     arguments = [
         *("-timeout=10", "-rss_limit_mb=4096", f"-max_len={LONGEST}", "-print_final_stats=1"),
@@ -73,13 +72,19 @@ def fuzz(target: str, minutes: float | None, inputs: int | None) -> bool:
         "seconds": round(time.monotonic() - begin),
         **{"coverage_edges": int(edges), "coverage_features": int(features), "corpus_files": int(files)},
         "findings": int(process.returncode != 0),
-        "versions": {"torch": torch.__version__, "clang": Path(compiler()).name},
+        "versions": {"torch": torch.__version__, "clang": Path(str(compiler())).name},
         "date": date.today().isoformat(),
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"native-{target}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result), flush=True)
     return process.returncode == 0
+
+
+def write_seeds(corpus: Path) -> None:
+    """Writes random inputs to begin with; short ones reach little."""
+    for seed in range(SEEDS):
+        (corpus / f"seed-{seed}").write_bytes(random.Random(seed).randbytes(LONGEST))
 
 
 def _number(pattern: str, text: str) -> int:

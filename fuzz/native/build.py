@@ -15,16 +15,15 @@ CLANGS = ("clang++-19", "clang++-18", "clang++-17", "clang++-16", "clang++-15", 
 SANITIZE = ("-fno-sanitize-recover=all", "-fno-sanitize=vptr,function", "-fno-omit-frame-pointer")
 
 
-def compiler() -> str:
-    """The clang whose libFuzzer is used."""
-    found = next((path for name in CLANGS if (path := shutil.which(name))), None)
-    if found is None:
-        raise SystemExit("fuzz.native: want a clang++ with libFuzzer, such as Debian's clang-19, found none")
-    return found
+def compiler() -> str | None:
+    """The clang whose libFuzzer is used, where there is one."""
+    return next((path for name in CLANGS if (path := shutil.which(name))), None)
 
 
 def fuzzer(target: str) -> Path:
     """The program that fuzzes a target."""
+    if compiler() is None:
+        raise SystemExit("fuzz.native: want a clang++ with libFuzzer, such as Debian's clang-19, found none")
     includes = (f"-isystem{path}" for path in cpp_extension.include_paths())
     flags = ("-O1", "-g1", "-std=c++20", "-DFASTQT_CLONES=", "-Icsrc", *includes)
     stable = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # as in setup.py; the harness uses all of torch

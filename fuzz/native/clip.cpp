@@ -8,7 +8,7 @@ namespace {
 void run(Source& source) {
   // Sizes above 256 have more than one stripe of columns (see clip_tile.cpp).
   const bool large = source.between(0, 255) == 255;
-  const int64_t N = large ? source.between(255, 260) : source.size(24), D = source.size(6);
+  const int64_t N = large ? source.between(255, 260) : source.size(16), D = source.size(6);
   const at::ScalarType dtype = source.dtype();
   const Tensor queries = source.tensor({N, D}, dtype), candidates = source.tensor({N, D}, dtype);
   const double scale = source.number();

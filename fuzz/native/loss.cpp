@@ -88,7 +88,7 @@ std::vector<bool> needs(Source& source, const Stack& given) {
 }
 
 void run(Source& source) {
-  const Sizes size{source.size(24), source.size(40), source.between(0, 3), source.size(6)};
+  const Sizes size{source.size(12), source.size(20), source.between(0, 3), source.size(6)};
   const at::ScalarType dtype = source.dtype();
   const int64_t link = source.between(0, 1);
   const Stack given = problem(source, size, dtype, link);

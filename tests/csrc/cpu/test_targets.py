@@ -119,6 +119,12 @@ def test_targets_that_are_not_finite_are_reported(row, tile_columns):
         assert faults[2] == (NOT_FINITE, 1, last)
 
 
+def test_the_first_row_at_fault_is_reported():
+    """Whichever thread finds its fault first; a sanitizer sees whether they take turns."""
+    _, faults = results(problem([[(1, 1.0)], *[[(row, torch.inf)] for row in range(1, N)]]), 3)
+    assert faults == [(NOT_FINITE, 1, 1)] * 3
+
+
 @pytest.mark.parametrize("weight", [1e300, 1e30, 1e-30, 1e-300])
 def test_the_loss_of_extreme_weights(weight):
     """With one target of weight w the loss is w (log w - log P), and its gradient w times that of -log P."""
