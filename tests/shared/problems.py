@@ -122,7 +122,7 @@ class Maker(Draws):
     def check_reach(self, reach: int) -> None:
         """A window that reaches beyond the batch is refused."""
         if reach >= max(self.N, self.M):
-            self.problem.refusals.add("context_size")
+            self.problem.refusals |= {"size", "context_size"}
 
     def replaces(self) -> bool:
         """Whether targets avoid the diagonal, where no loss accepts any. At times they do not."""
