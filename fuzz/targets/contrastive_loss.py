@@ -27,7 +27,7 @@ ARGUMENTS = (
     *("normalize", "negatives", "row_negatives", "query_groups", "candidate_groups", "mask", "reduction"),
     *("memory", "backend"),
 )
-NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix"}  # those of Window, Sparse and Mixed too
+NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix"}  # and those of targets
 
 
 def _csr(starts: list[int], columns: list[int], shape: tuple[int, int]) -> torch.Tensor:
