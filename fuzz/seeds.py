@@ -34,7 +34,6 @@ def text_files(text: bytes) -> Iterator[bytes]:
     yield from (bytes([make]) + text for make in (3, 4))
     yield b"\5\x20\0\1" + text
     yield b"\6\0\1\x07\x28" + text  # an xz file that wants a dictionary of 4 GiB
-    yield b"\7\xff\xff\xffx"
     yield b"\7\0\x10\0" + text + b"\n"
 
 
