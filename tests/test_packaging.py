@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from shutil import which
 
@@ -115,6 +116,15 @@ def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     assert "not built" not in printed
     assert wheel.stat().st_size < 2 * 2**20
     assert (packages / "fastqt" / "py.typed").exists()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_alone(wheel):
+    folders = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert sorted(folder.partition("-")[0] for folder in folders) == [
+        "fastqt",
+        "fastqt",
+    ]  # and its .dist-info
 
 
 def test_an_editable_install_uses_the_checkout(tmp_path, environment):
