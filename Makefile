@@ -10,8 +10,7 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-all bench fuzz sanitize wheel lint clean
-.PHONY: demo test test-all bench soak sanitize wheel lint clean
+.PHONY: demo test test-all bench soak fuzz sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -33,8 +32,8 @@ bench: .venv/built
 
 # A training that is killed and resumed so many times, and then one of so many minutes, whose memory, file
 # descriptors and threads must stay flat.
-KILLS   ?= 100
-MINUTES ?= 120
+KILLS ?= 100
+soak: MINUTES ?= 120
 soak: .venv/built
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
@@ -55,7 +54,7 @@ wheel: .venv/built
 
 # Every fuzz target for an equal share of the minutes; fuzz/__main__.py tells more. The tests replay without atheris
 # what is found, so that it is no part of what they need.
-MINUTES ?= 10
+fuzz: MINUTES ?= 10
 fuzz: .venv/built
 	$(BIN)/python -c 'import atheris' || $(BIN)/pip install --quiet 'atheris>=3'
 	$(BIN)/python -m fuzz all --minutes $(MINUTES)

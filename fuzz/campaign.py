@@ -78,7 +78,8 @@ def _process(
     corpus.mkdir(parents=True, exist_ok=True)
     kept = [ROOT / "fuzz" / kind / target for kind in ("corpus", "regressions")]
     arguments = [
-        *("-timeout=5", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"),
+        # libFuzzer's own limit counts the time on the wall, of which a busy machine may take many seconds.
+        *("-timeout=300", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"),
         *(["-len_control=0"] if target in LONGEST else []),
         *(f"-artifact_prefix={findings}/", "-print_final_stats=1"),
         *([] if seconds is None else [f"-max_total_time={max(1, round(seconds))}"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import time
 from pathlib import Path
 
 import atheris
@@ -12,6 +13,12 @@ from fuzz.counters import COUNTERS
 from fuzz.findings import Findings
 from fuzz.limits import memory_limited
 from fuzz.targets import INSTRUMENTED, load
+
+LONGEST = 5  # seconds of processor time for an input
+
+
+class TooSlowError(Exception):
+    """An input that takes too long. One that never ends is libFuzzer's to find."""
 
 
 def main(target: str, findings_folder: str, counters_file: str, *arguments: str) -> None:
@@ -25,8 +32,11 @@ def main(target: str, findings_folder: str, counters_file: str, *arguments: str)
     def one_input(data: bytes) -> None:
         nonlocal executed, accepted
         executed += 1
+        begin = time.process_time()
         try:
             accepted += run(data)
+            if time.process_time() - begin > LONGEST:
+                raise TooSlowError(f"took more than {LONGEST} seconds of a processor")
         except KeyboardInterrupt:
             raise
         # Panics of Rust are no Exception. What leaves a target is stored, and fuzzing goes on.

@@ -123,6 +123,15 @@ def test_one_wheel_for_every_python(wheel, tmp_path, environment):
     assert (packages / "fastqt" / "py.typed").exists()
 
 
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_alone(wheel):
+    folders = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert sorted(folder.partition("-")[0] for folder in folders) == [
+        "fastqt",
+        "fastqt",
+    ]  # and its .dist-info
+
+
 def test_an_editable_install_uses_the_checkout(tmp_path, environment):
     """Its kernels too, which lie outside of the folder fastqt/ there."""
     source = copy_sources(tmp_path / "source")

@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=40, help="largest number of rows and columns")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
     if options.backend == "triton" and not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
         # numpy warns about lanes that a kernel computes but does not use.

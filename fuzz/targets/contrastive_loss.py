@@ -27,7 +27,7 @@ ARGUMENTS = (
     *("normalize", "negatives", "row_negatives", "query_groups", "candidate_groups", "mask", "reduction"),
     *("memory", "backend"),
 )
-NAMES = {*ARGUMENTS, "size", "csr_tensor", "partners", "mix"}  # size is what Window calls the context_size
+NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix"}  # and those of targets
 
 
 def _csr(starts: list[int], columns: list[int], shape: tuple[int, int]) -> torch.Tensor:
@@ -85,13 +85,13 @@ with warnings.catch_warnings():
 
 def run(data: bytes) -> bool:
     source = Bytes(data)
-    wrong = source.flag()
+    # These come first, so that the same bytes mean the same mistake, however problems are made.
+    mistakes = {source.choice(ARGUMENTS): source.choice(WRONG) for _ in range(source.integer(0, 3) - 1)}
     problem = Maker(source, ALL_DTYPES, MOST).problem
-    if not wrong:
+    if not mistakes:
         return check(problem)
     problem.arguments |= {name: problem.arguments[name].detach().requires_grad_() for name in problem.needs}
-    for _ in range(source.integer(1, 2)):
-        problem.arguments[ARGUMENTS[source.integer(0, len(ARGUMENTS) - 1)]] = source.choice(WRONG)
+    problem.arguments |= mistakes
     return _computes(problem)
 
 

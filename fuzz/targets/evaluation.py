@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from fastqt.evaluation.vectors import Cache, embed
 from fuzz.files import folder, json_text, text_file, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes
-from fuzz.targets.vectors import any_array
+from fuzz.targets.vectors import any_archive
 
-TEXTS = ["one", "two", "three"]
+TEXTS = ["one", "two", "three"]  # in the cache
+WANTED = ["one", "four"]
 
 
 def run(data: bytes) -> bool:
@@ -42,23 +42,33 @@ def run(data: bytes) -> bool:
 
 def _read_cache(source: Bytes) -> bool:
     """Vectors from a damaged cache: refused, or of one width and finite for every sentence."""
-    if source.flag():
-        file = io.BytesIO()
-        np.save(file, np.ones((3, source.integer(0, 4)), source.choice((np.float32, np.float64, np.int8))))
-        matrix = write("key.npy", file.getvalue())
-    else:
-        matrix = write("key.npy", any_array(source))
-    texts = write("key.json", json_text(source, TEXTS))
+    cache = Cache(folder(), "key")
+    path = write("key.npz", _damaged_cache(source))
     try:
-        vectors = embed(
-            lambda new: np.ones((len(new), 2)), ["one", "four"], cache=Cache(folder(), "key"), progress=False
-        )
+        vectors = embed(_ones, WANTED, cache=cache, progress=False)
     except InputError as error:
-        check_file_refusal(error, matrix, texts)
+        check_file_refusal(error, path)
         return False
-    found = vectors(["one", "four"])
+    found = vectors(WANTED)
     assert found.ndim == 2
     assert found.dtype == np.float32
     assert np.isfinite(found).all()
-    assert json.loads(texts.read_text(encoding="utf-8"))[: len(vectors.texts)] == list(vectors.texts)
+    assert (embed(_none, WANTED, cache=cache, progress=False)(WANTED) == found).all()
     return True
+
+
+def _damaged_cache(source: Bytes) -> bytes:
+    if source.flag():
+        return any_archive(source, ("sentences", "vectors"))
+    matrix = np.ones((3, source.integer(0, 4)), source.choice((np.float32, np.float64, np.int8)))
+    file = io.BytesIO()
+    np.savez(file, sentences=np.frombuffer(json_text(source, TEXTS), np.uint8), vectors=matrix)
+    return file.getvalue()
+
+
+def _ones(texts: list[str]) -> np.ndarray:
+    return np.ones((len(texts), 2))
+
+
+def _none(texts: list[str]) -> np.ndarray:
+    raise AssertionError(f"the cache forgot {texts}")

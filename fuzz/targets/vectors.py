@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ def run(data: bytes) -> bool:
     source = Bytes(data)
     kind = source.choice(("text", "counts", "npz", "npz bytes"))
     if kind == "npz":
-        path = write("vectors.npz", _archive(source))
+        path = write("vectors.npz", any_archive(source, ("words", "vectors", "counts")))
     elif kind == "npz bytes":
         path = write("vectors.npz", source.rest())
     else:
@@ -60,22 +61,20 @@ def _read_vectors(path: Path) -> bool:
     return True
 
 
-def _archive(source: Bytes) -> bytes:
-    """An .npz whose arrays have any header and payload."""
+def any_archive(source: Bytes, names: Sequence[str]) -> bytes:
+    """An .npz of some of these arrays, with any header and payload."""
     file = io.BytesIO()
     compression = source.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    names = ["words", "vectors", "counts"][: source.integer(1, 3)]
     with zipfile.ZipFile(file, "w", compression) as archive:
-        for name in names:
-            archive.writestr(f"{name}.npy", any_array(source))
+        for name in names[: source.integer(1, len(names))]:
+            archive.writestr(f"{name}.npy", _array(source))
     damaged = bytearray(file.getvalue())
     if source.integer(0, 3) == 3:
         damaged[source.integer(0, 65535) % len(damaged)] ^= source.integer(1, 255)
     return bytes(damaged)
 
 
-def any_array(source: Bytes) -> bytes:
-    """The bytes of an .npy file with any header and payload."""
+def _array(source: Bytes) -> bytes:
     if source.integer(0, 7) == 7:
         return source.take(source.integer(0, 255))
     shape = tuple(source.choice(SIZES) for _ in range(source.integer(0, 3)))

@@ -122,7 +122,7 @@ class Maker(Draws):
     def check_reach(self, reach: int) -> None:
         """A window that reaches beyond the batch is refused."""
         if reach >= max(self.N, self.M):
-            self.problem.refusals |= {"size (context_size)", "offsets"}
+            self.problem.refusals |= {"offsets", "size", "context_size"}
 
     def replaces(self) -> bool:
         """Whether targets avoid the diagonal, where no loss accepts any. At times they do not."""
@@ -209,8 +209,10 @@ class Maker(Draws):
         )
         if problem.targets is not None:
             problem.targets = oracle.smoothed(problem.targets, smoothing, normalize)
-        if problem.arguments["diagonal"] == "exclude":
+        if problem.arguments["diagonal"] == "exclude" and self.rarely(8):
             problem.refusals.add("targets")
+        elif problem.arguments["diagonal"] == "exclude":
+            problem.arguments["diagonal"] = "zero"
         self.noted("smoothed")
 
     def add_scores(self) -> None:
@@ -220,8 +222,10 @@ class Maker(Draws):
             scale = arguments["scale"] = self.choice(SCALES)
             if self.flag():
                 arguments["scale"] = torch.tensor(scale, dtype=self.choice((torch.float32, torch.float64)))
-            elif scale <= 0:
+            elif scale <= 0 and self.rarely(4):
                 self.problem.refusals.add("scale")
+            elif scale <= 0:
+                arguments["scale"] = scale = 10.0
             self.noted(f"scale {scale:g}" + ", tensor" * isinstance(arguments["scale"], Tensor))
         if self.rarely(3):
             biases = self.rng.normal(size=self.M) * 5
