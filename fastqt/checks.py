@@ -19,8 +19,9 @@ INTEGERS = frozenset(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") fo
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
     """Raises ValueError unless `value` is one of `options`."""
-    if value not in options:
-        raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {value!r}")
+    if not isinstance(value, str) or value not in options:
+        got = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+        raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {got}")
 
 
 def check_flag(name: str, value: object) -> None:

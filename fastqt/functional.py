@@ -12,6 +12,7 @@ from fastqt import autograd, engines
 from fastqt.checks import (
     check_bias,
     check_embeddings,
+    check_flag,
     check_groups,
     check_mask,
     check_option,
@@ -281,6 +282,7 @@ def _lowered(
     check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
     check_option("diagonal", diagonal, DIAGONALS)
     check_option("memory", memory, MEMORY_MODES)
+    check_flag("normalize", normalize)
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
     targets.check(N, M, diagonal)
     if query_groups is not None or candidate_groups is not None:

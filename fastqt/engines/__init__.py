@@ -92,6 +92,8 @@ ENGINES = {
 
 def requested(backend: str | None) -> str | None:
     """The engine that a user asks for by a loss's argument or by FASTQT_BACKEND, if any."""
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend: want a name or None, got {type(backend).__name__}")
     return backend or os.environ.get("FASTQT_BACKEND") or None
 
 

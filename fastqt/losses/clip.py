@@ -7,7 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_embeddings, check_option, check_scale, input_dtype, is_traced
+from fastqt.checks import (
+    check_embeddings,
+    check_flag,
+    check_option,
+    check_scale,
+    input_dtype,
+    is_traced,
+)
 from fastqt.losses.common import unit
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.problem import MEMORY_MODES, REDUCTIONS, ClipProblem
@@ -47,6 +54,7 @@ def clip_loss(
     check_scale(scale, a.dtype)
     check_option("reduction", reduction, REDUCTIONS)
     check_option("memory", memory, MEMORY_MODES)
+    check_flag("normalize", normalize)
     if normalize:
         a, b = unit(a), unit(b)
     if not is_traced(a, b):

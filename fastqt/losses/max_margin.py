@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.checks import check_embeddings, check_number, check_option
+from fastqt.checks import check_embeddings, check_flag, check_number, check_option
 from fastqt.problem import REDUCTIONS, Rows
 from fastqt.targets import TargetRows, TargetsLike, given_or_window
 
@@ -70,6 +70,7 @@ def max_margin_loss(
         raise ValueError("targets: want some candidates that are none, got smoothed targets")
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
+    check_flag("normalize", normalize)
     if normalize:
         queries, candidates = F.normalize(queries, dim=1), F.normalize(candidates, dim=1)
     p = MaxMarginProblem(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from fastqt.arguments import build_parser
 from fastqt.cli import COMMANDS
+from fastqt.cli.arguments import build_parser
 from fastqt.runs.config import TrainConfig
 
 HEAVY = ("torch", "numpy", "tokenizers", "tqdm")

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fastqt import engines, transformed
+from fastqt import engines
+from fastqt.autograd import transformed
+from fastqt.autograd.traced import TracedEngine
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
 from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
-from fastqt.traced import TracedEngine
 
 
 class Differentiable(Protocol):

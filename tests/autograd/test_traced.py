@@ -8,7 +8,8 @@ from cases import CASES, N
 from tolerances import REORDERED, relative
 
 import fastqt
-from fastqt import engines, traced
+from fastqt import engines
+from fastqt.autograd import traced
 from fastqt.problem import Problem
 from fastqt.targets import Window
 from fastqt.targets.base import TargetRows

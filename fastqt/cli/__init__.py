@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from fastqt.arguments import BAD_INPUT, build_parser
+from fastqt.cli.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
 
