@@ -17,17 +17,22 @@ FLOATING = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float1
 INTEGERS = frozenset(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
+def shown(value: object) -> str:
+    """A value as an error message of one line shows it: tensors and other large objects by their type."""
+    text = repr(value)
+    return text if len(text) <= 60 and text.isprintable() else type(value).__name__
+
+
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
     """Raises ValueError unless `value` is one of `options`."""
     if not isinstance(value, str) or value not in options:
-        got = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
-        raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {got}")
+        raise ValueError(f"{name}: want one of {', '.join(map(repr, options))}, got {shown(value)}")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raises TypeError unless `value` is a bool: a text such as "no" would count as True."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name}: want True or False, got {value!r}")
+        raise TypeError(f"{name}: want True or False, got {shown(value)}")
 
 
 def check_size(name: str, value: object, least: int = 1) -> None:
@@ -38,7 +43,7 @@ def check_size(name: str, value: object, least: int = 1) -> None:
         ValueError: a smaller one.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: want an integer, got {value!r}")
+        raise TypeError(f"{name}: want an integer, got {shown(value)}")
     if value < least:
         raise ValueError(f"{name}: want at least {least}, got {value}")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import as_ids, require
+from fastqt.checks import as_ids, require, shown
 
 
 class Mixed:
@@ -36,7 +36,7 @@ class Mixed:
 
     def __init__(self, mix: float = 0.2, partners: Tensor | None = None) -> None:
         if isinstance(mix, bool) or not isinstance(mix, Real) or not 0 <= mix <= 1:
-            raise ValueError(f"mix: want a number in 0..1, got {mix!r}")
+            raise ValueError(f"mix: want a number in 0..1, got {shown(mix)}")
         self.mix = float(mix)
         self.partners = None if partners is None else as_ids("partners", partners)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced, shown
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores, unit
 from fastqt.losses.three_block import three_block_problem
@@ -109,7 +109,7 @@ def check_released_alone(blocks: str, masked_cell: str, hard_negative_weight: fl
         ("hard_negative_weight", hard_negative_weight, 0.0),
     ):
         if value != default:
-            raise ValueError(f"{name}: want {default!r} with form='slides', got {value!r}")
+            raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(value)}")
 
 
 class _Flags(NamedTuple):

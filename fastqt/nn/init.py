@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import FLOATING, check_size, check_tensor
+from fastqt.checks import FLOATING, check_size, check_tensor, shown
 
 Init = Literal["paper", "torch"]
 
@@ -35,7 +35,7 @@ def embedding_table(
         TypeError: a size that is not an integer, or vectors that are not a tensor.
     """
     if init not in ("paper", "torch"):
-        raise ValueError(f"init: want 'paper' or 'torch', got {init!r}")
+        raise ValueError(f"init: want 'paper' or 'torch', got {shown(init)}")
     for name, size in (("vocab_size", vocab_size), ("dim", dim)):
         check_size(name, size)
     table = nn.Embedding(vocab_size, dim, sparse=sparse)

@@ -203,7 +203,7 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
     """
     check_number("smoothing", smoothing)
     if smoothing < LEAST_SMOOTHING:
-        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing!r}")
+        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing}")
     return Smoothed(as_targets(targets), float(smoothing), normalize)
 
 

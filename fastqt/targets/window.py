@@ -11,7 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fastqt.checks import as_ids
+from fastqt.checks import as_ids, shown
 from fastqt.targets.base import TargetRows, Targets, rows_of_equal_length
 
 # Lowering the window of a small batch takes longer than computing the batch's scores, and training asks for
@@ -59,11 +59,11 @@ class Window(Targets):
         document_ids: Tensor | None = None,
     ) -> None:
         if size is not None and offsets is not None:
-            raise ValueError(f"size (context_size): want None beside offsets, got {size!r}")
+            raise ValueError(f"size (context_size): want None beside offsets, got {shown(size)}")
         if offsets is None:
             size = 1 if size is None else size
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"size (context_size): want an integer >= 1, got {size!r}")
+                raise ValueError(f"size (context_size): want an integer >= 1, got {shown(size)}")
             given: tuple[int, ...] = ()
             self._size, count = size, 2 * size
         else:

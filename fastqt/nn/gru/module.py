@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from fastqt.checks import shown
 from fastqt.nn.gru.sequence import gru_sequence
 
 Bias = bool | Literal["single"]
@@ -49,7 +50,7 @@ class GRU(torch.nn.RNNBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         if bias not in (True, False, "single"):
-            raise ValueError(f"bias: want True, False or 'single', got {bias!r}")
+            raise ValueError(f"bias: want True, False or 'single', got {shown(bias)}")
         super().__init__(
             "GRU",
             input_size,
