@@ -4,10 +4,13 @@ The problems are the same in every run, because a test that fails by chance tell
 """
 
 import pytest
+import torch
 from draws import Seeded
 from hypothesis import Phase, given, seed, settings
 from problem_check import check
 from problems import DTYPES, Maker, problems
+
+import fastqt
 
 FIXED = settings(derandomize=True, database=None, deadline=None)
 AS_DRAWN = settings(FIXED, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes here
@@ -29,6 +32,29 @@ def test_most_problems_are_valid_and_every_make_occurs():
         *(f"layout {name}" for name in ("sliced", "spread", "transposed", "one row expanded")),
         *(f"{link}, {dtype}" for link in ("softmax", "sigmoid") for dtype in ("float16", "float64")),
     }
+
+
+WRONG = {
+    "value": lambda loss, queries: loss * (1 + 1e-4) + 1e-4,
+    "gradient": lambda loss, queries: loss + 1e-3 * (queries - queries.detach()).sum(),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_slightly_wrong_is_found(what, monkeypatch):
+    drawn = [Maker(Seeded(number), [torch.float32]).problem for number in range(80)]
+    drawn = [problem for problem in drawn if "queries" in problem.needs and not problem.refusals]
+    for name in ("contrastive_loss", "sigmoid_loss"):
+        loss = getattr(fastqt, name)
+        spoil = lambda *, loss=loss, **arguments: WRONG[what](loss(**arguments), arguments["queries"])  # noqa: E731
+        monkeypatch.setattr(fastqt, name, spoil)
+    found = 0
+    for problem in drawn:
+        try:
+            check(problem)
+        except AssertionError:
+            found += 1
+    assert found > 0.6 * len(drawn)  # the others have scores so large that nothing is left of the digits
 
 
 @settings(AS_DRAWN, max_examples=20)

@@ -174,7 +174,8 @@ class Truth:
         limit = torch.finfo(self.computed).max * 1e-6
         finite = all(np.isfinite(x).all() for x in self.scored.values())
         weight = max(1.0, self.targets.max()) * max(1.0, abs(self.scale))
-        largest = max(x.max() for x in size.values()) if finite else 0.0
+        self.largest = largest = max(x.max() for x in size.values()) if finite else 0.0
+        self.largest_product = max(x.max() for x in products)
         finite &= not self.mixes_cancel
         self.comparable = finite and self.largest_score * weight * max(1.0, largest) < limit
         if self.backend == "triton":
@@ -219,12 +220,19 @@ class Truth:
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
             factor += THREE_ROUNDINGS[self.dtype]
-        flushed = FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest_score)
+        flushed = (
+            FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest, self.largest_product)
+        )
         more = self._error_of_targets(name) if self.link == "sigmoid" else 0.0
         if name == "queries":
             more = more + abs(self.scale) * self._row_sums()[:, None] * self.mixed_error
         if name == "scale":
             more = more + self._row_sums().sum() * self.product_error
+        if self.score_error > 0.5:  # a probability that should be 0 may then be 1
+            size_of_term = {"scale": self.largest_product, "bias": 1.0}.get(
+                name, abs(self.scale) * self.largest
+            )
+            more = more + 2 * self._row_sums().sum() * size_of_term
         if name in ("scale", "bias"):
             shape = tuple(self.arguments[name].shape)
             wanted, size, more = (
