@@ -78,14 +78,15 @@ def input_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type)
 
 
-def check_embeddings(**embeddings: Tensor | None) -> None:
+def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | None) -> None:
     """Checks that all embeddings are non-empty (rows, D) matrices of one floating-point dtype on one device.
 
     The first embeddings set D, dtype and device for the others. `row_negatives` must also have as many rows
     as the first.
 
     Args:
-        **embeddings: the arguments under the names that error messages use; None for an absent one.
+        optional: the names of those that may be None; not the first.
+        **embeddings: the arguments under the names that error messages use.
 
     Raises:
         ValueError: a wrong shape or device.
@@ -93,7 +94,7 @@ def check_embeddings(**embeddings: Tensor | None) -> None:
     """
     first, queries, D = "", None, 0
     for name, x in embeddings.items():
-        if x is None and queries is not None:
+        if x is None and name in optional:
             continue
         check_tensor(name, x)
         assert x is not None

@@ -279,7 +279,13 @@ def _lowered(
     """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
     mixed = row_negatives if isinstance(row_negatives, Mixed) else None
     given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
-    check_embeddings(queries=queries, candidates=candidates, negatives=negatives, row_negatives=given_rows)
+    check_embeddings(
+        ("negatives", "row_negatives"),
+        queries=queries,
+        candidates=candidates,
+        negatives=negatives,
+        row_negatives=given_rows,
+    )
     check_option("diagonal", diagonal, DIAGONALS)
     check_option("memory", memory, MEMORY_MODES)
     check_flag("normalize", normalize)

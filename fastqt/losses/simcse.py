@@ -42,7 +42,7 @@ def simcse_loss(
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
-    check_embeddings(z1=z1, z2=z2, z3=z3)
+    check_embeddings(("z3",), z1=z1, z2=z2, z3=z3)
     check_scale(scale, z1.dtype)
     check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
     check_option("reduction", reduction, REDUCTIONS)

@@ -133,7 +133,7 @@ class TrainConfig:
         None, "sentences per batch (default: 400; bow 1500; simcse and mixcse 64; gloss 512)", at_least=2
     )
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
-    scale: float = option(20.0, "inverse temperature of simcse and mixcse", at_least=0)
+    scale: float = option(20.0, "inverse temperature of simcse and mixcse", at_least=1e-6, below=1e38)
     mix: float = option(
         0.2, "share of a sentence's own positive in its mixed negative, for mixcse", at_least=0, below=1
     )

@@ -90,6 +90,8 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
         raise InputError(f"no such file: {path}") from None
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged or not what its name says: {error}") from error
+    except MemoryError:  # an .xz file says itself how much memory its decompression takes
+        raise InputError(f"{path}: want a file that this machine's memory can decompress") from None
     except OSError as error:
         name = "standard input" if path == STDIN else path
         raise InputError(f"cannot read {name}: {error.strerror or error}") from error
