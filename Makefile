@@ -52,12 +52,13 @@ wheel: .venv/built
 		--wheel-dir dist build/wheel/*.whl
 	$(BIN)/abi3audit --strict dist/*.whl
 
-# Every fuzz target for an equal share of the minutes; fuzz/__main__.py tells more. The tests replay without atheris
-# what is found, so that it is no part of what they need.
+# Every fuzz target for an equal share of the minutes, those of Python and then, for as long, those of C++, which need
+# a clang with libFuzzer (Debian's clang-19). The tests replay without atheris what was found.
 fuzz: MINUTES ?= 10
 fuzz: .venv/built
 	$(BIN)/python -c 'import atheris' || $(BIN)/pip install --quiet 'atheris>=3'
 	$(BIN)/python -m fuzz all --minutes $(MINUTES)
+	$(BIN)/python -m fuzz.native all --minutes $(MINUTES)
 
 # The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer: its tiles in a
 # program of their own, and the whole extension in the tests of the CPU engine and the GRU. Several minutes.

@@ -225,8 +225,8 @@ def log_sum_exp(
             leave the sum.
         scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend: as
             of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
-        memory: the forward pass works in tiles of fixed size in both modes, and takes one matrix product; the
-            backward pass takes three on a CPU.
+        memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
+            in the forward pass, three in the backward pass.
 
     Returns:
         (N,), float64 for float64 inputs, float32 otherwise. A row of which every candidate is excluded
