@@ -94,7 +94,7 @@ def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str])
     """Trains for some minutes, and stores the samples and the verdict.
 
     Args:
-        minutes: how long the training runs.
+        minutes: how long the training runs after its first report.
         out: the JSON file. It is written again with each sample, so that a run that is cut short is kept.
         corpus: the text to train on; a synthetic one if None.
         options: further options of `fastqt train`.
@@ -116,12 +116,14 @@ def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str])
         }
         with open(Path(folder) / "stderr", "w+") as stderr:
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as training:
+                _wait_for(run / "metrics.jsonl", training)
                 samples = _samples_until(training, 60 * minutes, out, stored)
                 training.send_signal(signal.SIGTERM)
                 status = training.wait(PATIENCE)
             stderr.seek(0)
             print("".join(stderr.readlines()[-3:]), end="")
-        lines = (run / "metrics.jsonl").read_text().splitlines() if run.exists() else []
+        metrics = run / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
         stored |= {"exit_status": status, "steps": json.loads(lines[-1])["step"] if lines else 0}
         # SIGTERM saves a checkpoint and ends the training with 128 + its number.
         stopped = status == 128 + signal.SIGTERM and (run / "checkpoint.safetensors").exists()
@@ -129,6 +131,12 @@ def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str])
     _store(out, stored, samples)
     print(json.dumps(stored["verdict"], indent=2))
     return stopped and bool(stored["verdict"]["flat"])
+
+
+def _wait_for(report: Path, training: subprocess.Popen[Any]) -> None:
+    """Waits until the training has written a report or has ended."""
+    while training.poll() is None and not (report.exists() and report.stat().st_size):
+        time.sleep(0.05)
 
 
 def _samples_until(

@@ -150,7 +150,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         # An optimiser that treats rows as parameters counts the steps of each of them.
         counts_rows = getattr(optimizer, "counts_rows", False)
         for name, parameter in model.named_parameters():
-            like = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+            like = {"step": torch.zeros((), device="cpu"), "exp_avg": parameter, "exp_avg_sq": parameter}
             for key, wanted in like.items():
                 if (stored := f"optimizer.{key}.{name}") in names:
                     # safetensors returns a tensor that maps the file; a copy does not depend on the file.

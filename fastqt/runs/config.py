@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,5 @@ def _check(setting: Field[Any], value: Any) -> None:
     if at_least is not None and not at_least <= value < below:
         limit = "" if below == math.inf else f" and less than {below}"
         raise InputError(f"{setting.name}: wanted at least {at_least}{limit}, got {value!r:.100}")
+    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+        raise InputError(f"{setting.name}: wanted a finite number, got {value!r:.100}")

@@ -75,7 +75,9 @@ def changed_inputs() -> dict[str, tuple[dict[str, Any], torch.Tensor]]:
     ids, mask = torch.arange(13) % 5, torch.zeros(13, 13, dtype=torch.bool)
     dense = torch.eye(13, dtype=torch.float64).roll(1, 0)
     columns = torch.arange(13).roll(1)
-    sparse = torch.sparse_csr_tensor(torch.arange(14), columns, torch.ones(13, dtype=torch.float64))
+    sparse = torch.sparse_csr_tensor(
+        torch.arange(14), columns, torch.ones(13, dtype=torch.float64), check_invariants=True
+    )
     partners = torch.arange(13).roll(3)
     kept = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
     return {

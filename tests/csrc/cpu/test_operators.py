@@ -114,7 +114,7 @@ PROBLEMS = {
     "a shorter bias": ({"bias": torch.ones(M - 1)}, "bias: want", "(5)"),
     "a bias in another dtype": ({"bias": torch.ones(M).double()}, "bias: want", "float64"),
     "a strided bias": ({"bias": strided(torch.ones(M))}, "contiguous", "strided"),
-    "an unknown link": ({"link": 2}, "link: want 0 (softmax) or 1 (sigmoid)", "2"),
+    "an unknown link": ({"link": 3}, "link: want 0 (softmax), 1 (sigmoid) or 2 (logsumexp)", "3"),
     "an unknown diagonal": ({"diagonal": -1}, "diagonal: want 0 (zero), 1 (exclude) or 2 (keep)", "-1"),
     "no targets": ({"row_starts": None}, "want either row_starts or dense", "neither"),
     "two kinds of targets": ({"dense": torch.zeros(N, M)}, "want either row_starts or dense", "both"),
