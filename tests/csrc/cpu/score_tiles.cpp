@@ -162,6 +162,7 @@ void run_clip(int64_t problem) {
   Report report;
   softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n}, weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  std::fill_n(mass.get(), n, 0.0);  // which the next call adds to
   softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n}, weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   for (int64_t i = 0; i < n * n; ++i) by_rows[i] = (by_rows[i] + by_columns[i % n * n + i / n]) / 2;
