@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -260,7 +261,7 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")
     # Python compares integers of any size with a float exactly; inf and NaN are not below it.
-    size: float = abs(value)  # type: ignore[assignment]
+    size: Any = abs(value)
     if not size <= sys.float_info.max:
         raise ValueError(f"{name}: want a finite number, got {value}")
     if dtype is not torch.float64 and size > FLOAT32_MAX:

@@ -207,9 +207,8 @@ def without_tensors(p: Any) -> tuple[Rest, tuple[Tensor | None, ...]]:
 def with_tensors(rest: Rest, tensors: Sequence[Tensor | None]) -> Any:
     """The problem that `without_tensors` was given."""
     fields, scale, options = rest
-    if scale is not None:
-        tensors = (*tensors, scale)  # type: ignore[arg-type]
-    values = dict(zip(fields.paths, (*tensors, *options), strict=True))
+    held: tuple[Any, ...] = (*tensors,) if scale is None else (*tensors, scale)
+    values = dict(zip(fields.paths, (*held, *options), strict=True))
     p = object.__new__(fields.kind)
     for name, (part, names) in fields.parts.items():
         p.__dict__[name] = object.__new__(part)
