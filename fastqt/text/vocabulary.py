@@ -128,9 +128,8 @@ class Vocabulary:
         try:
             max_length = _check_state(state)
             # The library must not see another text than the one that was checked.
-            tokenizer = Tokenizer.from_str(json.dumps(state))
-            return cls(tokenizer, unknown=unknown, max_length=max_length)
-        except Exception as error:  # the library raises Exception itself if it cannot parse the text
+            return cls(_parsed(json.dumps(state)), unknown=unknown, max_length=max_length)
+        except (InputError, ValueError) as error:
             raise InputError(f"{os.fspath(path)} is not a vocabulary file: {one_line(error)}") from error
 
     def to_json(self) -> str:
@@ -182,6 +181,13 @@ class Vocabulary:
         if self.unknown == "drop":
             return [[word for word in words if word != UNKNOWN_ID] for words in ids]
         return ids
+
+
+def _parsed(text: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises Exception itself if it cannot parse the text
+        raise InputError(str(error)) from error
 
 
 def _check_state(state: dict[str, Any]) -> int:
