@@ -55,14 +55,9 @@ def row_losses(p: Problem) -> Tensor:
     if p.row_negatives is not None:
         blocks.append(p.scale * (p.queries * p.row_negatives).sum(1, keepdim=True))
     if p.link == "log_sum_exp":
-        return log_sum_exp(torch.cat(blocks, 1))
+        # -inf, with a gradient of 0, for a row that has been excluded as a whole
+        return torch.cat(blocks, 1).logsumexp(1)
     return cross_entropy(blocks, T) if p.link == "sigmoid" else divergence(blocks, T)
-
-
-def log_sum_exp(scores: Tensor) -> Tensor:
-    """log sum_j exp(s_ij), (N,); -inf, with a gradient of 0, for a row that has been excluded as a whole."""
-    excluded = (scores == float("-inf")).all(1, keepdim=True)
-    return scores.masked_fill(excluded, 0).logsumexp(1).masked_fill(excluded[:, 0], float("-inf"))
 
 
 def divergence(blocks: list[Tensor], T: Tensor) -> Tensor:
