@@ -103,7 +103,7 @@ def test_an_argument_changed_before_backward_is_noticed_or_does_not_matter(name,
     with contextlib.suppress(RuntimeError):  # torch's "modified by an inplace operation"
         gradients = torch.autograd.grad(loss, inputs)
     for a, b in zip(gradients or expected, expected, strict=True):
-        assert torch.equal(a, b)
+        assert relative(a, b) < REORDERED[dtype]
 
 
 def losses_that_are_kept() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import error_line
 
 import fastqt
 from fastqt.cli import main
@@ -24,20 +25,6 @@ def model(planted, tmp_path, capsys):
     assert main(["train", planted[0], "--out", str(tmp_path / "model"), *SMALL]) == 0
     capsys.readouterr()
     return str(tmp_path / "model")
-
-
-def error_line(capsys, *arguments):
-    """Runs a command that fails, and returns its one line on standard error."""
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # argparse ends in this way
-        status = exit.code
-    out, err = capsys.readouterr()
-    assert status == 2
-    assert out == ""
-    assert err.startswith("fastqt: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("fastqt: ").rstrip("\n")
 
 
 def test_train_embed_and_neighbors(planted, tmp_path, capsys):

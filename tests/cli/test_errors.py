@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from command_lines import error_line
 
 from fastqt.cli import main
 from fastqt.runs.config import TrainConfig
@@ -94,16 +95,7 @@ def files(tmp_path_factory):
 def test_one_line_says_what_is_wrong(files, capsys, monkeypatch, line, message):
     monkeypatch.chdir(files)
     before = sorted(os.listdir())
-    try:
-        status = main(line.split(" "))
-    except SystemExit as exit:  # argparse ends in this way
-        status = exit.code
-    out, err = capsys.readouterr()
-    assert status == 2
-    assert out == ""
-    assert err.startswith("fastqt: ")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in error_line(capsys, *line.split(" "))
     assert set(os.listdir()) <= {*before, "new"}
     assert not [name for *_, names in os.walk(".") for name in names if name.endswith(".partial")]
 

@@ -5,7 +5,7 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, THREE_ROUNDINGS, relative
+from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
 
@@ -92,10 +92,10 @@ def test_it_compiles_into_one_graph():
     x, y = (torch.randn(9, 4, requires_grad=True) for _ in range(2))
     function = torch.compile(lambda x, y: fastqt.log_sum_exp(x, y, diagonal="exclude"), fullgraph=True)
     found, expected = function(x, y), fastqt.log_sum_exp(x, y, diagonal="exclude")
-    assert torch.equal(found, expected)
+    assert relative(found, expected) < REORDERED[torch.float32]
     gradients = [torch.autograd.grad(loss.sum(), (x, y)) for loss in (found, expected)]
     for a, b in zip(*gradients, strict=True):
-        assert torch.equal(a, b)
+        assert relative(a, b) < REORDERED[torch.float32]
 
 
 def joined(queries: torch.Tensor, candidates: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
