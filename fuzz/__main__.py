@@ -32,7 +32,7 @@ def main() -> int:
         options.minimise.write_bytes(smaller)
         return 0
     if options.minutes is None and options.inputs is None:
-        parser.error("wanted --minutes, --inputs or both")
+        parser.error("want --minutes, --inputs or both")
     targets = TARGETS if options.target == "all" else (options.target,)
     seconds = None if options.minutes is None else 60 * options.minutes / len(targets)
     return 1 if sum(campaign(target, seconds, options.inputs) for target in targets) else 0

@@ -29,13 +29,6 @@ std::string written(const std::vector<int64_t>& shape) {
   return text + ")";
 }
 
-std::string described(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) shape[dim] = tensor.size(static_cast<int64_t>(dim));
-  return std::string(tensor.is_contiguous() ? "a contiguous " : "a strided ") + name_of(tensor.scalar_type()) +
-         " tensor of shape " + written(shape) + (tensor.is_cpu() ? "" : " on another device");
-}
-
 bool has_shape(const Tensor& tensor, std::initializer_list<int64_t> shape) {
   if (tensor.dim() != static_cast<int64_t>(shape.size())) return false;
   int64_t dim = 0;
@@ -46,6 +39,13 @@ bool has_shape(const Tensor& tensor, std::initializer_list<int64_t> shape) {
 }
 
 }  // namespace
+
+std::string described(const Tensor& tensor) {
+  std::vector<int64_t> shape(tensor.dim());
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) shape[dim] = tensor.size(static_cast<int64_t>(dim));
+  return std::string(tensor.is_contiguous() ? "a contiguous " : "a strided ") + name_of(tensor.scalar_type()) +
+         " tensor of shape " + written(shape) + (tensor.is_cpu() ? "" : " on another device");
+}
 
 void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
                   Layout layout) {

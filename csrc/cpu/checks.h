@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <string>
 
 namespace fastqt {
 
@@ -17,6 +18,9 @@ using torch::stable::Tensor;
 constexpr int64_t kAnySize = -1;  // in a shape: at least 1
 
 enum class Layout { kStrided, kContiguous };
+
+// What came, for the end of an error: "a contiguous float32 tensor of shape (2, 3)".
+std::string described(const Tensor& tensor);
 
 // The tensor is on the CPU and has this dtype, shape and layout.
 void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,

@@ -15,13 +15,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/checks.h"
 #include "cpu/vector_math.h"
 
 namespace fastqt {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // The least number of elements for which one more thread pays.
 constexpr int64_t kGrain = 8192;
@@ -44,8 +42,8 @@ class Matrix {
     STD_TORCH_CHECK(
         tensor.dim() == 2 && rows_ >= rows && tensor.size(1) == columns && tensor.is_contiguous() &&
             tensor.is_cpu() && tensor.scalar_type() == dtype,
-        name, ": expected a contiguous CPU matrix of at least ", rows, " rows and ", columns,
-        " columns, of one dtype with gates");
+        name, ": want a contiguous matrix on the CPU of at least ", rows, " rows and ", columns,
+        " columns, of one dtype with gates, got ", described(tensor));
   }
 
   int64_t rows() const { return rows_; }

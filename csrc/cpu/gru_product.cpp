@@ -13,6 +13,8 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/checks.h"
+
 #if defined(__linux__) && defined(__x86_64__)
 #define FASTQT_MKL 1
 // As the manual of MKL declares them, with 32-bit integers and the values of its enumerations.
@@ -29,9 +31,6 @@ __attribute__((weak)) void cblas_sgemm_compute(
 
 namespace fastqt {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 enum Blas : int { kRowMajor = 101, kNoTrans = 111, kTrans = 112, kPacked = 151, kRightMatrix = 162 };
 
@@ -119,7 +118,8 @@ void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool 
   STD_TORCH_CHECK(
       to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) && left.size(1) == matrix.size(0) &&
           out.size(1) == matrix.size(1),
-      "out, left: expected float32 CPU matrices of fitting shapes, with adjacent columns");
+      "out, left: want float32 matrices on the CPU of fitting shapes, with adjacent columns, got ", described(out),
+      " and ", described(left));
   if (!is_packing_of(packed, matrix.size(0), matrix.size(1))) packed = pack_matrix(matrix, left.size(0));
   STD_TORCH_CHECK(packed.numel() > 0, "matrix: cannot be packed here");
 #ifdef FASTQT_MKL

@@ -47,7 +47,7 @@ class WordVectors:
         weights: NDArray[np.floating] | None = None,
     ) -> None:
         if vectors.ndim != 2 or len(vectors) != len(words):
-            raise ValueError(f"vectors: wanted ({len(words)}, d) for {len(words)} words, got {vectors.shape}")
+            raise ValueError(f"vectors: want ({len(words)}, d) for {len(words)} words, got {vectors.shape}")
         self.row = {word: row for row, word in enumerate(words)}
         self.vectors = np.asarray(vectors, dtype=np.float32)
         if weights is not None:

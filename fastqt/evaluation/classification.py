@@ -238,9 +238,9 @@ def ensemble(
     """
     weights = np.asarray(scores, dtype=np.float64)
     if len(weights) != len(log_probs) or not len(weights):
-        raise ValueError(f"scores: wanted one for each of {len(log_probs)} models, got {len(weights)}")
+        raise ValueError(f"scores: want one for each of {len(log_probs)} models, got {len(weights)}")
     if not (weights > 0).all():
-        raise ValueError(f"scores: wanted positive ones, got {list(scores)}")
+        raise ValueError(f"scores: want positive ones, got {list(scores)}")
     return np.tensordot(weights / weights.sum(), np.array(log_probs), axes=1)
 
 
@@ -288,7 +288,7 @@ def limited_data(
         for draw, rows in enumerate(draws):
             rarest = int(np.bincount(labels[rows], minlength=labels.max() + 1).min())
             if rarest < 2:
-                raise ValueError(f"sizes: wanted at least two examples of each class, not so with {size}")
+                raise ValueError(f"sizes: want at least two examples of each class, not so with {size}")
             chosen = cross_validated(
                 features[rows], labels[rows], grid=grid, folds=min(folds, rarest), seed=seed + draw
             )

@@ -78,10 +78,10 @@ def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) 
     try:
         numbers = np.array([float(row[gold]) for row in rows])
     except ValueError as error:
-        raise InputError(f"{path}: wanted a number in column {gold + 1}: {one_line(error)}") from None
+        raise InputError(f"{path}: want a number in column {gold + 1}: {one_line(error)}") from None
     if not np.isfinite(numbers).all():
         line = int(np.flatnonzero(~np.isfinite(numbers))[0]) + 1
-        raise InputError(f"{path}: line {line}: wanted a finite number in column {gold + 1}")
+        raise InputError(f"{path}: line {line}: want a finite number in column {gold + 1}")
     names = np.array([path.name.split(".")[0] if subset is None else row[subset] for row in rows])
     return Pairs(numbers, [row[first] for row in rows], [row[first + 1] for row in rows], names)
 
@@ -90,5 +90,5 @@ def _columns(path: Path, wanted: int) -> list[list[str]]:
     rows = [line.split("\t") for line in table_lines(path)]
     for number, row in enumerate(rows, start=1):
         if len(row) < wanted:
-            raise InputError(f"{path}: line {number}: wanted at least {wanted} columns, got {len(row)}")
+            raise InputError(f"{path}: line {number}: want at least {wanted} columns, got {len(row)}")
     return rows

@@ -43,7 +43,7 @@ def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: in
     kind, colon, rest = name.partition(":")
     if colon and kind in ("word-vectors", "sif"):
         if raw:
-            raise InputError(f"raw: wanted a trained model, got {name}")
+            raise InputError(f"raw: want a trained model, got {name}")
         files = [rest] if kind == "word-vectors" else rest.split(",")
         check_rereadable("model", files)  # for the digest they are read again
         if kind == "word-vectors":

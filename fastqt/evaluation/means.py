@@ -66,7 +66,7 @@ def few_shot(
     """
     if not 1 <= shots < min(len(positives), len(others)):
         raise ValueError(
-            f"shots: wanted at least 1 and fewer than {len(positives)} positives and {len(others)} others, "
+            f"shots: want at least 1 and fewer than {len(positives)} positives and {len(others)} others, "
             f"got {shots}"
         )
     generator = np.random.default_rng(seed)

@@ -33,7 +33,7 @@ def nearest_rows(
         ValueError: k < 1, or the pool is empty.
     """
     if k < 1 or not len(pool):
-        raise ValueError(f"k: wanted from 1 to the pool's {len(pool)} rows, got {k}")
+        raise ValueError(f"k: want from 1 to the pool's {len(pool)} rows, got {k}")
     unit_queries = F.normalize(_tensor(queries), dim=1)
     q, device = len(unit_queries), unit_queries.device
     best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64, device=device)

@@ -125,7 +125,7 @@ def fit_maps(
     """
     if len(owners) != len(captions) or owners.min() < 0 or owners.max() >= len(images):
         raise ValueError(
-            f"owners: wanted one of {len(images)} images for each of {len(captions)} captions, "
+            f"owners: want one of {len(images)} images for each of {len(captions)} captions, "
             f"got {len(owners)} from {owners.min()} to {owners.max()}"
         )
     x, y, own = _tensor(images), _tensor(captions), torch.from_numpy(owners)

@@ -105,7 +105,7 @@ def floor_split(scores: NDArray[np.floating], classes: int = 5) -> NDArray[np.fl
     """
     y = np.asarray(scores, dtype=np.float64)
     if not ((y >= 1) & (y <= classes)).all():
-        raise ValueError(f"scores: wanted them from 1 to {classes}, got {y.min()} to {y.max()}")
+        raise ValueError(f"scores: want them from 1 to {classes}, got {y.min()} to {y.max()}")
     return np.asarray(np.maximum(0, 1 - np.abs(np.arange(1, classes + 1) - y[:, None])))
 
 

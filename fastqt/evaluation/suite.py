@@ -140,11 +140,11 @@ def evaluate(
 
 def _check(options: Options) -> None:
     if not options.grid or not all(0 < C < np.inf for C in options.grid):
-        raise InputError(f"grid: wanted positive numbers, got {options.grid}")
+        raise InputError(f"grid: want positive numbers, got {options.grid}")
     if options.sst not in ("phrases", "sentences"):
-        raise InputError(f"sst: wanted 'phrases' or 'sentences', got {options.sst!r}")
+        raise InputError(f"sst: want 'phrases' or 'sentences', got {options.sst!r}")
     if not 0 < options.t < np.inf:
-        raise InputError(f"t: wanted a positive number, got {options.t}")
+        raise InputError(f"t: want a positive number, got {options.t}")
     if not 0 <= options.seed < 2**32:
         raise InputError(f"seed: want 0 to {2**32 - 1}, got {options.seed}")
 

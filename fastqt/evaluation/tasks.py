@@ -296,7 +296,7 @@ def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dic
     chosen = list(available) if names is None else list(dict.fromkeys(names))
     for name in chosen:
         if name not in all_sources:
-            raise InputError(f"tasks: wanted some of {', '.join(all_sources)}, got {name!r}")
+            raise InputError(f"tasks: want some of {', '.join(all_sources)}, got {name!r}")
         if name not in available:
             files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
             raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")

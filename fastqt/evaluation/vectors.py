@@ -80,7 +80,7 @@ def embed(
             bar.update(len(batch))
     if len(widths := sorted({part.shape[1] for part in parts})) > 1:
         source = "encode" if cache is None else f"encode or {_path(cache)}"
-        raise InputError(f"{source}: wanted vectors of one width, got {', '.join(map(str, widths))}")
+        raise InputError(f"{source}: want vectors of one width, got {', '.join(map(str, widths))}")
     vectors = Vectors([*known.texts, *new], np.concatenate(parts))
     if cache is not None:
         _save(cache, vectors)
@@ -90,9 +90,9 @@ def embed(
 def _checked(array: Any, rows: int) -> NDArray[np.float32]:
     vectors = np.asarray(array, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != rows:
-        raise InputError(f"encode: wanted vectors ({rows}, d) for {rows} sentences, got {vectors.shape}")
+        raise InputError(f"encode: want vectors ({rows}, d) for {rows} sentences, got {vectors.shape}")
     if not np.isfinite(vectors).all():
-        raise InputError("encode: wanted finite vectors, got NaN or infinity")
+        raise InputError("encode: want finite vectors, got NaN or infinity")
     return vectors
 
 

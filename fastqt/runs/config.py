@@ -188,21 +188,21 @@ class TrainConfig:
         for setting in fields(self):
             _check(setting, getattr(self, setting.name))
         if not self.corpus:
-            raise InputError("corpus: wanted at least one file, got none")
+            raise InputError("corpus: want at least one file, got none")
         for name, value in (
             MODEL_DEFAULTS[self.model] | MODEL_DEFAULTS.get(f"{self.model} {self.encoder}", {})
         ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
-            raise InputError(f"checkpoint: wanted with encoder huggingface alone, got {self.checkpoint!r}")
+            raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         if self.encoder == "transformer" and self.word_dim % self.heads:
-            raise InputError(f"heads: wanted a divisor of word_dim {self.word_dim}, got {self.heads}")
+            raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:
-            raise InputError(f"hidden_size: wanted an even number for {self.encoder}, got {self.hidden_size}")
+            raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
         if self.context_size >= self.batch_size:
             raise InputError(
-                f"context_size: wanted less than batch_size {self.batch_size}, got {self.context_size}"
+                f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"
             )
 
     def to_json(self) -> str:
@@ -272,19 +272,19 @@ def _check(setting: Field[Any], value: Any) -> None:
     kind = str(setting.type)
     if kind.startswith("tuple"):
         if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
-            raise InputError(f"{setting.name}: wanted paths, got {value!r:.100}")
+            raise InputError(f"{setting.name}: want paths, got {value!r:.100}")
         return
     if value is None and setting.default is None:
         return
     if not has_type(value, KINDS[kind.removesuffix(" | None")]):
         wanted = NAMES[KINDS[kind.removesuffix(" | None")]]
-        raise InputError(f"{setting.name}: wanted {wanted}, got {value!r:.100}")
+        raise InputError(f"{setting.name}: want {wanted}, got {value!r:.100}")
     choices, at_least = setting.metadata["choices"], setting.metadata["at_least"]
     if choices and value not in choices:
-        raise InputError(f"{setting.name}: wanted one of {', '.join(choices)}, got {value!r:.100}")
+        raise InputError(f"{setting.name}: want one of {', '.join(choices)}, got {value!r:.100}")
     below = setting.metadata["below"]
     if at_least is not None and not at_least <= value < below:
         limit = "" if below == math.inf else f" and less than {below}"
-        raise InputError(f"{setting.name}: wanted at least {at_least}{limit}, got {value!r:.100}")
+        raise InputError(f"{setting.name}: want at least {at_least}{limit}, got {value!r:.100}")
     if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-        raise InputError(f"{setting.name}: wanted a finite number, got {value!r:.100}")
+        raise InputError(f"{setting.name}: want a finite number, got {value!r:.100}")

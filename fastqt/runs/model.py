@@ -219,7 +219,7 @@ def choose_device(name: str) -> torch.device:
         InputError: "cuda" is wanted and torch sees no CUDA device.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: wanted cuda, but torch sees no CUDA device here")
+        raise InputError("device: want cuda, but torch sees no CUDA device here")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -37,10 +37,10 @@ def fit_affine(sources: NDArray[np.floating], targets: NDArray[np.floating]) -> 
         ValueError: shapes that do not fit together, or too few rows to determine the map.
     """
     if sources.ndim != 2 or targets.ndim != 2 or len(sources) != len(targets):
-        raise ValueError(f"targets: wanted (n, D) for sources (n, W) {sources.shape}, got {targets.shape}")
+        raise ValueError(f"targets: want (n, D) for sources (n, W) {sources.shape}, got {targets.shape}")
     n, W = sources.shape
     if n <= W:
-        raise ValueError(f"sources: wanted more rows than the {W} columns, to determine the map, got {n}")
+        raise ValueError(f"sources: want more rows than the {W} columns, to determine the map, got {n}")
     x, y = sources.astype(np.float64), targets.astype(np.float64)
     x_mean, y_mean = x.mean(0), y.mean(0)
     matrix = np.linalg.lstsq(x - x_mean, y - y_mean, rcond=None)[0]

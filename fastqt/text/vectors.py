@@ -43,10 +43,10 @@ def read_vectors(
         try:
             row = np.array(values, dtype=np.float32)
         except ValueError as error:
-            raise InputError(f"{path}: line {number}: wanted a word and numbers: {one_line(error)}") from None
+            raise InputError(f"{path}: line {number}: want a word and numbers: {one_line(error)}") from None
         if not values or len(row) != len(rows[0] if rows else row):
             raise InputError(
-                f"{path}: wanted a word and equally many numbers a line: line {number} has {len(row)}"
+                f"{path}: want a word and equally many numbers a line: line {number} has {len(row)}"
             )
         words.append(word)
         rows.append(row)
@@ -61,17 +61,17 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
     # numpy makes a text of any numbers; Python then ends with an error of its own, or has half a character.
     codes = arrays["words"].view(f"{arrays['words'].dtype.str[0]}u4")
     if ((codes > sys.maxunicode) | ((codes >= SURROGATES[0]) & (codes < SURROGATES[1]))).any():
-        raise InputError(f"{path}: words: wanted Unicode texts, got numbers that are no characters")
+        raise InputError(f"{path}: words: want Unicode texts, got numbers that are no characters")
     words = arrays["words"].tolist()
     if len(vectors := arrays["vectors"]) != len(words):
-        raise InputError(f"{path}: vectors: wanted {len(words)} rows for as many words, got {len(vectors)}")
+        raise InputError(f"{path}: vectors: want {len(words)} rows for as many words, got {len(vectors)}")
     with np.errstate(over="ignore"):
         vectors = _finite(vectors.astype(np.float32), path)
     if (counts := arrays.get("counts")) is not None:
         if len(counts) != len(words):
-            raise InputError(f"{path}: counts: wanted {len(words)} for as many words, got {len(counts)}")
+            raise InputError(f"{path}: counts: want {len(words)} for as many words, got {len(counts)}")
         if len(counts) and not 0 <= counts.min() <= counts.max() <= LARGEST_COUNT:
-            raise InputError(f"{path}: counts: wanted none below 0 or above {LARGEST_COUNT}")
+            raise InputError(f"{path}: counts: want none below 0 or above {LARGEST_COUNT}")
         counts = counts.astype(np.int64)
     return words, vectors, counts
 
@@ -79,7 +79,7 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
 def _finite(vectors: NDArray[np.float32], path: str | Path) -> NDArray[np.float32]:
     if not np.isfinite(vectors).all():
         row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise InputError(f"{path}: vectors: wanted finite numbers, got NaN or infinity in row {row + 1}")
+        raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in row {row + 1}")
     return vectors
 
 
@@ -96,11 +96,11 @@ def read_counts(path: str | Path) -> dict[str, int]:
             count = int(text)
         except ValueError as error:
             raise InputError(
-                f"{path}: wanted a word and a whole number a line: line {number}: {one_line(error)}"
+                f"{path}: want a word and a whole number a line: line {number}: {one_line(error)}"
             ) from None
         if not 0 <= count <= LARGEST_COUNT:
-            raise InputError(f"{path}: line {number}: wanted a count from 0 to {LARGEST_COUNT}, got {count}")
+            raise InputError(f"{path}: line {number}: want a count from 0 to {LARGEST_COUNT}, got {count}")
         counts[word] = count
     if sum(counts.values()) > LARGEST_COUNT:
-        raise InputError(f"{path}: wanted counts whose sum is at most {LARGEST_COUNT}")
+        raise InputError(f"{path}: want counts whose sum is at most {LARGEST_COUNT}")
     return counts

@@ -69,11 +69,11 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, *, unknown: Unknown = "keep", max_length: int = 50) -> None:
         if unknown not in ("keep", "drop"):
-            raise InputError(f"unknown: wanted 'keep' or 'drop', got {unknown!r}")
+            raise InputError(f"unknown: want 'keep' or 'drop', got {unknown!r}")
         if max_length < 1:
-            raise InputError(f"max_length: wanted at least 1, got {max_length}")
+            raise InputError(f"max_length: want at least 1, got {max_length}")
         if tokenizer.token_to_id(UNKNOWN) != UNKNOWN_ID:
-            raise InputError(f"vocabulary: wanted {UNKNOWN} as word {UNKNOWN_ID}")
+            raise InputError(f"vocabulary: want {UNKNOWN} as word {UNKNOWN_ID}")
         tokenizer.no_truncation()  # `encode` truncates itself, because unknown words are dropped first
         self.tokenizer = tokenizer
         self.unknown = unknown
@@ -104,7 +104,7 @@ class Vocabulary:
             InputError: a size below 2, or an option out of range.
         """
         if size < 2:
-            raise InputError(f"vocab_size: wanted at least 2 ({UNKNOWN} and a word), got {size}")
+            raise InputError(f"vocab_size: want at least 2 ({UNKNOWN} and a word), got {size}")
         words = _count_words(sentences, limit=max(20 * size, COUNTED_WORDS))
         words.pop(UNKNOWN, None)
         ranked = sorted(words, key=lambda word: (-words[word], word))[: size - 1]
@@ -198,23 +198,23 @@ def _check_state(state: dict[str, Any]) -> int:
     """
     truncation, model = (field(state, name, dict, "vocabulary") for name in ("truncation", "model"))
     if (kind := field(model, "type", str, "model")) != "WordLevel":
-        raise InputError(f"model.type: wanted 'WordLevel', got {kind!r:.100}")
+        raise InputError(f"model.type: want 'WordLevel', got {kind!r:.100}")
     if (unknown := field(model, "unk_token", str, "model")) != UNKNOWN:
-        raise InputError(f"model.unk_token: wanted {UNKNOWN!r}, got {unknown!r:.100}")
+        raise InputError(f"model.unk_token: want {UNKNOWN!r}, got {unknown!r:.100}")
     for name in ("padding", "normalizer", "post_processor"):
         if state.get(name) is not None:
-            raise InputError(f"{name}: wanted null, got {state[name]!r:.100}")
+            raise InputError(f"{name}: want null, got {state[name]!r:.100}")
     if state.get("added_tokens", []):
-        raise InputError("added_tokens: wanted none")
+        raise InputError("added_tokens: want none")
     splitter = state.get("pre_tokenizer")
     if not isinstance(splitter, dict) or splitter.get("type") not in PRE_TOKENIZERS:
-        raise InputError(f"pre_tokenizer: wanted one of {', '.join(PRE_TOKENIZERS)}, got {splitter!r:.100}")
+        raise InputError(f"pre_tokenizer: want one of {', '.join(PRE_TOKENIZERS)}, got {splitter!r:.100}")
     ids = list(field(model, "vocab", dict, "model").values())
     if not all(has_type(number, int) for number in ids) or sorted(ids) != list(range(len(ids))):
-        raise InputError(f"model.vocab: wanted each number from 0 to {len(ids) - 1} once")
+        raise InputError(f"model.vocab: want each number from 0 to {len(ids) - 1} once")
     max_length: int = field(truncation, "max_length", int, "truncation")
     if not 1 <= max_length <= LONGEST_SENTENCE:
-        raise InputError(f"truncation.max_length: wanted 1 to {LONGEST_SENTENCE}, got {max_length}")
+        raise InputError(f"truncation.max_length: want 1 to {LONGEST_SENTENCE}, got {max_length}")
     return max_length
 
 

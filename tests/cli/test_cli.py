@@ -96,10 +96,10 @@ def test_errors_of_train(model, planted, tmp_path, capsys, monkeypatch):
             [corpus, "--out", out, "--batch-size", "many"],
             "argument --batch-size: want a whole number, got 'many'",
         ),
-        ([corpus, "--out", out, "--clip", "-1"], "clip: wanted at least 0, got -1.0"),
+        ([corpus, "--out", out, "--clip", "-1"], "clip: want at least 0, got -1.0"),
         (
             [corpus, "--out", out, "--encoder", "bigru", "--hidden-size", "5"],
-            "hidden_size: wanted an even number",
+            "hidden_size: want an even number",
         ),
         (
             ["--out", model, "--resume", "--batch-size", "41"],
@@ -161,10 +161,10 @@ def test_evaluate(model, reviews, tmp_path, capsys):
 def test_errors_of_evaluate(model, reviews, tmp_path, capsys, monkeypatch):
     for arguments, message in (
         ([model, "--data", reviews, "--tasks", "MR,CR"], "tasks: CR needs CR/all.tsv.xz in "),
-        ([model, "--data", reviews, "--tasks", ""], "tasks: wanted some of MR, CR, "),
+        ([model, "--data", reviews, "--tasks", ""], "tasks: want some of MR, CR, "),
         ([model, "--data", tmp_path / "none"], f"data: {tmp_path}/none is not a directory"),
         ([model, "--data", reviews, "--json", tmp_path / "none" / "x.json"], "cannot write "),
-        ([model, "--data", reviews, "-t", "0"], "t: wanted a positive number, got 0.0"),
+        ([model, "--data", reviews, "-t", "0"], "t: want a positive number, got 0.0"),
         (["sif:none.npz", "--data", reviews], "no such file: none.npz"),
         ([tmp_path / "none", "--data", reviews], "no trained model: "),
         ([model], "the following arguments are required: --data"),

@@ -28,7 +28,7 @@ def test_a_mean_of_word_vectors_by_hand():
     found = WordVectors(WORDS, VECTORS)(["The cat, the dog!", "Don’t", "nothing known", ""])
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [[2.5 / 4, 0.5], [3, 3], [0, 0], [0, 0]], rtol=FLOAT32)
-    with pytest.raises(ValueError, match=r"vectors: wanted \(5, d\) for 5 words, got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"vectors: want \(5, d\) for 5 words, got \(4, 2\)"):
         WordVectors(WORDS, VECTORS[:4])
 
 
@@ -95,16 +95,16 @@ def test_files_without_word_vectors_are_refused(files):
     for name, message in (
         ("word-vectors:none.npz", "no such file: none.npz"),
         ("word-vectors:none.txt", "no such file: none.txt"),
-        (f"word-vectors:{files}/ragged.txt", "ragged.txt: wanted a word and equally many numbers a line"),
+        (f"word-vectors:{files}/ragged.txt", "ragged.txt: want a word and equally many numbers a line"),
         (f"word-vectors:{files}/latin.txt", "latin.txt is not UTF-8"),
         (f"word-vectors:{files}/empty.npz", "empty.npz is not an .npz with `words` and `vectors`"),
         (f"sif:{files}/w.txt", "w.txt holds no `counts`: name a file of word counts too"),
-        (f"sif:{files}/w.txt,{files}/ragged.txt", "ragged.txt: wanted a word and a whole number a line"),
+        (f"sif:{files}/w.txt,{files}/ragged.txt", "ragged.txt: want a word and a whole number a line"),
         (f"sif:{files}/w.txt,a,b", "model: want sif:FILE or sif:FILE,COUNTS, got "),
     ):
         with pytest.raises(InputError, match=message):
             load_encoder(name)
-    with pytest.raises(InputError, match="raw: wanted a trained model, got word-vectors:"):
+    with pytest.raises(InputError, match="raw: want a trained model, got word-vectors:"):
         load_encoder(f"word-vectors:{files}/w.npz", raw=True)
 
 

@@ -125,7 +125,7 @@ def test_an_ensemble_by_hand():
     ]
     np.testing.assert_allclose(ensemble([first, second], [90, 30]), wanted)
     for scores in ([1.0], [1.0, 0.0]):
-        with pytest.raises(ValueError, match="scores: wanted "):
+        with pytest.raises(ValueError, match="scores: want "):
             ensemble([first, second], scores)
 
 
@@ -138,5 +138,5 @@ def test_limited_data_improves_with_size_and_ends_at_the_full_classifier(problem
     assert len(set(curve[20])) > 1
     whole = cross_validated(*sets[:2], grid=GRID, folds=4, seed=0)
     assert curve[400][0] == accuracy(whole.log_probs(sets[2]), sets[3])
-    with pytest.raises(ValueError, match="sizes: wanted at least two examples of each class, not so with 3"):
+    with pytest.raises(ValueError, match="sizes: want at least two examples of each class, not so with 3"):
         limited_data(*sets, [3])

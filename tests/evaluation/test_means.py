@@ -57,5 +57,5 @@ def test_the_drawn_sentences_are_not_tested():
 
 def test_a_wrong_number_of_shots_is_refused():
     for shots in (0, 3, 9):
-        with pytest.raises(ValueError, match="shots: wanted at least 1 and fewer than 3 positives"):
+        with pytest.raises(ValueError, match="shots: want at least 1 and fewer than 3 positives"):
             few_shot(np.ones((3, 2)), np.ones((9, 2)), shots)

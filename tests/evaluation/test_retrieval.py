@@ -75,7 +75,7 @@ def test_the_margin_loss_with_all_contrasts_and_with_a_sample():
 def test_owners_that_do_not_fit_are_refused():
     x, y, owners = planted(10)
     for wrong in (owners[1:], owners + 1, owners - 1):
-        with pytest.raises(ValueError, match="owners: wanted one of 10 images for each of 30 captions, got "):
+        with pytest.raises(ValueError, match="owners: want one of 10 images for each of 30 captions, got "):
             fit_maps(x, y, wrong)
 
 
@@ -105,5 +105,5 @@ def test_analogies_do_not_exclude_the_question():
 
 def test_an_empty_pool_and_k_0_are_refused():
     for pool, k in ((np.ones((3, 2)), 0), (np.ones((0, 2)), 1)):
-        with pytest.raises(ValueError, match="k: wanted "):
+        with pytest.raises(ValueError, match="k: want "):
             nearest_rows(np.ones((1, 2)), pool, k)

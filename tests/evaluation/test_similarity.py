@@ -36,7 +36,7 @@ def test_a_floor_split_is_a_distribution_whose_mean_is_the_score(scores):
 def test_a_floor_split_by_hand():
     np.testing.assert_allclose(floor_split(np.array([1.0, 3.6])), [[1, 0, 0, 0, 0], [0, 0, 0.4, 0.6, 0]])
     for wrong in (0.9, 5.1, math.nan):
-        with pytest.raises(ValueError, match="scores: wanted them from 1 to 5, got "):
+        with pytest.raises(ValueError, match="scores: want them from 1 to 5, got "):
             floor_split(np.array([2.0, wrong]))
 
 

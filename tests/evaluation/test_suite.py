@@ -177,7 +177,7 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
 def test_a_cache_of_another_width_is_refused(tmp_path):
     cache = Cache(tmp_path, "key")
     vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
-    message = r"encode or .*key\.npz: wanted vectors of one width, got 2, 3"
+    message = r"encode or .*key\.npz: want vectors of one width, got 2, 3"
     with pytest.raises(InputError, match=message):
         vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
 
@@ -208,7 +208,7 @@ def test_missing_tasks_are_named(data, tmp_path):
     for task, message in (
         ("MR", r"tasks: MR needs MR/all\.tsv\.xz in .*, which holds CR, SUBJ, MPQA, MRPC, "),
         ("TREC", r"tasks: TREC needs TREC/train\.tsv\.xz and TREC/test\.tsv\.xz in "),
-        ("IMDB", "tasks: wanted some of MR, CR, .*, got 'IMDB'"),
+        ("IMDB", "tasks: want some of MR, CR, .*, got 'IMDB'"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(BagOfWords(), data, [task])
@@ -226,8 +226,8 @@ def test_other_suffixes_and_damaged_files(data, suffix):
     opener = gzip.open if suffix.endswith("gz") else open
     for text, message in (
         (b"main\t5\tword1\tword2\n", None),
-        (b"main\t5\tword1\tword2\nmain\t5\tword1\n", "line 2: wanted at least 4 columns, got 3"),
-        (b"main\tfive\tword1\tword2\n", "wanted a number in column 2: could not convert"),
+        (b"main\t5\tword1\tword2\nmain\t5\tword1\n", "line 2: want at least 4 columns, got 3"),
+        (b"main\tfive\tword1\tword2\n", "want a number in column 2: could not convert"),
         (b"main\t5\tword\xff\tword2\n", "is not UTF-8"),
     ):
         with opener(path, "wb") as file:
@@ -241,17 +241,17 @@ def test_other_suffixes_and_damaged_files(data, suffix):
 
 def test_wrong_options_and_encoders_are_refused(data):
     for option, message in (
-        ({"grid": ()}, r"grid: wanted positive numbers, got \(\)"),
-        ({"grid": (1.0, 0.0)}, "grid: wanted positive numbers"),
-        ({"sst": "words"}, "sst: wanted 'phrases' or 'sentences', got 'words'"),
-        ({"t": 0}, "t: wanted a positive number, got 0"),
+        ({"grid": ()}, r"grid: want positive numbers, got \(\)"),
+        ({"grid": (1.0, 0.0)}, "grid: want positive numbers"),
+        ({"sst": "words"}, "sst: want 'phrases' or 'sentences', got 'words'"),
+        ({"t": 0}, "t: want a positive number, got 0"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(BagOfWords(), data, **option)
     for encode, message in (
-        (lambda texts: np.ones(len(texts)), r"wanted vectors \(\d+, d\) for \d+ sentences, got \(\d+,\)"),
-        (lambda texts: np.ones((3, 3)), r"wanted vectors \(\d+, d\) for \d+ sentences, got \(3, 3\)"),
-        (lambda texts: np.full((len(texts), 3), np.nan), "wanted finite vectors, got NaN or infinity"),
+        (lambda texts: np.ones(len(texts)), r"want vectors \(\d+, d\) for \d+ sentences, got \(\d+,\)"),
+        (lambda texts: np.ones((3, 3)), r"want vectors \(\d+, d\) for \d+ sentences, got \(3, 3\)"),
+        (lambda texts: np.full((len(texts), 3), np.nan), "want finite vectors, got NaN or infinity"),
     ):
         with pytest.raises(InputError, match=f"encode: {message}"):
             evaluate(encode, data, ["STS12"])

@@ -201,6 +201,6 @@ def test_wrong_arguments_of_interpolation_are_refused(trained, planted, tmp_path
 
 
 def test_a_radius_of_0_is_refused():
-    with pytest.raises(InputError, match="radius: wanted at least 1e-06, got 0"):
+    with pytest.raises(InputError, match="radius: want at least 1e-06, got 0"):
         TrainConfig(("x",), model="gloss-bow", radius=0.0)
     assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9).radius, 3)

@@ -137,9 +137,9 @@ def test_trained_run_loads_without_its_checkpoint(checkpoint, tmp_path):
 
 
 def test_checkpoint_option_belongs_to_the_huggingface_encoder(checkpoint, tmp_path):
-    with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got None"):
+    with pytest.raises(InputError, match="checkpoint: want with encoder huggingface alone, got None"):
         TrainConfig(("x",), encoder="huggingface")
-    with pytest.raises(InputError, match="checkpoint: wanted with encoder huggingface alone, got 'y'"):
+    with pytest.raises(InputError, match="checkpoint: want with encoder huggingface alone, got 'y'"):
         TrainConfig(("x",), checkpoint="y")
 
 

@@ -64,9 +64,9 @@ def test_new_words_are_appended_to_the_vocabulary():
 @pytest.mark.parametrize(
     ("sources", "targets", "message"),
     [
-        ((5, 5), (5, 2), "sources: wanted more rows than the 5 columns.*got 5"),
-        ((6, 5), (7, 2), r"targets: wanted \(n, D\)"),
-        ((6,), (6, 2), r"targets: wanted \(n, D\) for sources \(n, W\) \(6,\)"),
+        ((5, 5), (5, 2), "sources: want more rows than the 5 columns.*got 5"),
+        ((6, 5), (7, 2), r"targets: want \(n, D\)"),
+        ((6,), (6, 2), r"targets: want \(n, D\) for sources \(n, W\) \(6,\)"),
     ],
 )
 def test_fit_with_wrong_shapes_or_too_few_rows_raises(sources, targets, message):

@@ -172,14 +172,14 @@ def test_the_defaults_are_those_of_the_papers():
     [
         (
             {"encoder": "cnn"},
-            "encoder: wanted one of bow, gru, bigru, lstm, bilstm, transformer, huggingface, got 'cnn'",
+            "encoder: want one of bow, gru, bigru, lstm, bilstm, transformer, huggingface, got 'cnn'",
         ),
-        ({"batch_size": -1}, "batch_size: wanted at least 2, got -1"),
-        ({"learning_rate": math.nan}, "learning_rate: wanted at least 0, got nan"),
-        ({"context_size": 9, "batch_size": 9}, "context_size: wanted less than batch_size 9, got 9"),
-        ({"encoder": "bigru", "hidden_size": 7}, "hidden_size: wanted an even number for bigru, got 7"),
-        ({"steps": 0}, "steps: wanted at least 1, got 0"),
-        ({"corpus": ()}, "corpus: wanted at least one file, got none"),
+        ({"batch_size": -1}, "batch_size: want at least 2, got -1"),
+        ({"learning_rate": math.nan}, "learning_rate: want at least 0, got nan"),
+        ({"context_size": 9, "batch_size": 9}, "context_size: want less than batch_size 9, got 9"),
+        ({"encoder": "bigru", "hidden_size": 7}, "hidden_size: want an even number for bigru, got 7"),
+        ({"steps": 0}, "steps: want at least 1, got 0"),
+        ({"corpus": ()}, "corpus: want at least one file, got none"),
     ],
 )
 def test_settings_outside_their_range_are_refused(settings, message):
@@ -189,7 +189,7 @@ def test_settings_outside_their_range_are_refused(settings, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_a_missing_device_is_refused(planted, tmp_path):
-    with pytest.raises(InputError, match="device: wanted cuda, but torch sees no CUDA device"):
+    with pytest.raises(InputError, match="device: want cuda, but torch sees no CUDA device"):
         train(TrainConfig((planted[0],), **SMALL, device="cuda"), tmp_path / "run")
 
 

@@ -80,7 +80,7 @@ def test_native_gates_raise_on_wrong_layout_or_dtype(name):
     for change in (lambda t: t[:, 1:], lambda t: t.t(), lambda t: t.half()):
         broken = arguments(name, torch.float32, optional=True)
         broken[0] = change(broken[0])
-        with pytest.raises(RuntimeError, match="gates: expected a contiguous CPU matrix"):
+        with pytest.raises(RuntimeError, match="gates: want a contiguous matrix on the CPU"):
             getattr(torch.ops.fastqt, name)(*broken)
 
 
