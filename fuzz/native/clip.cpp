@@ -1,13 +1,16 @@
 // The operator of CLIP's loss, with tiles of all sizes and with malformed arguments. A tame problem has finite results,
 // which do not depend on its tiles.
+#include <functional>
+#include <string_view>
+
 #include "operators.h"
 
 namespace fuzz {
 namespace {
 
-void run(Source& source) {
-  // Sizes above 256 have more than one stripe of columns (see clip_tile.cpp).
-  const bool large = source.between(0, 255) == 255;
+// Sizes above 256 have more than one stripe of columns (see clip_tile.cpp). They take a thousand times as long as the
+// others, so the input as a whole decides: a mutation of a large problem is hardly ever another one.
+void run(Source& source, bool large) {
   const int64_t N = large ? source.between(255, 260) : source.size(16), D = source.size(6);
   const at::ScalarType dtype = source.dtype();
   const Tensor queries = source.tensor({N, D}, dtype), candidates = source.tensor({N, D}, dtype);
@@ -49,6 +52,7 @@ void run(Source& source) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   fuzz::Source source(data, size);
-  fuzz::run(source);
+  const std::size_t hash = std::hash<std::string_view>()({reinterpret_cast<const char*>(data), size});
+  fuzz::run(source, hash % 256 == 0);
   return 0;
 }
