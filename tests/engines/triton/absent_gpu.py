@@ -264,8 +264,20 @@ def checked(function: type[Function]) -> Iterator[tuple[type[Function], str, Any
 def absent_gpu(p: Problem) -> Iterator[set[str]]:
     """Fake tensors can be on it; its launches are checked and not made, and their kernels' names are kept."""
     launched: set[str] = set()
+    made_current: list[Any] = []  # devices, by those who launch there or ask about one
+
+    @contextlib.contextmanager
+    def device(x: Any) -> Iterator[None]:
+        made_current.append(x)
+        yield
+        made_current.pop()
+
+    def capturing() -> bool:
+        assert made_current, "a question about the current device, which need not be the tensors'"
+        return p.captured
 
     def note(launch: Launch) -> None:
+        assert made_current, f"{launch.kernel.__name__}: a launch on the current device"
         check_launch(launch)
         launched.add(launch.kernel.__name__)
         if launch.constants.get("DESCRIPTORS"):
@@ -281,7 +293,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         return FREE_MEMORY, 80 * 2**30
 
     replaced: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "is_current_stream_capturing", lambda: p.captured),
+        (torch.cuda, "is_current_stream_capturing", capturing),
         (torch.cuda, "mem_get_info", asked_for_memory),
         (torch.cuda, "memory_reserved", lambda _: 0),
         (torch.cuda, "memory_allocated", lambda _: 0),
@@ -294,6 +306,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new, create=name == SMALL_KERNEL))
         stack.enter_context(standing_in(GPU, p.descriptors, note))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", device))
         stack.enter_context(OnGpu())
         yield launched
 
