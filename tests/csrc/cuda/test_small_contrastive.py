@@ -1,7 +1,7 @@
 """The operator of the one-launch kernel launches on the device and stream of its tensors, or says why not.
 
-csrc/cuda/small_contrastive.cu is built as C++ against a CUDA runtime that only notes its calls. Its tensors are
-on CUDA devices that are not there, and in the host's memory.
+csrc/cuda/small_contrastive.cu is built as C++ against a CUDA runtime that only notes its calls. The tensors
+are on CUDA devices that are not there, and in the host's memory.
 """
 
 import json
@@ -21,8 +21,8 @@ HEADERS = ("csrc/cuda/*.h", "csrc/cuda/*.cuh", f"{HOST}/*.h", f"{HOST}/cuda/*.h"
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-x", "c++")
 INCLUDE = (f"-I{ABSENT}", f"-I{HOST}", "-Icsrc")
 
-# Prints the calls of the runtime, its current device afterwards and the error of each launch: on which device,
-# and which call of the runtime is to fail.
+# Prints the calls of the runtime, its current device afterwards and the error of each launch, which is given
+# as the device of its tensors and the call of the runtime that is to fail.
 RUN = """
 import ctypes, json, sys
 ctypes.CDLL(sys.argv[1])
