@@ -63,7 +63,7 @@ def agree(found: Sequence[Tensor], wanted: Sequence[Tensor], sums: Sums) -> tupl
 
     The losses are bitwise equal if the scores are. If the scores are at most d apart, so are log-sum-exps and
     the scores of targets, and probabilities are 2 d of themselves apart. Close numbers may be rounded to
-    neighbours, which are at most eps of themselves apart: once for every rounding on the way, and once for the
+    neighbours, at most eps of themselves apart: once for every rounding on the way, and once for the
     result.
 
     Args:
