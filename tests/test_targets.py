@@ -9,6 +9,7 @@ import torch
 
 import fastqt
 from fastqt.targets import as_targets, window
+from fastqt.targets.cache import RowsCache
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -81,11 +82,10 @@ def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
     """It stays however many others follow. What a capture makes lies in the graph's memory: never cached."""
 
     def columns(size, captured=False):
-        monkeypatch.setattr(window, "_is_being_captured", lambda device: captured)
+        monkeypatch.setattr(window, "is_capturing", lambda device: captured)
         return weakref.ref(fastqt.Window(1).rows(size, size, torch.device("cpu")).columns)
 
-    monkeypatch.setattr(window, "_band_cache", {})
-    monkeypatch.setattr(window, "_captured_bands", {})
+    monkeypatch.setattr(window, "_bands", RowsCache(size=8))
     assert columns(9, captured=True)() is None
     read, others = columns(9), columns(10)
     assert columns(9, captured=True)() is read()

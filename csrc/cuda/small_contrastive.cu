@@ -1,7 +1,4 @@
 // The operator that launches the one-launch kernel, on the current stream and without waiting for it.
-#include <cuda_runtime.h>
-
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -15,24 +12,14 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cuda/runtime.h"
 #include "cuda/small_kernel.cuh"
-
-// Not there in a torch without CUDA, where this file is never asked to do anything, and must load all the same.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
-#pragma weak aoti_torch_get_current_cuda_stream
 
 namespace fastqt::cuda {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-void check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // so that the next call does not report it once more
-  STD_TORCH_CHECK(false, call, ": ", cudaGetErrorName(status), ", ", cudaGetErrorString(status));
-}
-#define FASTQT_CHECK(call, ...) check(call(__VA_ARGS__), #call)
 
 // How many blocks of a kernel a device runs at once, which is as many as may wait for each other.
 template <class P>
@@ -67,18 +54,18 @@ Tiles remembered_tiles(const SmallProblem& p, int blocks) {
 template <class P>
 void launch(SmallProblem p, const Tensor& like) {
   const int device = like.get_device_index();
-  const int blocks = blocks_at_once<P>(device);
-  p.tiles = remembered_tiles<P>(p, blocks);
-  constexpr int kElementBytes = sizeof(typename P::Value);
-  const int64_t bytes = lay_out_workspace(p, kElementBytes, nullptr);
-  const Tensor workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
-  lay_out_workspace(p, kElementBytes, workspace.data_ptr());
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  void* arguments[] = {&p};
-  FASTQT_CHECK(cudaLaunchCooperativeKernel, reinterpret_cast<const void*>(&small_kernel<P>), dim3(blocks),
-               dim3(kThreads), arguments, static_cast<size_t>(SmallKernel<P>::kSharedBytes),
-               static_cast<cudaStream_t>(stream));
+  const cudaStream_t stream = current_stream(device);
+  on_device(device, [&] {
+    const int blocks = blocks_at_once<P>(device);
+    p.tiles = remembered_tiles<P>(p, blocks);
+    constexpr int kElementBytes = sizeof(typename P::Value);
+    const int64_t bytes = lay_out_workspace(p, kElementBytes, nullptr);
+    const Tensor workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+    lay_out_workspace(p, kElementBytes, workspace.data_ptr());
+    void* arguments[] = {&p};
+    FASTQT_CHECK(cudaLaunchCooperativeKernel, reinterpret_cast<const void*>(&small_kernel<P>), dim3(blocks),
+                 dim3(kThreads), arguments, static_cast<size_t>(SmallKernel<P>::kSharedBytes), stream);
+  });
 }
 
 template <class T = void>

@@ -1,4 +1,4 @@
-"""The window of neighbouring sentences, and a cache of the small windows that training lowers every step."""
+"""The window of neighbouring sentences; small ones are cached, because training lowers them at every step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import as_ids, shown
+from fastqt.devices import is_capturing
 from fastqt.targets.base import TargetRows, Targets, rows_of_equal_length
+from fastqt.targets.cache import RowsCache
 
 # Lowering the window of a small batch takes longer than computing the batch's scores, and training asks for
 # the same window at every step. Windows of at most so many entries are therefore cached.
-_BAND_CACHE_SIZE = 8
 _BAND_CACHE_ENTRIES = 2**16
+_bands = RowsCache(size=8)
 
 LEAST_SHARE = 1e-250  # of the least weight in the greatest, so that none of them underflows beside the other
-
-_band_cache: dict[tuple[object, ...], TargetRows] = {}
-# Rows that a CUDA graph reads, by id(). They are never freed, because the graph may be replayed at any time.
-_captured_bands: dict[int, TargetRows] = {}
 
 
 class Window(Targets):
@@ -106,24 +104,20 @@ class Window(Targets):
         return self._lowered_rows(N, M, device)
 
     def _cached_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        if torch.compiler.is_compiling():
+        # A device "cuda" without an index is whichever device is the current one.
+        if torch.compiler.is_compiling() or (device.type == "cuda" and device.index is None):
             return self._lowered_rows(N, M, device)
         key = (N, M, self._size, self._given, self._weights, self.normalize, device)
-        rows = _band_cache.get(key)
-        if _is_being_captured(device):
-            # Tensors made during a capture live in the graph's memory pool, so they must not enter the
-            # cache. Cached tensors that the graph reads must outlive it.
-            if rows is None:
-                return self._lowered_rows(N, M, device)
-            _captured_bands[id(rows)] = rows
+        if is_capturing(device):
+            # Tensors made during a capture live in the graph's memory pool, so they must not enter the cache.
+            return _bands.get_for_graph(key) or self._lowered_rows(N, M, device)
+        rows = _bands.get(key)
         if rows is None:
             # A later call may save these tensors for backward, which inference tensors do not allow.
             with torch.inference_mode(False):
                 rows = replace(self._lowered_rows(N, M, device), cached=True)
             if type(rows.columns) is Tensor:  # a tracer's fake tensors must not be cached
-                while len(_band_cache) >= _BAND_CACHE_SIZE:
-                    _band_cache.pop(next(iter(_band_cache)), None)
-                _band_cache[key] = rows
+                _bands.add(key, rows, device)
         return rows
 
     def _lowered_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
@@ -142,11 +136,6 @@ class Window(Targets):
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return replace(rows_of_equal_length(columns, weights), offsets=offsets)
-
-
-def _is_being_captured(device: torch.device) -> bool:
-    """Whether kernels launched on `device` now are recorded into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """The engine of the one-launch CUDA kernel. The operator is replaced by the kernel compiled for the CPU."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -154,6 +156,38 @@ def test_float32_is_computed_as_torch_is_set():
     finally:
         torch.set_float32_matmul_precision(set_to)
     assert 1e-5 < relative(rounded[1], full[1]) < 5e-3
+
+
+# In a process of its own: torch's older getters raise from then on, and so would tests that use them.
+NEW_SETTINGS = """
+from types import SimpleNamespace
+from unittest import mock
+import torch, fastqt
+from fastqt.engines import cuda
+from fastqt.problem import Problem
+from fastqt.targets import Window
+
+def fail():
+    raise AssertionError("asked for 16-bit elements")
+
+def tf32(dtype):
+    arguments = []
+    operator = SimpleNamespace(default=lambda *given: arguments.extend(given))
+    x, targets = torch.zeros(5, 4, dtype=dtype), Window(1).rows(5, 5, torch.device("cpu"))
+    with mock.patch.object(torch.ops.fastqt, "small_contrastive_", operator, create=True):
+        cuda.forward(Problem(x, x, None, None, 1.0, targets, "zero", None, None, None))
+    return arguments[13]
+
+for setting in ("tf32", "ieee", "tf32"):
+    torch.backends.cuda.matmul.fp32_precision = setting
+    assert tf32(torch.float32) is (setting == "tf32")
+    with mock.patch.object(cuda, "tf32_allowed", fail):
+        assert tf32(torch.bfloat16) is tf32(torch.float16) is False
+"""
+
+
+def test_the_new_setting_of_float32_is_read_for_float32_alone():
+    subprocess.run([sys.executable, "-c", NEW_SETTINGS], check=True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastqt.devices import is_capturing
 from fastqt.problem import Gradients, Needs, Problem
 
 FAST_BYTES = 512 * 2**20  # beside inputs and gradients
@@ -114,7 +115,7 @@ class Operands:
     def room_beside_products(self) -> int:
         """Bytes for all else: at least half of the room, and at most half of the free memory."""
         most, device = self.room, self.p.queries.device
-        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and not is_capturing(device):
             free, _ = torch.cuda.mem_get_info(device)
             reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             most = min(most, int(free + reusable) // 2)

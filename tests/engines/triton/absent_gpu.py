@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves
 import fastqt
 from benchmarks.predict.launches import GPUS, Launch, standing_in
 from fastqt import Diagonal, Mixed, smoothed
-from fastqt.engines import ops
+from fastqt.engines import cuda, ops
+from fastqt.kernels import launch
 from fastqt.targets import Targets
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
@@ -264,11 +265,27 @@ def checked(function: type[Function]) -> Iterator[tuple[type[Function], str, Any
 def absent_gpu(p: Problem) -> Iterator[set[str]]:
     """Fake tensors can be on it; its launches are checked and not made, and their kernels' names are kept."""
     launched: set[str] = set()
+    made_current: list[Any] = []  # devices, by those who launch there or ask about one
 
-    def note(launch: Launch) -> None:
-        check_launch(launch)
-        launched.add(launch.kernel.__name__)
-        if launch.constants.get("DESCRIPTORS"):
+    @contextlib.contextmanager
+    def device(x: Any) -> Iterator[None]:
+        made_current.append(x)
+        yield
+        made_current.pop()
+
+    def capturing() -> bool:
+        assert made_current, "a question about the current device, which need not be the tensors'"
+        return p.captured
+
+    def tf32_allowed() -> bool:
+        assert p.dtype is torch.float32, "a question for the precision of float32, which does not matter here"
+        return True
+
+    def note(made: Launch) -> None:
+        assert made_current, f"{made.kernel.__name__}: a launch on the current device"
+        check_launch(made)
+        launched.add(made.kernel.__name__)
+        if made.constants.get("DESCRIPTORS"):
             launched.add(DESCRIPTORS)
 
     def small_contrastive(*arguments: Any) -> None:
@@ -281,10 +298,11 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         return FREE_MEMORY, 80 * 2**30
 
     replaced: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "is_current_stream_capturing", lambda: p.captured),
+        (torch.cuda, "is_current_stream_capturing", capturing),
         (torch.cuda, "mem_get_info", asked_for_memory),
         (torch.cuda, "memory_reserved", lambda _: 0),
         (torch.cuda, "memory_allocated", lambda _: 0),
+        *((module, "tf32_allowed", tf32_allowed) for module in (cuda, launch)),
         (ops, "cuda_error", None if p.small else "it is not built"),
         (torch.ops.fastqt, SMALL_KERNEL, SimpleNamespace(default=small_contrastive)),
         *((module, "is_traced", lambda *_: False) for module in ASK_FOR_TRACERS),
@@ -294,6 +312,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new, create=name == SMALL_KERNEL))
         stack.enter_context(standing_in(GPU, p.descriptors, note))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", device))
         stack.enter_context(OnGpu())
         yield launched
 
