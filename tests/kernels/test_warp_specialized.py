@@ -1,7 +1,8 @@
 """The warp-specialised kernel of the scores: its own source on numpy, with its roles in random turns."""
 
+import importlib.util
 import math
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fastqt.kernels.scores import warp_specialized
 from tests.kernels.gluon_on_numpy import Descriptor, Pointer, ProtocolError, run
 
 GROUP_ROWS, BLOCK_M, BLOCK_D = 4, 16, 4
-SCALE = 1.3
+SCALE = 0.2
 NOWHERE = 2**31 - 1
 SHAPES = {  # rows, columns, depth, and where the rows and columns begin among all
     "a tile": (8, 16, 16, 0, 0),
@@ -105,3 +106,78 @@ def test_without_exact_cells():
     problem = Problem(SHAPES["partial tiles"], diagonal=False, targets=False)
     problem.run()
     problem.check()
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("steps", [0, 1, 4], ids=lambda more: f"{more} steps more than stages")
+def test_any_order_of_turns(stages, steps):
+    """Rings of all lengths against tiles of all lengths, and every lead: no order deadlocks or mixes stages."""
+    for lead in range(1, stages + 1):
+        problem = Problem((11, 19, (stages + steps) * BLOCK_D - 1, 2, 3))
+        problem.run(programs=2, stages=stages, lead=lead, seed=10 * stages + lead)
+        problem.check()
+
+
+def test_more_programs_than_tiles():
+    problem = Problem(SHAPES["partial tiles"])
+    problem.run(programs=20)
+    problem.check()
+
+
+# What is left out or changed, of which one must be noticed at once or as a wrong value.
+MISTAKES = {
+    "stages are filled before they are read": ("            mbarrier.wait(read.index(stage), phase)\n", ""),
+    "stages are multiplied before they are filled": (
+        "            mbarrier.wait(filled.index(stage), phase)\n",
+        "",
+    ),
+    "one group's reading frees a stage": (
+        "mbarrier.init(read.index(stage), count=GROUPS)",
+        "mbarrier.init(read.index(stage), count=1)",
+    ),
+    "a stage is freed while its products are made": ("read.index(before), pred=d > 0", "read.index(stage)"),
+    "the last stage of a tile is not freed": ("        mbarrier.arrive(read.index(before))\n", ""),
+    "phases do not alternate": ("gl.where(last, phase ^ 1, phase)", "phase"),
+    "the ring is begun in the wrong phase": ("stage, phase = 0, 1", "stage, phase = 0, 0"),
+    "the second group waits for the wrong tile": ("            lead_phase ^= 1\n", ""),
+    "the second group is never led": (
+        "mbarrier.arrive(led, pred=d == (LEAD - 1) * BLOCK_D)",
+        "mbarrier.arrive(led, pred=d < 0)",
+    ),
+    "fewer bytes are expected": ("= GROUPS * queries.block_type.nbytes", "= queries.block_type.nbytes"),
+    "a buffer is written while it is copied": ("            tma.store_wait(1)", "            tma.store_wait(2)"),
+    "copies are not ordered after stores": ("            fence_async_shared()\n", ""),
+    "the kernel ends before its copies": ("        tma.store_wait(0)", "        tma.store_wait(1)"),
+    "both groups read the same rows": ("stage * GROUPS + GROUP)", "stage * GROUPS)"),
+    "sums are taken before products end": ("warpgroup_mma_wait(0, ", "warpgroup_mma_wait(1, "),
+    "columns beyond the last are added up": ("if M - start_m < BLOCK_M:", "if M - start_m < 0:"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_the_protocol_is_noticed(mistake, tmp_path):
+    source = Path(warp_specialized.__file__).read_text()
+    assert source.count(mistake[0]) == 1
+    path = tmp_path / "mistaken.py"
+    path.write_text(source.replace(*mistake))
+    spec = importlib.util.spec_from_file_location("mistaken", path)
+    mistaken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mistaken)
+
+    def right(seed):
+        problem = Problem((21, 37, 18, 0, 0))
+        try:
+            problem.run(stages=3, lead=2, seed=seed, kernel=mistaken)
+            problem.check()
+        except AssertionError:  # a ProtocolError or a wrong value
+            return False
+        return True
+
+    assert not all(right(seed) for seed in range(6))
+
+
+def test_a_tile_of_fewer_steps_than_stages_is_noticed():
+    """The first group gets a whole tile ahead, so that the second one waits for a phase that is over."""
+    with pytest.raises(ProtocolError, match="wait for each other"):
+        for seed in range(20):
+            Problem((64, 16, BLOCK_D, 0, 0)).run(stages=5, lead=1, seed=seed)
