@@ -194,7 +194,6 @@ def write_exponentials(x, row_factor, row_sums_at, mask_n, stored, start, GROUP:
 def warp_specialized_scores_kernel(
     queries,  # (all rows, D): a descriptor of blocks (BLOCK_N / 2, BLOCK_D)
     candidates,  # (M, D): a descriptor of blocks (BLOCK_M, BLOCK_D)
-    out,  # (N, M): E, a descriptor of blocks (BLOCK_N / 2, BLOCK_M / 4), or None
     scale,  # () float32
     row_shift_log2,  # (all rows,) float32
     N,  # rows of this launch, a part of all rows
@@ -206,6 +205,7 @@ def warp_specialized_scores_kernel(
     GROUP_N: gl.constexpr,
     STAGES: gl.constexpr,
     LEAD: gl.constexpr,
+    out=None,  # (N, M): E, a descriptor of blocks (BLOCK_N / 2, BLOCK_M / 4)
     row_factors=None,  # (all rows,) float32, of what is stored
     tile_row_sums=None,  # (blocks of columns, N) float32
     target_starts=None,  # (all rows + 1,) int64, given with the three following

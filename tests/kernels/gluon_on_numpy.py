@@ -345,7 +345,9 @@ class Machine:
         if self.role is not None:
             self.role.pause(ready)
 
-    def warp_specialize(self, functions: list[tuple[Any, tuple[Any, ...]]], warps: Any, registers: Any) -> None:
+    def warp_specialize(
+        self, functions: list[tuple[Any, tuple[Any, ...]]], warps: Any, registers: Any
+    ) -> None:
         """Runs the roles until all have ended."""
         back = threading.Semaphore(0)
         self.roles = [Role(lambda f=f, of=of: f(*of), back) for f, of in functions]

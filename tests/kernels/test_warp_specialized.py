@@ -40,7 +40,9 @@ class Problem:
         self.targets = None
         if targets:
             span = first_m + columns
-            self.targets = [sorted({i + 1, i // 2, (7 * i) % span} & set(range(span))) for i in range(everyone)]
+            self.targets = [
+                sorted({i + 1, i // 2, (7 * i) % span} & set(range(span))) for i in range(everyone)
+            ]
             self.targets[first_n + 1] = []
 
     def run(self, *, programs=1, stages=3, lead=2, seed=0, kernel=warp_specialized):
@@ -145,7 +147,10 @@ MISTAKES = {
         "mbarrier.arrive(led, pred=d < 0)",
     ),
     "fewer bytes are expected": ("= GROUPS * queries.block_type.nbytes", "= queries.block_type.nbytes"),
-    "a buffer is written while it is copied": ("            tma.store_wait(1)", "            tma.store_wait(2)"),
+    "a buffer is written while it is copied": (
+        "            tma.store_wait(1)",
+        "            tma.store_wait(2)",
+    ),
     "copies are not ordered after stores": ("            fence_async_shared()\n", ""),
     "the kernel ends before its copies": ("        tma.store_wait(0)", "        tma.store_wait(1)"),
     "both groups read the same rows": ("stage * GROUPS + GROUP)", "stage * GROUPS)"),
