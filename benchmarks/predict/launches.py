@@ -178,17 +178,19 @@ class _Noting(TorchDispatchMode):
         return out
 
 
-def table(gpu: Gpu, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> dict[str, Any]:
-    """What `tune` would write if the warp-specialised kernel were always the fastest."""
-    config = {"rows": 128, "columns": 256, "stages": 4, "warp_specialized": True}
-    return {
-        gpu.name: {dtype: [{"most_scores": 2**62, "most_width": 2**62, "config": config}] for dtype in dtypes}
-    }
+def warp_specialized_table(gpu: Gpu, width: int = 64) -> dict[str, Any]:
+    """What `tune` would write for a GPU if the warp-specialised kernel were always the fastest."""
+    config = {"rows": 128, "columns": 256, "width": width, "stages": 4, "warp_specialized": True}
+    entries = [{"most_scores": 2**62, "most_width": 2**62, "config": config}]
+    return {gpu.name: {"bfloat16": entries, "float16": entries}}
 
 
 @contextlib.contextmanager
 def standing_in(
-    gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None], warp_specialized: bool = False
+    gpu: Gpu,
+    descriptors: bool,
+    launched: Callable[[Launch], None],
+    table: dict[str, Any] | None = None,  # of tiles, in place of those that are installed
 ) -> Iterator[None]:
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
     from triton.runtime.jit import JITFunction
@@ -221,7 +223,7 @@ def standing_in(
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
         (scores, "score_config", config),
-        *([(tuning, "tables", lambda: table(gpu))] if warp_specialized else []),
+        *([] if table is None else [(tuning, "tables", lambda: table)]),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -230,11 +232,13 @@ def standing_in(
 
 
 @contextlib.contextmanager
-def described(gpu: Gpu, descriptors: bool = False, warp_specialized: bool = False) -> Iterator[list[Event]]:
+def described(
+    gpu: Gpu, descriptors: bool = False, table: dict[str, Any] | None = None
+) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     events: list[Event] = []
     with (
-        standing_in(gpu, descriptors, events.append, warp_specialized),
+        standing_in(gpu, descriptors, events.append, table),
         mock.patch.object(Tensor, "is_cuda", True, create=True),
         _Noting(events),
     ):
@@ -251,7 +255,8 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
         with torch.device("meta"):
             problem, needs = problem_of(case)
             computation = engines.computation("triton", problem)
-            with described(gpu, case.descriptors, case.warp_specialized) as events:
+            table = warp_specialized_table(gpu) if case.warp_specialized else None
+            with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
                     computation.forward_with_gradients(problem, 1 / case.N, needs)
                 else:

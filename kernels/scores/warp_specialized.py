@@ -1,22 +1,22 @@
-"""The exponentials of the scores by warps of different roles, on Hopper: written in Triton's Gluon.
+"""The exponentials of the scores, by warps of different roles on Hopper: written in Triton's Gluon.
 
-Each program stays on its multiprocessor and walks over tiles of 128 × 256 scores, say. One warp copies tiles of
-both operands into a ring of stages in shared memory. Two groups of four warps, each with one half of the tile's
-rows, multiply them and then turn their scores into exponentials. Both groups read the same candidates, but the
-second one follows the first at a distance of LEAD steps: while one group is in its epilogue, the other one has
-the tensor cores to itself.
+Each program stays on its multiprocessor and walks over tiles, of 128 x 256 scores for example. One warp
+copies the operands of all tiles into a ring of stages in shared memory. Two groups of four warps multiply
+them, each for one half of a tile's rows, and turn the scores into exponentials. Both read the same
+candidates, but the second group follows the first one at a distance of LEAD steps, so that they are not in
+their epilogues at the same time: while one is, the other one has the tensor cores to itself.
 
-Barriers in shared memory order the three:
+Barriers in shared memory order the three roles:
 
-- filled[stage]: the copies into a stage have arrived; both groups wait for it.
-- read[stage]: both groups have multiplied what is in a stage; the copying warp waits for it.
-- led: the first group has begun step LEAD of a tile; the second one waits for it before it begins the tile.
+- filled[stage]: the copies into a stage have arrived. Both groups wait for it.
+- read[stage]: both groups have multiplied what is in a stage. The copying warp waits for it.
+- led: the first group has begun LEAD steps of a tile. The second one waits for it before it begins the tile.
 
-A barrier can only be waited for in turns of two phases, so that the first group must not get a whole tile ahead:
-a tile must have at least as many steps as the ring has stages.
+A wait knows only whether the phase that it waits for is even or odd. The ring keeps the groups close enough
+for that if a tile has at least as many steps as the ring has stages.
 
-No device has run this kernel yet. What the tests know of it: it compiles without spills, and this very source,
-with numpy in place of Gluon, is right whatever the order in which the three roles take turns.
+No device has run this kernel yet. The tests run this source on numpy, with the roles in random turns, and
+compile it for Hopper, where it spills no registers. How fast it is, nobody has measured.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUPS = gl.constexpr(2)
 
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
-    """The stage after `stage`, and the phase of its barriers, which alternates with every turn of the ring."""
+    """The stage after `stage`, and the phase of its barriers: each turn of the ring is another one."""
     last = stage == STAGES - 1
     return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
 
@@ -162,7 +162,7 @@ def halves(x):
 
 @gluon.jit
 def write_exponentials(x, row_factor, row_sums_at, mask_n, stored, start, GROUP: gl.constexpr):
-    """E = 2^x in four pieces, each of which is copied out while the next one is made; and the sum of each row."""
+    """The sum of each row of E = 2^x, and E itself: each quarter is copied out while the next one is made."""
     out, staged = stored
     start_n, start_m = start
     ROWS: gl.constexpr = x.shape[0]

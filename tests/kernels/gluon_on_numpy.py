@@ -1,12 +1,13 @@
 """Runs the source of a Gluon kernel on numpy, its roles in turns that are drawn at random.
 
-Gluon has no interpreter. Here a kernel's own Python functions run, with numpy in place of Gluon: each role of
-`warp_specialize` is a thread, of which one at a time runs, from one of its operations to the next. What happens
-by itself on a GPU happens at any time here as well: a copy arrives, products are made, a store reads its buffer.
-Drawn orders are those that a GPU may have, and many that it hardly has.
+Gluon has no interpreter. Here a kernel's own Python functions run, with numpy in place of Gluon. Each role
+of `warp_specialize` is a thread; one of them runs at a time, from one of its operations to the next. What
+happens by itself on a GPU happens here between any two turns: a copy arrives, a product is made, a store
+reads its buffer.
 
-What a GPU would do in silence raises a ProtocolError: roles that wait for each other for ever, shared memory that
-is read before it is filled or written while it is read. Layouts, registers and warps do not exist here.
+What would go wrong in silence on a GPU raises a ProtocolError: roles that wait for each other for ever, and
+shared memory that is read before it is filled or written while it is read. Layouts, registers and warps do
+not exist here.
 """
 
 from __future__ import annotations

@@ -2,13 +2,21 @@
 
 import importlib.util
 import math
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import triton
 from tolerances import FLOAT32, relative
 
-from fastqt.kernels.scores import warp_specialized
+from fastqt.kernels import scores
+from fastqt.kernels.launch import Config
+from fastqt.kernels.scores import Tile, exp_scores, warp_specialized, warp_specialized_launch
+from fastqt.kernels.scores.epilogues import EXP, ROW_MAX
+from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.kernels.gluon_on_numpy import Descriptor, Pointer, ProtocolError, run
 
 GROUP_ROWS, BLOCK_M, BLOCK_D = 4, 16, 4
@@ -113,7 +121,7 @@ def test_without_exact_cells():
 @pytest.mark.parametrize("stages", [2, 3, 5])
 @pytest.mark.parametrize("steps", [0, 1, 4], ids=lambda more: f"{more} steps more than stages")
 def test_any_order_of_turns(stages, steps):
-    """Rings of all lengths against tiles of all lengths, and every lead: no order deadlocks or mixes stages."""
+    """Rings and tiles of several lengths, and every lead: no order deadlocks or mixes stages."""
     for lead in range(1, stages + 1):
         problem = Problem((11, 19, (stages + steps) * BLOCK_D - 1, 2, 3))
         problem.run(programs=2, stages=stages, lead=lead, seed=10 * stages + lead)
@@ -183,6 +191,73 @@ def test_a_mistake_in_the_protocol_is_noticed(mistake, tmp_path):
 
 def test_a_tile_of_fewer_steps_than_stages_is_noticed():
     """The first group gets a whole tile ahead, so that the second one waits for a phase that is over."""
+    problem = Problem((64, 16, BLOCK_D, 0, 0))
     with pytest.raises(ProtocolError, match="wait for each other"):
-        for seed in range(20):
-            Problem((64, 16, BLOCK_D, 0, 0)).run(stages=5, lead=1, seed=seed)
+        problem.run(stages=5, lead=1)
+
+
+def asked(**changes):
+    """What the launcher is asked: matrices that suit the kernel, but for what is changed."""
+    queries, candidates = (torch.zeros(64, 256, dtype=torch.bfloat16) for _ in range(2))
+    out, sums = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(1, 64)
+    given = {"queries": queries, "out": out, "epilogue": EXP, "only_overflowed": False, **changes}
+    of_tile = {name: x for name, x in given.items() if name in Tile.__dataclass_fields__}
+    tile = Tile(0, 64, given.get("matrix", candidates), **of_tile)
+    operands = {"out": given["out"], "tile_row_sums": sums, "tile_column_sums": given.get("column_sums")}
+    config = given.get("config", Config(128, 256, 64, stages=4, warp_specialized=True))
+    return tile, given["queries"], config, given["epilogue"], operands, given["only_overflowed"]
+
+
+BF16 = {"dtype": torch.bfloat16}
+LEFT = {
+    "another epilogue": ({"epilogue": ROW_MAX}, "exponentials"),
+    "a repair": ({"only_overflowed": True}, "all rows"),
+    "a mask": ({"mask": torch.zeros(64, 64, dtype=torch.bool)}, "masks"),
+    "groups": ({"query_groups": torch.zeros(64, dtype=torch.int32)}, "groups"),
+    "biases": ({"bias": torch.zeros(64)}, "biases"),
+    "sums of columns": ({"column_sums": torch.zeros(1, 64)}, "columns"),
+    "float32": ({"queries": torch.zeros(64, 256)}, "float32"),
+    "float32 E": ({"out": torch.zeros(64, 64)}, "two bytes"),
+    "few steps": ({"queries": torch.zeros(64, 192, **BF16)}, "4 stages of 64"),
+    "rows of any length": ({"matrix": torch.zeros(64, 257, **BF16)[:, :256]}, "16 bytes"),
+    "E with rows of any length": ({"out": torch.zeros(64, 63, **BF16)}, "16 bytes"),
+    "an unaligned matrix": ({"matrix": torch.zeros(64 * 256 + 1, **BF16)[1:].view(64, 256)}, "16 bytes"),
+    "a transposed matrix": ({"queries": torch.zeros(256, 64, **BF16).T}, "16 bytes"),
+    "one row for all": ({"queries": torch.zeros(1, 256, **BF16).expand(64, 256)}, "16 bytes"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), LEFT.values(), ids=LEFT)
+def test_what_is_left_to_the_ordinary_kernel(changes, words, monkeypatch):
+    monkeypatch.setattr(warp_specialized_launch, "unusable", lambda: None)
+    assert warp_specialized_launch.why_not(*asked()) is None
+    assert words in warp_specialized_launch.why_not(*asked(**changes))
+
+
+def test_another_gluon_is_no_error(monkeypatch):
+    """A Triton whose Gluon has other names leaves all to the ordinary kernel, and says so."""
+    unusable = warp_specialized_launch.unusable.__wrapped__
+    assert "interpreter" in unusable()
+    monkeypatch.setattr(warp_specialized_launch, "INTERPRETED", False)
+    assert unusable() is None
+    monkeypatch.delattr(warp_specialized.tma, "async_load", raising=False)
+    monkeypatch.delattr(warp_specialized.tma, "async_copy_global_to_shared")
+    monkeypatch.delitem(sys.modules, warp_specialized.__name__)
+    monkeypatch.delattr(scores, "warp_specialized")
+    assert "async_copy_global_to_shared" in unusable()
+    assert triton.__version__ in unusable()
+
+
+def test_the_ordinary_kernel_makes_what_is_left_to_it():
+    """The interpreter has no Gluon; a config that asks for the kernel computes the same."""
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randn(40, 24, generator=generator) for _ in range(2))
+    made = []
+    for config in (WHEN_INTERPRETED, replace(WHEN_INTERPRETED, warp_specialized=True)):
+        E = torch.full((40, 40), math.nan)
+        exp_scores(
+            Tile(0, 40, candidates), queries, torch.tensor(1.0), torch.zeros(40), config, exponentials=E
+        )
+        made.append(E)
+    assert torch.equal(*made)
+    assert relative(made[0], (queries @ candidates.T).exp()) < FLOAT32
