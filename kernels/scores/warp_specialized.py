@@ -79,6 +79,31 @@ def copy_operands(matrices, ring, barriers, sizes, corner, GROUP_N: gl.constexpr
 
 
 @gluon.jit
+def multiply(
+    scores,
+    ring,
+    barriers,
+    stage,
+    phase,
+    d,
+    BLOCK_D: gl.constexpr,
+    ADD: gl.constexpr,
+    GROUP: gl.constexpr,
+    LEAD: gl.constexpr,
+):
+    """Issues the products of one step, and waits for those of the step before."""
+    query_ring, candidate_ring = ring
+    filled, _, led = barriers
+    mbarrier.wait(filled.index(stage), phase)
+    a = query_ring.index(stage * GROUPS + GROUP)
+    b = candidate_ring.index(stage).permute((1, 0))
+    scores = warpgroup_mma(a, b, scores, use_acc=ADD, is_async=True)
+    if GROUP == 0:
+        mbarrier.arrive(led, pred=d == (LEAD - 1) * BLOCK_D)
+    return warpgroup_mma_wait(1, deps=(scores,))
+
+
+@gluon.jit
 def make_exponentials(
     shared,
     GROUP: gl.constexpr,
@@ -90,7 +115,7 @@ def make_exponentials(
     """The role of four warps: exponentials of one half of each tile's rows."""
     ring, barriers, sizes, firsts, of_rows, targets, stored = shared
     query_ring, candidate_ring = ring
-    filled, read, led = barriers
+    _, read, led = barriers
     N, M, D = sizes
     first_n, first_m = firsts
     scale, row_shift_log2, row_factors, tile_row_sums = of_rows
@@ -122,18 +147,14 @@ def make_exponentials(
         if GROUP == 1:
             mbarrier.wait(led, lead_phase)
             lead_phase ^= 1
+        # Products that add to nothing need no zeros in registers.
         scores = gl.zeros((GROUP_ROWS, BLOCK_M), gl.float32, layout)
+        scores = multiply(scores, ring, barriers, stage, phase, 0, BLOCK_D, False, GROUP, LEAD)
         before = stage
-        for d in range(0, D, BLOCK_D):
-            mbarrier.wait(filled.index(stage), phase)
-            a = query_ring.index(stage * GROUPS + GROUP)
-            b = candidate_ring.index(stage).permute((1, 0))
-            scores = warpgroup_mma(a, b, scores, use_acc=d > 0, is_async=True)
-            if GROUP == 0:
-                mbarrier.arrive(led, pred=d == (LEAD - 1) * BLOCK_D)
-            # The products of one step may be under way while those of the next one are issued.
-            scores = warpgroup_mma_wait(1, deps=(scores,))
-            mbarrier.arrive(read.index(before), pred=d > 0)
+        stage, phase = next_stage(stage, phase, STAGES)
+        for d in range(BLOCK_D, D, BLOCK_D):
+            scores = multiply(scores, ring, barriers, stage, phase, d, BLOCK_D, True, GROUP, LEAD)
+            mbarrier.arrive(read.index(before))
             before = stage
             stage, phase = next_stage(stage, phase, STAGES)
         scores = warpgroup_mma_wait(0, deps=(scores,))
