@@ -4,6 +4,7 @@ python -m benchmarks.tune                                   # all dtypes in 5 mi
 python -m benchmarks.tune --dtype bfloat16 --minutes 3
 python -m benchmarks.tune --dry-run --out DIR               # tiny problems on a CPU, in Triton's interpreter
 
+On Hopper the warp-specialised kernel is tried as well, and chosen where it is the fastest.
 A dtype's table is replaced as soon as one of its shapes has been measured. The tables of other dtypes stay.
 """
 

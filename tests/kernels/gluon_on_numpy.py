@@ -15,132 +15,13 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-
-class ProtocolError(AssertionError):
-    pass
-
-
-class Array(np.ndarray):
-    """A tensor of the kernel."""
-
-    type = SimpleNamespace(layout=None)
-
-    def to(self, dtype: Any) -> Array:
-        return self.astype(dtype)
-
-    def permute(self, order: tuple[int, ...]) -> Array:
-        return self.transpose(order)
-
-    def split(self) -> tuple[Array, Array]:
-        return self[..., 0], self[..., 1]
-
-
-def array(x: Any) -> Array:
-    return np.asarray(x).view(Array)
-
-
-@dataclass
-class Pointer:
-    """Addresses in a flat array: of one element, or of as many as `at` has."""
-
-    memory: np.ndarray
-    at: Any = 0
-    type = SimpleNamespace(layout=None)
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, array(self.at + offset))
-
-    def where(self, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The mask, and the addresses where it holds; others are 0."""
-        mask = np.broadcast_to(True if mask is None else mask, np.shape(self.at))
-        at = np.where(mask, self.at, 0)
-        if ((at < 0) | (at >= self.memory.size)).any():
-            raise ProtocolError("an address beyond its memory")
-        return mask, at
-
-
-@dataclass
-class Descriptor:
-    """A tensor descriptor: a matrix, and the shape of the blocks that are copied."""
-
-    matrix: np.ndarray
-    block: tuple[int, int]
-    layout: None = None
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.matrix.dtype
-
-    @property
-    def block_type(self) -> SimpleNamespace:
-        return SimpleNamespace(shape=self.block, nbytes=self.block[0] * self.block[1] * self.dtype.itemsize)
-
-    def inside(self, start: list[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The part of a block that is inside the matrix: there, and in the block."""
-        there = [
-            slice(min(s, n), min(s + b, n))
-            for s, b, n in zip(start, self.block, self.matrix.shape, strict=True)
-        ]
-        return tuple(there), tuple(slice(0, s.stop - s.start) for s in there)
-
-
-@dataclass
-class Buffer:
-    """Shared memory: `index` gives a part of it, whose state is its own."""
-
-    memory: np.ndarray
-    filling: int = 0  # copies into it that have not arrived
-    readers: int = 0  # products and stores that have not read it
-    empty: bool = True
-    fenced: bool = True  # what ordinary stores wrote can be seen by copies
-    parts: dict[int, Buffer] = field(default_factory=dict)
-    barrier: Barrier | None = None
-    of: Buffer | None = None  # whose transpose this is
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.memory.shape
-
-    def index(self, i: int) -> Any:
-        if not 0 <= i < self.shape[0]:
-            raise ProtocolError(f"part {i} of {self.shape[0]}")
-        return self.parts.setdefault(int(i), Buffer(self.memory[i]))
-
-    def permute(self, order: tuple[int, ...]) -> Buffer:
-        return Buffer(self.memory.transpose(order), of=self)
-
-    @property
-    def root(self) -> Buffer:
-        return self.of or self
-
-
-class Barrier:
-    """An mbarrier: a phase ends when all arrivals and all bytes that it expects have come."""
-
-    def __init__(self) -> None:
-        self.count = self.pending = self.bytes = self.phases = 0
-
-    def begin(self, count: int) -> None:
-        self.count = self.pending = count
-
-    def change(self, arrivals: int, size: int) -> None:
-        self.pending -= arrivals
-        self.bytes += size
-        if self.pending < 0:
-            raise ProtocolError("more arrivals than a phase has")
-        if self.pending == 0 and self.bytes == 0:
-            self.pending, self.phases = self.count, self.phases + 1
-
-    def ended(self, phase: int) -> bool:
-        """Whether the phase of this parity that is waited for has ended."""
-        return self.count > 0 and self.phases % 2 != phase
+from tests.kernels.gluon_memory import Array, Barrier, Buffer, Descriptor, Pointer, ProtocolError, array
 
 
 class Role(threading.Thread):
@@ -153,7 +34,8 @@ class Role(threading.Thread):
         self.error: BaseException | None = None
         self.products: list[Callable[[], None]] = []
         self.stores: list[Callable[[], None]] = []
-        self.stored: list[Buffer] = []
+        self.unfenced: list[Buffer] = []
+        self.pace = 1.0  # how much more often than others it has a turn
         self.ending = False
 
     def run(self) -> None:
@@ -250,78 +132,76 @@ class Machine:
 
     # Shared memory and barriers.
 
-    def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: None) -> Any:
-        return Shared(self, np.full(shape, -1 if dtype is np.int64 else np.nan, dtype))
+    def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: None) -> Buffer:
+        unknown = -1 if dtype is np.int64 else np.nan
+        return Buffer(np.full(shape, unknown, dtype), self)
 
-    def init(self, barrier: Shared, count: int) -> None:
-        barrier.buffer.barrier = Barrier()
-        barrier.buffer.barrier.begin(count)
+    def init(self, bar: Buffer, count: int) -> None:
+        bar.barrier = Barrier(count)
 
-    def expect(self, barrier: Shared, size: int) -> None:
+    def expect(self, bar: Buffer, size: int) -> None:
         self.pause()
-        barrier.buffer.barrier.change(1, size)
+        bar.barrier.change(1, size)
 
-    def arrive(self, barrier: Shared, count: int = 1, pred: bool = True) -> None:
+    def arrive(self, bar: Buffer, count: int = 1, pred: bool = True) -> None:
         self.pause()
         if pred:
-            barrier.buffer.barrier.change(count, 0)
+            bar.barrier.change(count, 0)
 
-    def wait(self, barrier: Shared, phase: int) -> None:
-        self.pause(lambda: barrier.buffer.barrier.ended(phase))
+    def wait(self, bar: Buffer, phase: int) -> None:
+        self.pause(lambda: bar.barrier.ended(phase))
 
     def fence_async_shared(self) -> None:
         if self.role is not None:
-            for buffer in self.role.stored:
+            for buffer in self.role.unfenced:
                 buffer.fenced = True
+            self.role.unfenced.clear()
 
     # Copies and products, which are made at any time after they were asked for.
 
-    def async_load(self, descriptor: Descriptor, start: list[int], barrier: Shared, into: Shared) -> None:
+    def async_load(self, descriptor: Descriptor, start: list[int], bar: Buffer, into: Buffer) -> None:
         self.pause()
-        buffer = into.buffer
-        if buffer.readers:
-            raise ProtocolError("a copy into memory that is still read")
-        if buffer.filling:
-            raise ProtocolError("two copies into the same memory")
-        buffer.filling += 1
-        buffer.memory[...] = np.nan
+        if into.readers or into.filling:
+            raise ProtocolError("a copy into memory that is still read, or filled")
+        into.filling = True
+        into.memory[...] = np.nan
 
         def arrives() -> None:
             there, here = descriptor.inside(start)
-            buffer.memory[...] = 0
-            buffer.memory[here] = descriptor.matrix[there]
-            buffer.filling, buffer.empty = 0, False
-            barrier.buffer.barrier.change(0, -descriptor.block_type.nbytes)
+            into.memory[...] = 0
+            into.memory[here] = descriptor.matrix[there]
+            into.filling = into.empty = False
+            bar.barrier.change(0, -descriptor.block_type.nbytes)
 
         self.copies.append(arrives)
 
-    def async_store(self, descriptor: Descriptor, start: list[int], source: Shared) -> None:
+    def async_store(self, descriptor: Descriptor, start: list[int], source: Buffer) -> None:
         self.pause()
-        buffer = source.buffer
-        if not buffer.fenced:
+        if not source.fenced:
             raise ProtocolError("a copy from memory whose stores no fence has ordered before it")
-        buffer.readers += 1
+        source.readers += 1
 
         def reads() -> None:
             there, here = descriptor.inside(start)
-            descriptor.matrix[there] = buffer.memory[here]
-            buffer.readers -= 1
+            descriptor.matrix[there] = source.memory[here]
+            source.readers -= 1
 
         self.role.stores.append(reads)
 
     def store_wait(self, pending: int) -> None:
-        self.pause(lambda: len(self.role_now.stores) <= pending)
+        role = self.role
+        self.pause(lambda: len(role.stores) <= pending)
 
-    def warpgroup_mma(self, a: Shared, b: Shared, scores: Array, use_acc: bool, is_async: bool) -> Array:
+    def warpgroup_mma(self, a: Buffer, b: Buffer, scores: Array, use_acc: bool, is_async: bool) -> Array:
         self.pause()
-        operands = [x.buffer.root for x in (a, b)]
+        operands = [x.whole or x for x in (a, b)]
+        if any(x.filling or x.empty for x in operands):
+            raise ProtocolError("a product of memory that is not filled")
         for x in operands:
-            if x.filling or x.empty:
-                raise ProtocolError("a product of memory that is not filled")
             x.readers += 1
 
         def made() -> None:
-            product = a.buffer.memory @ b.buffer.memory
+            product = a.memory @ b.memory
             scores[...] = scores + product if use_acc else product
             for x in operands:
                 x.readers -= 1
@@ -330,17 +210,11 @@ class Machine:
         return scores
 
     def warpgroup_mma_wait(self, pending: int, deps: tuple[Array]) -> Array:
-        self.pause(lambda: len(self.role_now.products) <= pending)
+        role = self.role
+        self.pause(lambda: len(role.products) <= pending)
         return deps[0]
 
     # Turns.
-
-    @property
-    def role_now(self) -> Role:
-        """The role whose condition is looked at."""
-        return self.looked_at or self.role
-
-    looked_at: Role | None = None
 
     def pause(self, ready: Callable[[], bool] = lambda: True) -> None:
         if self.role is not None:
@@ -353,27 +227,29 @@ class Machine:
         back = threading.Semaphore(0)
         self.roles = [Role(lambda f=f, of=of: f(*of), back) for f, of in functions]
         for role in self.roles:
+            # In some runs one role is far ahead of others, or of all that happens by itself.
+            role.pace = self.draw.choice((0.1, 1, 10))
             role.start()
         try:
             while any(role.ready for role in self.roles):
-                self.turn(self.draw.choice(list(self.possible())), back)
+                possible = self.possible()
+                paces = [x.pace if isinstance(x, Role) else 1 for x in possible]
+                self.turn(self.draw.choices(possible, paces)[0], back)
         finally:
             self.end(back)
         if self.copies:
             raise ProtocolError("the kernel ended before its copies arrived")
 
-    def possible(self) -> Iterator[Role | list[Callable[[], None]]]:
+    def possible(self) -> list[Any]:
         """The roles that can run, and the queues from which something can happen."""
         found: list[Any] = [self.copies] if self.copies else []
         for role in self.roles:
-            self.looked_at = role
             found += [queue for queue in (role.products, role.stores) if queue]
             if role.ready is not None and role.ready():
                 found.append(role)
-        self.looked_at = None
         if not found:
             raise ProtocolError("all roles wait for each other")
-        return iter(found)
+        return found
 
     def turn(self, chosen: Any, back: threading.Semaphore) -> None:
         if isinstance(chosen, Role):
@@ -401,33 +277,6 @@ OPERATIONS = (
     *("fence_async_shared", "async_load", "async_store"),
     *("warpgroup_mma", "warpgroup_mma_wait"),
 )
-
-
-class Shared:
-    """A kernel's view of a buffer."""
-
-    def __init__(self, machine: Machine, memory: np.ndarray, buffer: Buffer | None = None) -> None:
-        self.machine, self.buffer = machine, buffer or Buffer(memory)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.buffer.shape
-
-    def index(self, i: int) -> Shared:
-        part = self.buffer.index(i)
-        return Shared(self.machine, part.memory, part)
-
-    def permute(self, order: tuple[int, ...]) -> Shared:
-        turned = self.buffer.permute(order)
-        return Shared(self.machine, turned.memory, turned)
-
-    def store(self, value: Array) -> None:
-        self.machine.pause()
-        if self.buffer.readers:
-            raise ProtocolError("a store into memory that is still copied from")
-        self.buffer.memory[...] = value
-        self.buffer.fenced = False
-        self.machine.role.stored.append(self.buffer)
 
 
 def check(condition: bool) -> None:

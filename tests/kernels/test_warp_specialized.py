@@ -21,7 +21,8 @@ from fastqt.kernels.scores import Tile, exp_scores, warp_specialized, warp_speci
 from fastqt.kernels.scores.epilogues import EXP, ROW_MAX
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.csrc.building import ROOT
-from tests.kernels.gluon_on_numpy import Descriptor, Pointer, ProtocolError, run
+from tests.kernels.gluon_memory import Descriptor, Pointer, ProtocolError
+from tests.kernels.gluon_on_numpy import run
 
 GROUP_ROWS, BLOCK_M, BLOCK_D = 4, 16, 4
 SCALE = 0.2
