@@ -30,6 +30,7 @@ class Config:
         warps: of a program.
         stages: how many steps' operands are loaded ahead of the tensor cores.
         descriptors: whether Hopper's copy engine (TMA) loads the operands that allow it.
+        warp_specialized: whether the kernel of scores/warp_specialized.py makes the scores that it can.
     """
 
     rows: int = 128
@@ -39,6 +40,7 @@ class Config:
     warps: int = 8
     stages: int = 3
     descriptors: bool = False
+    warp_specialized: bool = False
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

@@ -28,8 +28,9 @@ def score_config(
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
-    The first entry of the GPU's table that covers the problem is used. A heavy epilogue, that of a sigmoid or
-    of a mask, needs the registers that a large tile takes.
+    The first entry of the GPU's table that covers the problem is used. Only such an entry can ask for the
+    warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the registers that a
+    large tile takes.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED

@@ -4,6 +4,7 @@ python -m benchmarks.tune                                   # all dtypes in 5 mi
 python -m benchmarks.tune --dtype bfloat16 --minutes 3
 python -m benchmarks.tune --dry-run --out DIR               # tiny problems on a CPU, in Triton's interpreter
 
+On Hopper the warp-specialised kernel is tried as well, and chosen where it is the fastest.
 A dtype's table is replaced as soon as one of its shapes has been measured. The tables of other dtypes stay.
 """
 
@@ -38,8 +39,11 @@ TUNED = ROOT / "kernels" / "tuned"
 DTYPES = ("bfloat16", "float16", "float32")
 MOST_ACCUMULATORS = 128  # float32 for each thread; more would spill
 FINALISTS = 4  # configs that are measured again, in turns and with every group
+ROLE_TILES = ((128, 256), (256, 128), (128, 128))  # of the warp-specialised kernel
+ROLE_STEPS = ((64, 4), (32, 8), (64, 3), (128, 2), (64, 6))  # their widths, and as many stages as fit
 TOLERANCE = 1e-3  # relative error of row sums against float32; a config beyond it is dropped as wrong
-CHECKED_ROWS = 64
+STORED_TOLERANCE = 2**-7  # likewise of what is stored, in bfloat16 for one
+CHECKED_ROWS = 256  # the first ones, and as many last ones
 ANY = 2**62
 
 
@@ -54,9 +58,25 @@ class Space:
     stages: tuple[int, ...] = (4, 3, 2, 5)
     groups: tuple[int, ...] = (8, 4, 16)
     descriptors: tuple[bool, ...] = (False, True)
+    warp_specialized: bool = True  # whether the kernel of roles is tried, too
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
         """All with the first group. Large tiles mostly win, so they come first: time may run out."""
+        from fastqt.kernels.launch import Config
+
+        ordinary = self.ordinary_configs(itemsize, shared_bytes)
+        if not self.warp_specialized or itemsize != 2:
+            return ordinary
+        found = [
+            Config(rows, columns, width, self.groups[0], 8, stages, warp_specialized=True)
+            for rows, columns in ROLE_TILES
+            for width, stages in ROLE_STEPS
+        ]
+        # They are few, and what they are for is to win: they come before all others.
+        return [config for config in found if fits(config, itemsize, shared_bytes)] + ordinary
+
+    def ordinary_configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
+        """Those of the ordinary kernel."""
         from fastqt.kernels.launch import Config
 
         found = [
@@ -74,7 +94,11 @@ class Space:
 
 def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
     """Whether the operands' tiles of all stages fit in shared memory, and the accumulators in registers."""
+    from fastqt.kernels.scores import warp_specialized_launch
+
     staged = (config.rows + config.columns) * config.width * itemsize * config.stages
+    if config.warp_specialized:
+        staged = warp_specialized_launch.shared_bytes(config, itemsize)
     accumulators = config.rows * config.columns / (32 * config.warps)
     return staged <= shared_bytes and accumulators <= MOST_ACCUMULATORS
 
@@ -109,7 +133,7 @@ PLAN = Plan(
 )
 DRY_PLAN = Plan(
     (Cell(Shape(10, 10, 8), 2**8, ANY), Cell(Shape(12, 20, 16), ANY, ANY)),
-    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,)),
+    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,), warp_specialized=False),
     rounds=1,
     compiled_rows=16,
 )
@@ -142,16 +166,30 @@ class Scores:
         )
         return sums
 
+    def why_not(self, config: Config) -> str | None:
+        """Why the launch would be another kernel's than the config asks for, or None."""
+        from fastqt.kernels.scores import Tile, warp_specialized_launch
+        from fastqt.kernels.scores.epilogues import EXP
+
+        if not config.warp_specialized:
+            return None
+        f, g = (x.detach() for x in self.inputs[0])
+        asked = Tile(0, self.shape.N, g), f, config, EXP, {"out": self.exponentials}, False
+        return warp_specialized_launch.why_not(*asked)
+
     def is_right(self, config: Config) -> bool:
-        """Whether the sums of the first rows equal plain PyTorch's."""
+        """Whether the first and the last rows of E, and their sums, equal plain PyTorch's."""
         f, g = (x.detach().float() for x in self.inputs[0])
-        n = min(CHECKED_ROWS, self.shape.N)
-        E = (f[:n] @ g.T).exp()
+        every = torch.arange(self.shape.N, device=f.device)
+        row = torch.cat([every[:CHECKED_ROWS], every[CHECKED_ROWS:][-CHECKED_ROWS:]])
+        E = (f[row] @ g.T).exp()
         column = torch.arange(self.shape.M, device=f.device)
-        row = torch.arange(n, device=f.device)[:, None]
-        E.masked_fill_((row == column) | (self.inputs.labels[:n, None] == column), 0)
-        sums, wanted = self.launch(config, 0).sum(0)[:n], E.sum(1)
-        return bool(((sums - wanted).abs() <= TOLERANCE * wanted).all())
+        E.masked_fill_((row[:, None] == column) | (self.inputs.labels[row][:, None] == column), 0)
+        self.exponentials.fill_(math.nan)
+        sums, wanted = self.launch(config, 0).sum(0)[row], E.sum(1)
+        of_sums = (sums - wanted).abs() <= TOLERANCE * wanted
+        of_cells = (self.exponentials[row].float() - E).abs() <= STORED_TOLERANCE * E
+        return bool(of_sums.all()) and bool(of_cells.all())
 
 
 @dataclass
@@ -205,6 +243,10 @@ def tune(
 def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float | None:
     """Median seconds; None for a config that does not compile, does not fit or computes wrong sums."""
     try:
+        refused = scores.why_not(config)
+        if refused is not None:
+            print(f"  {config}: {refused}", file=sys.stderr)
+            return None
         if not scores.is_right(config):
             return None
         return statistics.median(
@@ -245,12 +287,13 @@ def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
 
 
 def plan_for(device: torch.device) -> Plan:
-    """The plan for a device. Tensor descriptors need Hopper or later."""
+    """The plan for a device. Tensor descriptors need Hopper or later, the kernel of roles Hopper itself."""
     if device.type != "cuda":
         return DRY_PLAN
-    if torch.cuda.get_device_capability(device) >= (9, 0):
-        return PLAN
-    return replace(PLAN, space=replace(PLAN.space, descriptors=(False,)))
+    capability = torch.cuda.get_device_capability(device)
+    descriptors = PLAN.space.descriptors if capability >= (9, 0) else (False,)
+    space = replace(PLAN.space, descriptors=descriptors, warp_specialized=capability[0] == 9)
+    return replace(PLAN, space=space)
 
 
 def shared_memory(device: torch.device) -> int:

@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ _TYPES = {
 
 def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
     """The signature, constants and alignments that Triton compiles a launch for."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     signature, constants, alignments = {}, {}, {}
@@ -54,9 +56,10 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], 
             # An allocation begins at a multiple of 256 bytes, a part of one where its offset says.
             aligned = value.storage_offset() * value.element_size() % 16 == 0
             signature[parameter.name] = "*" + _TYPES[value.dtype]
-        elif isinstance(value, TensorDescriptor):
-            shape = ",".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]>"
+        elif isinstance(value, TensorDescriptor | GluonDescriptor):
+            block = f"{_TYPES[value.base.dtype]}[{','.join(map(str, value.block_shape))}]"
+            layout = f",{value.layout!r}" if isinstance(value, GluonDescriptor) else ""
+            signature[parameter.name] = f"tensordesc<{block}{layout}>"
         elif _is_int(value):
             aligned = value % 16 == 0
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
@@ -104,9 +107,12 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, alignments = specialised(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
+    source = (GluonASTSource if launch.kernel.is_gluon() else ASTSource)(
+        fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments
+    )
     log = io.StringIO()
     with contextlib.redirect_stdout(log):  # where Triton shows ptxas -v
         kernel = triton.compile(source, target=GPUTarget("cuda", gpu.arch, 32), options=launch.options)
@@ -124,11 +130,13 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
         "threads": 32 * kernel.metadata.num_warps,
         "instructions": {name: ptx.count(name) for name in INSTRUCTIONS},
     }
-    return {**found, "sass": instructions(kernel.asm["cubin"])} if disassembled else found
+    if launch.kernel.is_gluon():  # what its roles are made of has no other names than the machine's
+        found["opcodes"] = dict(opcodes(kernel.asm["cubin"]))
+    return {**found, "sass": opcodes(kernel.asm["cubin"]).total()} if disassembled else found
 
 
-def instructions(cubin: bytes) -> int:
-    """How many a kernel has, as the disassembler that comes with Triton lists them."""
+def opcodes(cubin: bytes) -> Counter[str]:
+    """How often a kernel has which instruction, as the disassembler that comes with Triton lists them."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -136,8 +144,8 @@ def instructions(cubin: bytes) -> int:
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
         listing = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    listed = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);", listing, flags=re.MULTILINE)
-    return sum(instruction.strip() != "NOP" for instruction in listed)
+    predicated = r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?(\w+)[^;]*;"
+    return Counter(name for name in re.findall(predicated, listing, flags=re.MULTILINE) if name != "NOP")
 
 
 @contextlib.contextmanager

@@ -66,6 +66,7 @@ class Case:
     link: str = "softmax"
     clip: bool = False  # CLIP's loss, of rows and of columns
     descriptors: bool = False  # read the operands of the scores' product
+    warp_specialized: bool = False  # the GPU's table chooses that kernel
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
@@ -74,7 +75,15 @@ class Case:
     loads_ahead: bool = True
 
 
-NOT_FLAGS = ("BLOCK", "GROUP_", "UNIT", "COMPUTE", "PRECISION")  # how constants are named that are none
+NOT_FLAGS = (
+    "BLOCK",
+    "GROUP_",
+    "UNIT",
+    "COMPUTE",
+    "PRECISION",
+    "STAGES",
+    "LEAD",
+)  # how constants are named that are none
 
 
 def flag_names(kernel: Any) -> list[str]:
@@ -105,7 +114,8 @@ class Launch:
         for name in flag_names(self.kernel):
             value = self.arguments[name]
             value = getattr(value, "value", value)
-            found[name] = value if isinstance(value, str) else int(isinstance(value, Tensor) or value or 0)
+            given = value if isinstance(value, int) else value is not None
+            found[name] = value if isinstance(value, str) else int(given)
         return found
 
     def matches(self, wanted: str) -> bool:
@@ -168,13 +178,25 @@ class _Noting(TorchDispatchMode):
         return out
 
 
+def warp_specialized_table(gpu: Gpu, width: int = 64) -> dict[str, Any]:
+    """What `tune` would write for a GPU if the warp-specialised kernel were always the fastest."""
+    config = {"rows": 128, "columns": 256, "width": width, "stages": 4, "warp_specialized": True}
+    entries = [{"most_scores": 2**62, "most_width": 2**62, "config": config}]
+    return {gpu.name: {"bfloat16": entries, "float16": entries}}
+
+
 @contextlib.contextmanager
-def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None]) -> Iterator[None]:
+def standing_in(
+    gpu: Gpu,
+    descriptors: bool,
+    launched: Callable[[Launch], None],
+    table: dict[str, Any] | None = None,  # of tiles, in place of those that are installed
+) -> Iterator[None]:
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
     from triton.runtime.jit import JITFunction
 
     from fastqt.engines.triton import scores
-    from fastqt.kernels.tuning import score_config
+    from fastqt.kernels import tuning
 
     def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
@@ -186,7 +208,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
         launched(Launch(kernel, grid[0], arguments, options))
 
     def config(_: torch.device, *shape: Any) -> Any:
-        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+        return replace(tuning.score_config(torch.device("cuda"), *shape), descriptors=descriptors)
 
     properties = SimpleNamespace(
         name=gpu.name,
@@ -201,6 +223,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
         (scores, "score_config", config),
+        *([] if table is None else [(tuning, "tables", lambda: table)]),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -209,11 +232,13 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
 
 
 @contextlib.contextmanager
-def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
+def described(
+    gpu: Gpu, descriptors: bool = False, table: dict[str, Any] | None = None
+) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     events: list[Event] = []
     with (
-        standing_in(gpu, descriptors, events.append),
+        standing_in(gpu, descriptors, events.append, table),
         mock.patch.object(Tensor, "is_cuda", True, create=True),
         _Noting(events),
     ):
@@ -230,7 +255,8 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
         with torch.device("meta"):
             problem, needs = problem_of(case)
             computation = engines.computation("triton", problem)
-            with described(gpu, case.descriptors) as events:
+            table = warp_specialized_table(gpu) if case.warp_specialized else None
+            with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
                     computation.forward_with_gradients(problem, 1 / case.N, needs)
                 else:

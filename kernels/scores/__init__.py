@@ -1,7 +1,8 @@
 """The matrix product that makes scores, and what its epilogue turns each tile of them into.
 
 `mainloop` holds the kernel: it walks over tiles and makes the scores of each in registers. `exclusions` adds
-biases and removes cells, `epilogues` reduces and stores the tile, `launch` is what engines call.
+biases and removes cells, `epilogues` reduces and stores the tile, `launch` is what engines call. On Hopper a
+table can choose the kernel of `warp_specialized` for exponentials, which `warp_specialized_launch` launches.
 """
 
 from fastqt.kernels.scores.launch import (

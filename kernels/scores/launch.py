@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
+from fastqt.kernels.scores import warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
 
@@ -147,6 +148,11 @@ def _launch(
     operands: dict[str, Tensor | None],  # of the epilogue, by their names in the kernel
     shift_overflowed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
+    if config.warp_specialized:
+        asked = tile, queries, config, epilogue, operands, shift_overflowed is not None
+        if warp_specialized_launch.why_not(*asked) is None:
+            warp_specialized_launch.launch(tile, queries, scale, config, operands)
+            return
     columns, D = tile.candidates.shape
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
     overflowed, any_overflowed = shift_overflowed or (None, None)

@@ -60,6 +60,8 @@ def test_configs_fit_the_device():
     hopper = 232_448
     configs = tune.PLAN.space.configs(2, hopper)
     assert len(configs) == len(set(configs)) > 50
+    roles = [config for config in configs if config.warp_specialized]
+    assert Config(128, 256, 64, 8, 8, 4, warp_specialized=True) == roles[0] == configs[0]
     for config in configs:
         assert (config.rows + config.columns) * config.width * 2 * config.stages <= hopper
         assert config.rows * config.columns <= 128 * 32 * config.warps
@@ -68,11 +70,17 @@ def test_configs_fit_the_device():
     assert set(tune.PLAN.space.configs(4, hopper)) < set(configs)
 
 
-@pytest.mark.parametrize(("capability", "descriptors"), [((8, 6), {False}), ((9, 0), {False, True})])
-def test_descriptors_are_tried_where_hardware_reads_them(monkeypatch, capability, descriptors):
+@pytest.mark.parametrize(
+    ("capability", "descriptors", "roles"),
+    [((8, 6), {False}, {False}), ((9, 0), {False, True}, {False, True}), ((10, 0), {False, True}, {False})],
+)
+def test_what_needs_hardware_is_tried_where_it_is(monkeypatch, capability, descriptors, roles):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    configs = tune.plan_for(torch.device("cuda")).space.configs(2, 166_912)
+    space = tune.plan_for(torch.device("cuda")).space
+    configs = space.configs(2, 166_912)
     assert {config.descriptors for config in configs} == descriptors
+    assert {config.warp_specialized for config in configs} == roles
+    assert not any(config.warp_specialized for config in space.configs(4, 166_912))
 
 
 class FakeScores:
@@ -81,7 +89,11 @@ class FakeScores:
     def __init__(self, seconds):
         self.seconds = seconds
 
+    def why_not(self, config):
+        return "no Gluon" if config.warp_specialized and config.columns == 128 else None
+
     def is_right(self, config):
+        assert self.why_not(config) is None
         if config.stages == 5:
             raise RuntimeError("out of resource: shared memory")
         return config.rows != 64
@@ -114,6 +126,35 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
     assert "out of resource" in capsys.readouterr().err
 
 
+def test_the_kernel_of_roles_is_chosen_where_it_is_fastest(tuned, capsys):
+    """A table names it, the reader gives it back; where its launch is refused, it is not timed."""
+    scores = FakeScores(lambda config: 0.5 if config.warp_specialized else 1.0)
+    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() + 60)
+    assert found.config.warp_specialized
+    assert found.config.columns == 256
+    assert "no Gluon" in capsys.readouterr().err
+    entry = {"most_scores": tune.ANY, "most_width": tune.ANY, "config": asdict(found.config)}
+    tune.write_table(tuned / "x.json", "interpreter", "bfloat16", [entry])
+    gpu = torch.device("cuda")
+    assert tuning.score_config(gpu, torch.bfloat16, 4096, 4096, 768) == found.config
+
+
+def test_a_table_from_before_the_kernel_of_roles_is_read(tuned):
+    config = {"rows": 128, "columns": 128, "width": 64, "group": 8, "warps": 8, "stages": 3}
+    entry = {"most_scores": tune.ANY, "most_width": tune.ANY, "config": {**config, "descriptors": True}}
+    tune.write_table(tuned / "x.json", "interpreter", "bfloat16", [entry])
+    found = tuning.score_config(torch.device("cuda"), torch.bfloat16, 4096, 4096, 768)
+    assert found == Config(**config, descriptors=True, warp_specialized=False)
+
+
+def test_a_refused_launch_is_not_timed():
+    """Else the ordinary kernel's time would count for the kernel of roles."""
+    scores = tune.Scores(Shape(16, 16, 256), torch.bfloat16, CPU)
+    config = Config(128, 256, 64, stages=4, warp_specialized=True)
+    assert "interpreter" in scores.why_not(config)
+    assert tune.attempt(scores, config, None, 1) is None
+
+
 def test_tune_gives_a_result_even_if_time_is_up():
     scores = FakeScores(lambda config: 1.0)
     found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() - 1)
@@ -121,11 +162,21 @@ def test_tune_gives_a_result_even_if_time_is_up():
     assert found.config.rows != 64
 
 
-def test_wrong_sums_are_noticed(monkeypatch):
-    scores = tune.Scores(Shape(10, 12, 8), torch.float32, CPU)
+def test_wrong_sums_and_cells_are_noticed(monkeypatch):
+    monkeypatch.setattr(tune, "CHECKED_ROWS", 4)
+    scores = tune.Scores(Shape(20, 24, 8), torch.float32, CPU)
     config = Config(rows=16, columns=16, width=16, group=2)
     assert launch.INTERPRETED
     assert scores.is_right(config)
     right = scores.launch
     monkeypatch.setattr(scores, "launch", lambda config, i: right(config, i) * 1.01)
     assert not scores.is_right(config)
+    for row in (0, 19):
+
+        def with_a_wrong_cell(config, i, row=row):
+            sums = right(config, i)
+            scores.exponentials[row, 23] *= 1.02
+            return sums
+
+        monkeypatch.setattr(scores, "launch", with_a_wrong_cell)
+        assert not scores.is_right(config)
