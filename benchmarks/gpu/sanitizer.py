@@ -10,16 +10,9 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict, shared_cases
-from benchmarks.gpu.sections import (
-    MEMORY,
-    Options,
-    Record,
-    Section,
-    Verdict,
-    check,
-    check_record,
-    run_section,
-)
+from benchmarks.gpu.processes import run_section
+from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check, check_record
+from benchmarks.gpu.stages import SANITIZED
 
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
 
@@ -34,11 +27,6 @@ def sanitized(options: Options) -> Iterator[Record]:
             yield check(f"{case.name}, {memory}", test)
         test = partial(problem_verdict, problem, torch.bfloat16, memory, options.device)
         yield check(f"overflow, {memory}", test)
-
-
-SANITIZED = Section(
-    "sanitized", 55, sanitized
-)  # a third of the sanitizer's time, which runs these calls three times
 
 
 def sanitizer(options: Options) -> Iterator[Record]:
