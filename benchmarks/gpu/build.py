@@ -30,9 +30,7 @@ def built(options: Options) -> Verdict:
         raise NotTakenError("a dry run builds nothing")
     compiler = find_program("nvcc")
     if compiler is None:
-        raise NotTakenError(
-            "nvcc is neither on PATH nor in /usr/local/cuda/bin: the one-launch kernel is absent"
-        )
+        raise NotTakenError("nvcc is neither on PATH nor in /usr/local/cuda/bin")
     run = subprocess.run(
         COMMAND, cwd=ROOT, env=environment(compiler), capture_output=True, text=True, errors="replace"
     )
@@ -44,7 +42,7 @@ def built(options: Options) -> Verdict:
 
 
 def missing() -> str:
-    """Why the one-launch kernel is not there, or "built"; a process of its own loads what a build has written."""
+    """Why the one-launch kernel is not there, or "built", as a new process finds it."""
     said = subprocess.run(
         [sys.executable, "-c", BUILT], cwd=ROOT, capture_output=True, text=True, errors="replace"
     )

@@ -1,7 +1,7 @@
 """Keeps what was launched last and what Triton compiled, so that a failure can be understood afterwards.
 
-Each launch is also printed before it is made: where a kernel hangs or breaks the process, the section's output
-ends with it.
+Each launch is also printed before it is made: where a kernel hangs or breaks the process, the section's
+output ends with it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Section:
         arguments: of that function, such as JSON can hold.
         quiet: a section that makes no record, launches and compiles nothing for so many seconds hangs.
         environment: variables of its process.
-        own_cache: whether Triton compiles into a folder of the section's own, where a failing kernel is found.
+        own_cache: whether Triton compiles into a folder of its own, where a failing kernel is then found.
     """
 
     name: str
@@ -111,7 +111,7 @@ def check_record(name: str, verdict: Verdict) -> Record:
 
 
 class Watchdog:
-    """Ends this process after writing the tracebacks of all threads, unless it is told of progress in time."""
+    """Ends this process unless it is told of progress in time; all threads' tracebacks are written first."""
 
     def __init__(self, seconds: float, quiet: float | None) -> None:
         self.end = time.monotonic() + seconds

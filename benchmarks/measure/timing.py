@@ -65,10 +65,10 @@ def beside_products(ours: float, seconds: Mapping[str, float]) -> dict[str, floa
 class Clock:
     """Measures the seconds that a device needs for a function's work.
 
-    A GPU would wait for the host between short kernels, and what is measured would be how fast Python launches
-    them. So it sleeps first, for as long as the host takes to launch all: the launches are then queued, and
-    only work on the device is between the two events. Launches take their time in `launch_seconds`, which says
-    of a step whether Python or the device is what its user waits for.
+    A GPU would wait for the host between short kernels, and the time measured would be that of Python, which
+    launches them. So the GPU sleeps first, for as long as the host takes to launch all: the launches are then
+    queued, and only work on the device is between the two events. `launch_seconds` says what launching takes;
+    where it is more than the time of the work, a user waits for Python and not for the device.
 
     Attributes:
         launch_seconds: how long the host took to launch the last function.

@@ -23,6 +23,7 @@ MOST_LOSS_ERROR = 1e-4
 MOST_GRADIENT_ERROR = 4  # times the dtype's epsilon: E, the weighted rows and the result are rounded
 
 Step = Callable[[], list[Tensor]]
+Comparisons = dict[str, tuple[Tensor, Tensor, float]]  # results, exact values, bounds
 
 
 def problem(options: Options, N: int, D: int) -> Problem:
@@ -77,9 +78,7 @@ def step_of(leaves: list[Tensor], backend: str) -> Step:
     return step
 
 
-def compared(
-    leaves: list[Tensor], found: list[Tensor], name: str = ""
-) -> dict[str, tuple[Tensor, Tensor, float]]:
+def compared(leaves: list[Tensor], found: list[Tensor], name: str = "") -> Comparisons:
     """A step's results, the exact ones and their bounds."""
     rows, *gradients = truth(*(x.detach() for x in leaves), OFFSETS, "zero")
     bound = MOST_GRADIENT_ERROR * torch.finfo(leaves[0].dtype).eps
@@ -142,7 +141,7 @@ def streams_verdict(asked: Problem, dtype: torch.dtype, device: torch.device, ba
             results.append(step_of(leaves, backend)())
     if device.type == "cuda":
         torch.cuda.synchronize()
-    found: dict[str, tuple[Tensor, Tensor, float]] = {}
+    found: Comparisons = {}
     for place, ((leaves, _), result) in enumerate(zip(runs, results, strict=True)):
         found |= compared(leaves, result, f" on stream {place}")
     return near(found)

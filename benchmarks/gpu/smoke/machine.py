@@ -1,4 +1,4 @@
-"""What the machine is and has: versions, driver, GPU, compilers. Whatever cannot be found out is said in words."""
+"""What the machine is and has: versions, driver, GPU, compilers; or why that cannot be found out."""
 
 from __future__ import annotations
 
