@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks.gpu.processes import Outcome, kept_output
 from benchmarks.gpu.sections import Options
+from benchmarks.paths import ROOT
 
-MOST_FAILURES = 14  # that are printed; all are stored
+MOST_FAILURES = 8  # that are printed; all are stored
 MOST_OF_A_LINE = 200  # characters
 MOST_OF_A_FAILURE = 150
 
@@ -54,10 +55,14 @@ class Report:
         self.write()
 
     def write(self) -> None:
-        """Stores all; who reads the file meanwhile finds the version before or this one, never a part."""
+        """Stores all; who reads the file meanwhile finds the version before or this one, never a part.
+
+        Paths begin at the checkout, since where it lies says more of the machine's owner than of the machine.
+        """
+        text = json.dumps(self.content, indent=1).replace(str(ROOT), ".")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(self.content, indent=1) + "\n")
+        beside.write_text(text + "\n")
         beside.replace(self.path)
 
     @property
@@ -84,10 +89,7 @@ class Report:
         failures = self.failures
         lines += ["", f"{len(failures)} failed" if failures else "nothing failed"]
         for failure in failures[:MOST_FAILURES]:
-            first, *others = failure.strip().splitlines()
-            # The cause of an error is what its last line says.
-            cause = [f"    {line}" for line in others[-1:]]
-            lines += [line[:MOST_OF_A_FAILURE] for line in (first, *cause)]
+            lines += [line[:MOST_OF_A_FAILURE] for line in telling(failure.strip().splitlines())]
         more = len(failures) - MOST_FAILURES
         lines += [f"and {more} more, in {self.path.name}"] if more > 0 else []
         return "\n".join(line[:MOST_OF_A_LINE].rstrip() for line in lines)
@@ -106,6 +108,14 @@ class Report:
             seconds = max(section["seconds"] for section in group)
             shown = name if len(group) == 1 else f"{name} ({len(group)})"
             yield (shown, f"{seconds:.0f}", *counts, end.splitlines()[0][:60])
+
+
+def telling(lines: list[str]) -> list[str]:
+    """The lines of an error that say most: the first, the next that speaks of an error, and the last."""
+    first, *others = lines
+    named = [line for line in others if "error" in line.lower()]
+    chosen = dict.fromkeys([*named[:1], *others[-1:]])  # each once
+    return [first, *(f"    {line.strip()}" for line in chosen)]
 
 
 def time_lines(rows: Iterable[dict[str, Any]]) -> list[str]:

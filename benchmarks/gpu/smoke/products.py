@@ -66,7 +66,7 @@ FORMS = {
 def product_verdict(
     form: str, sizes: tuple[int, int, int], dtype: torch.dtype, add: bool, device: torch.device
 ) -> Verdict:
-    """Whether a product is exact to float32, adds to what is there only if asked to, and writes nothing else."""
+    """Whether a product is exact to float32, adds to what is there if asked to, and writes nothing else."""
     from fastqt.engines.triton.operands import aligned, multiply
 
     N, M, D = sizes
