@@ -32,7 +32,7 @@ def run(found: Sequence[Wave], options: Options, report: Report) -> None:
 
         def timed(section: Section, end: float = end) -> Outcome:
             left = min(section.seconds, end - time.monotonic())
-            if left < min(LEAST_SECONDS, section.seconds):
+            if left < min(LEAST_SECONDS, section.seconds / 2):
                 return Outcome(section.name, "out of time", "its wave had ended")
             return run_section(replace(section, seconds=left), options)
 
