@@ -111,8 +111,8 @@ def importable_peers() -> list[str]:
 
 
 def tuning(options: Options) -> Section:
-    minutes = 0.1 if options.dry_run else 4
-    return Section("tune", 255, "benchmarks.gpu.tuning:tuned", {"minutes": minutes})
+    minutes = 0.1 if options.dry_run else 3.7
+    return Section("tune", 240, "benchmarks.gpu.tuning:tuned", {"minutes": minutes})
 
 
 def profile(options: Options) -> Section:

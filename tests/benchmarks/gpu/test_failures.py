@@ -6,8 +6,10 @@ import pytest
 
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu import processes
+from benchmarks.gpu.processes import Outcome
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.sections import Options
+from benchmarks.gpu.smoke.scores import DRY_SIZES
 from tests.benchmarks.gpu import failing_sections
 from tests.benchmarks.gpu.failing_sections import ILLEGAL, QUIET, section
 
@@ -69,16 +71,29 @@ def test_a_kill(stored):
     assert found["message"].startswith("SIGKILL in the check 'is killed'")
 
 
-def test_a_launch(stored):
-    found, checks, text = stored("launch")
-    assert found["status"] == "done"
+@pytest.fixture
+def stored_here(tmp_path):
+    """The same of a section that runs in this process."""
+
+    def run(name):
+        report = Report("first", DRY, tmp_path / "run.json")
+        report.add(Outcome(name, records=list(section(name).records(DRY))))
+        content = json.loads(report.path.read_text())
+        return content["checks"], report.text()
+
+    return run
+
+
+def test_a_launch(stored_here):
+    checks, text = stored_here("launch")
+    assert [check["name"] for check in checks] == ["plain", "descriptors"]
     for check in checks:
         assert not check["ok"]
         assert check["detail"] == f"RuntimeError: {ILLEGAL}"
         assert "kernels/scores/launch.py" in check["traceback"]
         (launch,) = check["evidence"]["launches"]
         assert launch["name"] == "scores_kernel"
-        N, M, D = failing_sections_sizes()
+        N, M, D = DRY_SIZES
         assert f"float16 ({N}, {D}), strides ({D}, 1), cpu" in launch["arguments"]["queries"]
         assert f"float16 ({N}, {M})" in launch["arguments"]["out"]
         assert launch["arguments"]["EPILOGUE"] == "EXP"
@@ -86,14 +101,9 @@ def test_a_launch(stored):
     assert ILLEGAL in text
 
 
-def failing_sections_sizes():
-    from benchmarks.gpu.smoke.scores import DRY_SIZES
-
-    return DRY_SIZES
-
-
-def test_a_wrong_value(stored):
-    _, checks, text = stored("wrong_value")
+def test_a_wrong_value(stored_here):
+    checks, text = stored_here("wrong_value")
+    assert [check["name"] for check in checks] == ["plain", "descriptors"]
     for check in checks:
         assert not check["ok"]
         assert check["detail"].startswith("wrong: row sums; row sums 1.0e-02 (at most 1.0e-03), matrix ")
@@ -101,6 +111,7 @@ def test_a_wrong_value(stored):
     assert "wrong: row sums" in text
 
 
+@pytest.mark.slow
 def test_a_compilation(stored):
     """The cause is at the end of a long error, and ptxas's error comes with what it was given."""
     _, (undefined, unknown), text = stored("compilation", own_cache=True)
