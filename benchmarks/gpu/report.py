@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.processes import Outcome, kept_output
-from benchmarks.gpu.sections import Options
+from benchmarks.gpu.sections import Options, Record
 from benchmarks.paths import ROOT
 
 MOST_FAILURES = 8  # that are printed; all are stored
-MOST_OF_A_LINE = 200  # characters
-MOST_OF_A_FAILURE = 150
+MOST_OF_A_LINE = 170  # characters, of a line of times; as the following
+MOST_OF_A_FACT = 110
+MOST_OF_A_FAILURE = 130
+TOLD_AT_LENGTH = 4  # failed checks of a section that are stored with their tracebacks
 
 
 class Report:
@@ -46,13 +48,23 @@ class Report:
                 "output": kept_output(outcome),
             }
         )
-        for record in outcome.records:
+        for record in self._shortened(outcome):
             kind, entry = record["kind"], {k: v for k, v in record.items() if k != "kind"}
             if kind == "machine":
                 content["machine"] = entry
             else:
                 content.setdefault(f"{kind}s", []).append({"section": outcome.name, **entry})
         self.write()
+
+    def _shortened(self, outcome: Outcome) -> Iterator[Record]:
+        """Its records; later failures mostly repeat the first ones, and tracebacks and kernels are long."""
+        failed = 0
+        for record in outcome.records:
+            failed += record.get("ok") is False
+            if failed > TOLD_AT_LENGTH:
+                yield {name: x for name, x in record.items() if name not in ("traceback", "evidence")}
+            else:
+                yield record
 
     def write(self) -> None:
         """Stores all; who reads the file meanwhile finds the version before or this one, never a part.
@@ -77,7 +89,8 @@ class Report:
     def text(self) -> str:
         """At most 100 lines, whatever there is to say; the file has everything."""
         content = self.content
-        lines = [f"{name:<12} {_flat(value)}" for name, value in (content["machine"] or {}).items()]
+        facts = (content["machine"] or {}).items()
+        lines = [f"{name:<12} {_flat(value)}"[:MOST_OF_A_FACT] for name, value in facts]
         header = ("section", "seconds", "passed", "failed", "not told", "end")
         lines += ["", *columns(header, self._sections())]
         lines += [f"not run: {name}: {reason}" for name, reason in content["dropped"].items()]

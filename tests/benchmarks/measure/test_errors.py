@@ -5,21 +5,14 @@ import pytest
 from benchmarks.measure.errors import MOST_OF_A_MESSAGE, shortened, traced, words
 
 
-def raised(depth=2):
-    """An error whose cause, which has a cause, is what went wrong."""
-    try:
-        if depth == 0:
-            raise NameError("the culprit")
-        raised(depth - 1)
-    except Exception as error:
-        try:
-            raise RuntimeError(f"level {depth}\n" + "source\n" * 2000 + f"end of level {depth}") from error
-        except RuntimeError as outer:
-            return outer if depth == 2 else _again(outer)
-
-
-def _again(error):
-    raise error
+def raised():
+    """An error whose cause has a cause, which is what went wrong."""
+    found = NameError("the culprit")
+    for level in range(3):
+        outer = RuntimeError(f"level {level}\n" + "source\n" * 2000 + f"end of level {level}")
+        outer.__cause__ = found
+        found = outer
+    return found
 
 
 def test_a_chain_is_told_to_its_end_with_the_ends_of_long_messages():
