@@ -1,4 +1,4 @@
-"""Sections that fail in every way in which one can on a GPU; test_failures.py runs them as the check would."""
+"""Sections that fail in every way in which one can on a GPU; test_failures.py runs them as the check does.
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def test_a_launch(stored_here):
         assert f"float16 ({N}, {D}), strides ({D}, 1), cpu" in launch["arguments"]["queries"]
         assert f"float16 ({N}, {M})" in launch["arguments"]["out"]
         assert launch["arguments"]["EPILOGUE"] == "EXP"
-    assert [("blocks" in c["evidence"]["launches"][0]["arguments"]["queries"]) for c in checks] == [False, True]
+    assert [("blocks" in c["evidence"]["launches"][0]["arguments"]["queries"]) for c in checks] == [
+        False,
+        True,
+    ]
     assert ILLEGAL in text
 
 

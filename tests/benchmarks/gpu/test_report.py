@@ -73,7 +73,7 @@ def test_the_text_has_at_most_100_lines_and_12000_characters(tmp_path, stage):
     for section in (section for wave in waves(stage, Options()) for section in wave):
         records = [{"kind": "check", "name": f"{k}", "ok": False, "detail": long} for k in range(20)]
         found.add(Outcome(section.name, "failed", long, 99.0, records))
-    machine = {name: "x" * 150 for name in "abcdefghijklmnop"}
+    machine = dict.fromkeys("abcdefghijklmnop", "x" * 150)
     rows = [
         {"kind": "benchmark", "shape": shape.name, "graphed": graphed, "contestant": name}
         | {"seconds": 0.1, "ratio_to_gemm": 1.234, "predicted_ratio": 1.2}

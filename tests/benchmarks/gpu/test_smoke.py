@@ -160,7 +160,9 @@ def test_the_machine_is_told_even_if_nothing_can_be_asked(monkeypatch):
         monkeypatch.setattr(machine, name, broken)
     monkeypatch.setattr(machine.metadata, "version", broken)
     facts, *checks = machine.machine_facts(DRY)
-    assert facts["reason"] == facts["compilers"]["nvcc"].removeprefix("not known: ") == "OSError: no such thing"
+    assert (
+        facts["reason"] == facts["compilers"]["nvcc"].removeprefix("not known: ") == "OSError: no such thing"
+    )
     assert [c["ok"] for c in checks if "imported" in c["name"]] == [True]
 
 

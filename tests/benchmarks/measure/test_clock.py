@@ -42,7 +42,9 @@ def gpu(monkeypatch):
     played = PlayedGpu()
     monkeypatch.setattr(torch.cuda, "synchronize", played.synchronize)
     monkeypatch.setattr(torch.cuda, "Event", played.event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: played.queue(cycles / CYCLES_A_SECOND), raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: played.queue(cycles / CYCLES_A_SECOND), raising=False
+    )
     monkeypatch.setattr(timing.time, "perf_counter", lambda: played.host)
     monkeypatch.setattr(torch.cuda, "clock_rate", lambda _: 1755)
     monkeypatch.setattr(torch.cuda, "power_draw", lambda _: 650_000)
