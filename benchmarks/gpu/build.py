@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict, check, processors
-from benchmarks.gpu.smoke.machine import find_program
 from benchmarks.measure.errors import shortened
 from benchmarks.paths import ROOT
 
 MOST_OUTPUT = 6000  # characters of what a failed build printed
+NEEDED = ("bin/nvcc", "lib64/libcudart_static.a")
+PLACES = ("FASTQT_CUDA_HOME", "CUDA_HOME", "/usr/local/cuda", "nvcc on PATH")
 COMMAND = (sys.executable, "setup.py", "build_ext", "--inplace")
 BUILT = "from fastqt.engines import ops; print(ops.cuda_error or 'built')"
 
@@ -28,11 +30,11 @@ def built(options: Options) -> Verdict:
         return Verdict(True, "a build is already there")
     if options.dry_run:
         raise NotTakenError("a dry run builds nothing")
-    compiler = find_program("nvcc")
-    if compiler is None:
-        raise NotTakenError("nvcc is neither on PATH nor in /usr/local/cuda/bin")
+    home = cuda_home()
+    if home is None:
+        raise NotTakenError(f"no CUDA toolkit has {' and '.join(NEEDED)}: looked beside {', '.join(PLACES)}")
     run = subprocess.run(
-        COMMAND, cwd=ROOT, env=environment(compiler), capture_output=True, text=True, errors="replace"
+        COMMAND, cwd=ROOT, env=environment(home), capture_output=True, text=True, errors="replace"
     )
     reason = missing()
     if run.returncode == 0 and reason == "built":
@@ -50,12 +52,19 @@ def missing() -> str:
     return lines[-1] if lines else f"exit status {said.returncode}"
 
 
-def environment(compiler: str) -> dict[str, str]:
-    """That of the build: the compiler that was found, and this GPU's architecture alone, which is quicker."""
+def cuda_home() -> Path | None:
+    """The folder of a CUDA toolkit, with the library that the extension links to."""
+    found = shutil.which("nvcc")
+    named = [os.environ.get("FASTQT_CUDA_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    homes = [Path(name) for name in named if name] + ([Path(found).resolve().parents[1]] if found else [])
+    return next((home for home in homes if all((home / name).exists() for name in NEEDED)), None)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """That of the build: the toolkit that was found, and this GPU's architecture alone, which is quicker."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
     architecture = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
-    home = str(Path(compiler).resolve().parents[1])
     wanted = {"TORCH_CUDA_ARCH_LIST": architecture, "MAX_JOBS": str(processors())}
-    return {"FASTQT_CUDA_HOME": home, **os.environ, **wanted}
+    return {**os.environ, "FASTQT_CUDA_HOME": str(home), **wanted}

@@ -57,11 +57,15 @@ def repeats_verdict(asked: Problem, dtype: torch.dtype, device: torch.device) ->
     leaves = [x.to(device, dtype).requires_grad_() for x in random_inputs(asked, 0)]
     step = step_of(leaves, ONE_LAUNCH)
     first = step()
-    differ = torch.stack([differences(first, step()) for _ in range(LAUNCHES)])
+    return equal_verdict(torch.stack([differences(first, step()) for _ in range(LAUNCHES)]))
+
+
+def equal_verdict(differ: Tensor) -> Verdict:
+    """Whether no launch differs from the first; `differ` (launches, 3) says by how much at most."""
     counts = dict(zip(("loss", "dF", "dG"), differ.ne(0).sum(0).tolist(), strict=True))
     largest = differ.amax(0).tolist()
     told = ", ".join(f"{name} {count} times" for name, count in counts.items() if count)
-    return Verdict(not told, f"differ: {told}; by at most {largest}" if told else f"{LAUNCHES} are equal")
+    return Verdict(not told, f"differ: {told}; by at most {largest}" if told else f"{len(differ)} are equal")
 
 
 def differences(a: list[Tensor], b: list[Tensor]) -> Tensor:

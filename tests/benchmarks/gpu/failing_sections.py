@@ -1,4 +1,4 @@
-"""Sections that fail in every way in which one can on a GPU; test_failures.py runs them as the check does.
+"""Sections that fail in every way in which one can on a GPU; test_failures.py runs them."""
 
 from __future__ import annotations
 

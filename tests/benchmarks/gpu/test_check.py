@@ -149,11 +149,11 @@ def test_a_build_is_made_only_where_it_is_needed(monkeypatch):
     monkeypatch.setattr(build, "missing", lambda: "fastqt was built without CUDA")
     with pytest.raises(NotTakenError, match="dry run"):
         build.built(DRY)
-    monkeypatch.setattr(build, "find_program", lambda name: None)
-    with pytest.raises(NotTakenError, match="nvcc"):
+    monkeypatch.setattr(build, "cuda_home", lambda: None)
+    with pytest.raises(NotTakenError, match="no CUDA toolkit has bin/nvcc and lib64"):
         build.built(Options())
     assert commands == []
-    monkeypatch.setattr(build, "find_program", lambda name: "/opt/cuda/bin/nvcc")
+    monkeypatch.setattr(build, "cuda_home", lambda: build.Path("/opt/cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.delenv("FASTQT_CUDA_HOME", raising=False)
     ok, detail = build.built(Options())
@@ -163,6 +163,19 @@ def test_a_build_is_made_only_where_it_is_needed(monkeypatch):
     assert environment["TORCH_CUDA_ARCH_LIST"] == "9.0a"
     assert not ok
     assert "exit status 1; fastqt was built without CUDA\ncompiling\nnvcc: fatal" in detail
+
+
+def test_a_toolkit_is_one_that_the_extension_can_be_linked_with(monkeypatch, tmp_path):
+    """A script named nvcc that stands elsewhere is none."""
+    monkeypatch.delenv("FASTQT_CUDA_HOME", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda _: str(tmp_path / "script" / "bin" / "nvcc"))
+    for name in ("script/bin/nvcc", "whole/bin/nvcc", "whole/lib64/libcudart_static.a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "script"))
+    assert build.cuda_home() in (None, build.Path("/usr/local/cuda"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "whole"))
+    assert build.cuda_home() == tmp_path / "whole"
 
 
 def test_what_is_built_is_asked_of_another_process():
