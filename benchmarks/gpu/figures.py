@@ -27,7 +27,7 @@ from benchmarks.gpu.shapes import (
 from benchmarks.gpu.stages import importable_peers
 from benchmarks.measure.timing import Clock, Effort, in_turns
 
-EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)
+EFFORT, DRY_EFFORT = Effort(seconds=2.0), Effort(1, 1, 0.01)
 
 
 def benchmark(

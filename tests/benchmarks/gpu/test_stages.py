@@ -89,6 +89,9 @@ def test_everything_that_is_measured_is_compiled_before():
 
 
 def test_libraries_that_are_absent_get_no_section(monkeypatch):
+    from benchmarks.gpu.peers import PEERS
+
+    assert set(PEERS) == set(stages.MODULES)
     for present in (False, True):
         monkeypatch.setattr(stages, "find_spec", lambda _, present=present: object() if present else None)
         names = [section.name for wave in waves("speed", Options()) for section in wave]
