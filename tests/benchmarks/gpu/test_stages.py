@@ -103,3 +103,13 @@ def test_the_command_line_itself_imports_neither_torch_nor_fastqt():
     program = "import benchmarks.gpu.check, sys; print({'torch', 'fastqt', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "set()\n", run.stderr
+
+
+def test_a_checkout_is_enough():
+    """The kernels are found beside fastqt where neither is installed."""
+    program = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f).lower()];"
+        "import fastqt.kernels; print(list(fastqt.kernels.__path__))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == str([str(ROOT / "kernels")]), run.stderr
