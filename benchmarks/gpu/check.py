@@ -1,177 +1,100 @@
-"""Checks and measures fastqt on a GPU in under 8 minutes: are its results right, and how fast is it.
-
-python -m benchmarks.gpu_check                        # prints a table, stores benchmarks/results/gpu/*.json
-python -m benchmarks.gpu_check --quick --out run.json
-python -m benchmarks.gpu_check --dry-run --out run.json   # on a CPU: tiny shapes, Triton's interpreter
-
-Each section runs in its own process within a time limit and writes its results line by line. A kernel that
-hangs or breaks the device therefore costs no more than its own section. The exit status is 1 if a check or a
-section failed.
-"""
+"""The command line of `benchmarks.gpu_check`: runs the sections of a stage and stores what they find."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
-import os
+import importlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
-from functools import partial
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from benchmarks.gpu.behaviour import behaviour
-from benchmarks.gpu.correctness import accuracy, cases
-from benchmarks.gpu.figures import HEADER, benchmark, cells, compiled, fused_and_eager
-from benchmarks.gpu.peers import PEERS
-from benchmarks.gpu.sanitizer import SANITIZED, sanitizer
-from benchmarks.gpu.sections import (
-    MEMORY,
-    Options,
-    Outcome,
-    Record,
-    Section,
-    run_section,
-    write_lines,
-)
-from benchmarks.measure.machine import machine, slug
+from benchmarks.gpu.processes import Outcome, run_section
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.sections import Options, Section, processors
+from benchmarks.gpu.stages import MODULES, STAGES, Wave, importable_peers, waves
+from benchmarks.measure.errors import words
 from benchmarks.paths import RESULTS
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DRY_PATIENCE = 10  # a dry run may take so many times as long: its processors are few, and interpret kernels
+LEAST_SECONDS = 3.0  # a section for which less is left of its wave is not begun
 
 
-def waves(options: Options) -> list[list[Section]]:
-    """The sections in their order. Those of one wave run at once; those that measure times run alone."""
-    engines = {memory: {"memory": memory} for memory in MEMORY}
-    engines["one launch"] = {"memory": "fast", "backend": "cuda"}
-    checks = [
-        Section(
-            f"{name}, {str(dtype).removeprefix('torch.')}, {engine}", 160, partial(run, dtype=dtype, **chosen)
+def run(found: Sequence[Wave], options: Options, report: Report) -> None:
+    """Runs waves one after the other; the report is stored after each section."""
+    for wave in found:
+        seconds = max(section.seconds for section in wave)
+        end = time.monotonic() + seconds
+        at_once = min(len(wave), 2 * processors())
+
+        def timed(section: Section, end: float = end) -> Outcome:
+            left = min(section.seconds, end - time.monotonic())
+            if left < min(LEAST_SECONDS, section.seconds / 2):
+                return Outcome(section.name, "out of time", "its wave had ended")
+            return run_section(replace(section, seconds=left), options)
+
+        begin = time.monotonic()
+        with ThreadPoolExecutor(at_once) as pool:
+            outcomes = []
+            for future in as_completed([pool.submit(timed, section) for section in wave]):
+                outcomes.append(future.result())
+                report.add(outcomes[-1])
+        failed = sum(outcome.status == "failed" for outcome in outcomes)
+        name = wave[0].name.split(",")[0]
+        told = f"{len(wave)} sections" if len(wave) > 1 else "1 section"
+        print(
+            f"{name}: {told} in {time.monotonic() - begin:.0f} s, {failed} failed",
+            file=sys.stderr,
+            flush=True,
         )
-        for name, run in (("cases", cases), ("accuracy", accuracy))
-        for dtype in ((torch.bfloat16,) if options.quick else DTYPES)
-        for engine, chosen in engines.items()
-    ]
-    if options.dry_run:
-        checks = [checks[0], checks[-2]]
+
+
+def patient(found: Sequence[Wave]) -> list[Wave]:
+    """The same waves with the limits of a dry run."""
     return [
-        [Section("machine", 20, _machine)],
-        [*checks, Section("behaviour", 160, behaviour), Section("sanitizer", 195, sanitizer)],
-        [Section("benchmark", 80, partial(benchmark, contestants=fused_and_eager))],
-        [Section("graphs", 40, partial(benchmark, contestants=fused_and_eager, graphed=True))],
-        [Section("peers", 60, partial(benchmark, contestants=lambda _: PEERS))],
-        [Section("compiled", 50, partial(benchmark, contestants=compiled, smallest_first=True))],
+        [
+            replace(
+                section,
+                seconds=DRY_PATIENCE * section.seconds,
+                quiet=None if section.quiet is None else DRY_PATIENCE * section.quiet,
+            )
+            for section in wave
+        ]
+        for wave in found
     ]
 
 
-def _machine(options: Options) -> Iterator[Record]:
-    yield {"kind": "machine", **machine(options.device)}
+def default_path(device: str, stage: str) -> Path:
+    from benchmarks.measure.machine import slug
+
+    return RESULTS / "gpu" / f"{slug(device)}-{datetime.date.today().isoformat()}-{stage}.json"
 
 
-def find_section(name: str, options: Options) -> Section:
-    return next(s for wave in [*waves(options), [SANITIZED]] for s in wave if s.name == name)
-
-
-class Report:
-    """The results of all sections, in the form in which they are stored."""
-
-    def __init__(self, options: Options, path: Path | None) -> None:
-        self.path = path
-        self.content: dict[str, Any] = {
-            "options": asdict(options),
-            "machine": None,
-            "sections": [],
-            "checks": [],
-            "benchmarks": [],
-        }
-
-    def add(self, outcome: Outcome) -> None:
-        content = self.content
-        content["sections"].append(
-            {
-                "name": outcome.name,
-                "status": outcome.status,
-                "message": outcome.message,
-                "seconds": round(outcome.seconds, 1),
-            }
-        )
-        for record in outcome.records:
-            kind, entry = record["kind"], {k: v for k, v in record.items() if k != "kind"}
-            if kind == "machine":
-                content["machine"] = entry
-            else:
-                content[f"{kind}s"].append({"section": outcome.name, **entry})
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(content, indent=1) + "\n")
-
-    @property
-    def failures(self) -> list[str]:
-        content = self.content
-        failed = [
-            f"{c['section']}: {c['name']}: {c['detail']}" for c in content["checks"] if c["ok"] is False
-        ]
-        ended = [f"{s['name']}: {s['message']}" for s in content["sections"] if s["status"] == "failed"]
-        return failed + ended
-
-    def text(self) -> str:
-        content = self.content
-        lines = [f"{name:<13} {value}" for name, value in (content["machine"] or {}).items()]
-        lines += [
-            "",
-            *columns(("section", "seconds", "passed", "failed", "not told", "end"), self._sections()),
-        ]
-        lines += ["", *columns(HEADER, map(cells, content["benchmarks"]))]
-        failures = self.failures
-        lines += ["", f"{len(failures)} failed" if failures else "nothing failed", *failures]
-        return "\n".join(lines)
-
-    def _sections(self) -> Iterator[tuple[str, ...]]:
-        for section in self.content["sections"]:
-            verdicts = [c["ok"] for c in self.content["checks"] if c["section"] == section["name"]]
-            counts = (str(sum(v is wanted for v in verdicts)) for wanted in (True, False, None))
-            end = f"{section['status']} {section['message']}".strip()
-            yield (section["name"], f"{section['seconds']:.0f}", *counts, end[:60])
-
-
-def columns(header: tuple[str, ...], rows: Any) -> list[str]:
-    """Lines of a table: the first two columns flush left, numbers flush right, the last column as it is."""
-    table = [header, *rows]
-    widths = [max(len(row[k]) for row in table) for k in range(len(header))]
-    last = len(header) - 1
-
-    def line(row: tuple[str, ...]) -> str:
-        cells = (
-            cell.ljust(widths[k]) if k < 2 or k == last else cell.rjust(widths[k])
-            for k, cell in enumerate(row)
-        )
-        return "  ".join(cells).rstrip()
-
-    return [line(row) for row in table]
-
-
-def default_path() -> Path:
-    device = slug(torch.cuda.get_device_name())
-    return RESULTS / "gpu" / f"{device}-{datetime.date.today().isoformat()}.json"
+def no_device() -> str | None:
+    """Why no GPU can be used; None if one can."""
+    try:
+        torch = importlib.import_module("torch")
+        return None if torch.cuda.is_available() else "no CUDA device was found"
+    except Exception as error:  # a torch that cannot be imported can raise anything
+        return words(error)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check", description=__doc__.split("\n")[0]
+        prog="python -m benchmarks.gpu_check",
+        description="Checks and measures fastqt on a GPU. benchmarks/gpu_check.py says what to run.",
+    )
+    parser.add_argument(
+        "--stage", choices=STAGES, default="all", help="what to run; by default all but tuning"
     )
     parser.add_argument("--out", type=Path, metavar="PATH", help="file for the JSON")
     parser.add_argument("--quick", action="store_true", help="bfloat16 alone, fewer cases and shapes")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny problems on a CPU, in Triton's interpreter"
     )
-    parser.add_argument("--section", help=argparse.SUPPRESS)
-    parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
@@ -179,28 +102,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     options = Options(given.quick, given.dry_run)
-    if given.section is not None:
-        write_lines(find_section(given.section, options), options, given.lines)
-        return 0
     if options.dry_run and given.out is None:
         parser.error(
             "--dry-run wants --out: its results are not those of a GPU, so they have no default place"
         )
-    if not options.dry_run and not torch.cuda.is_available():
-        parser.error("no CUDA device was found; --dry-run needs none")
-    if find_spec("fastqt.kernels") is None:
-        parser.error("fastqt is not installed: pip install --no-build-isolation --editable .")
-    report = Report(options, given.out or default_path())
-    at_once = len(os.sched_getaffinity(0))
-    for wave in waves(options):
-        with ThreadPoolExecutor(min(at_once, len(wave))) as pool:
-            for future in as_completed(pool.submit(run_section, section, options) for section in wave):
-                outcome = future.result()
-                print(
-                    f"{outcome.name}: {outcome.status} in {outcome.seconds:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                report.add(outcome)
+    reason = None if options.dry_run else no_device()
+    if reason is not None:
+        parser.error(f"{reason}; --dry-run needs none")
+    path = given.out
+    if path is None:
+        path = default_path(importlib.import_module("torch").cuda.get_device_name(), given.stage)
+    report = Report(given.stage, options, path)
+    present = importable_peers()
+    if given.stage in ("all", "speed"):
+        absent = {
+            name: f"{module} is not installed" for name, module in MODULES.items() if name not in present
+        }
+        report.content["dropped"] = absent
+    found = waves(given.stage, options)
+    run(patient(found) if options.dry_run else found, options, report)
     print(report.text())
     return 1 if report.failures else 0

@@ -17,19 +17,20 @@ import torch
 from torch import Tensor
 
 import fastqt
-from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict, check
+from benchmarks.gpu.sections import Options, Record, Verdict, check, refusals
 from benchmarks.paths import ROOT
 
 EAGER_FACTOR = 1.5  # errors may be at most this multiple of eager PyTorch's in the same dtype
 
 
-def cases(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
+def cases(options: Options, dtype: str, memory: str, backend: str = "triton") -> Iterator[Record]:
     """Every case of the tests: its mean, and its rows under an upstream gradient for each."""
+    of = getattr(torch, dtype)
     shared = shared_cases()
     chosen = shared.CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
     for case in chosen:
         for reduction in ("mean", "none"):
-            test = partial(case_verdict, case, dtype, memory, reduction, options.device, backend)
+            test = partial(case_verdict, case, of, memory, reduction, options.device, backend)
             yield check(f"{case.name}, {reduction}", test)
 
 
@@ -71,12 +72,8 @@ def case_verdict(
 
 def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
     """The loss of one GPU engine; NotTakenError where that engine does not support the problem."""
-    try:
+    with refusals():
         return loss(*args, **options)
-    except ValueError as error:
-        if str(error).startswith("backend:"):
-            raise NotTakenError(str(error)) from error
-        raise
 
 
 def within(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
@@ -123,15 +120,16 @@ DRY_PROBLEMS = (
 )
 
 
-def accuracy(options: Options, dtype: torch.dtype, memory: str, backend: str = "triton") -> Iterator[Record]:
+def accuracy(options: Options, dtype: str, memory: str, backend: str = "triton") -> Iterator[Record]:
     """The errors of every problem beside those of eager PyTorch."""
+    of = getattr(torch, dtype)
     problems = QUICK_PROBLEMS if options.quick else PROBLEMS
     for problem in DRY_PROBLEMS if options.dry_run else problems:
-        test = partial(problem_verdict, problem, dtype, memory, options.device, backend)
+        test = partial(problem_verdict, problem, of, memory, options.device, backend)
         yield check(problem.name, test)
     for noise in (None, 0.1):
         size = (13, 24) if options.dry_run else (1021, 250)
-        test = partial(three_block_verdict, *size, noise, dtype, memory, options.device, backend)
+        test = partial(three_block_verdict, *size, noise, of, memory, options.device, backend)
         yield check(f"three-block MixCSE, {'random' if noise is None else 'converged'}", test)
 
 

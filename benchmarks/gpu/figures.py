@@ -2,57 +2,74 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import peers
-from benchmarks.gpu.peers import Contestant, Shape, in_graph, make_inputs
-from benchmarks.gpu.sections import Options, Record
-from benchmarks.measure.timing import Clock, Effort, in_turns
-from fastqt.tools.bench import MIB
-
-EFFORT, DRY_EFFORT = Effort(), Effort(1, 1, 0.01)
-
-SHAPES = (
-    Shape(65536, 65536, 768),
-    Shape(8192, 128256, 4096),  # a linear cross-entropy over a large vocabulary
-    Shape(16384, 16384, 1024),
-    Shape(8192, 8192, 2400),
-    Shape(400, 400, 1000),  # the QuickThoughts paper's batch
-    Shape(1024, 1024, 768),
-    Shape(32768, 32768, 768),
-    Shape(2048, 2048, 768),  # too large for the one-launch kernel, yet small enough that launches matter
+from benchmarks.gpu.peers import Contestant, Inputs, in_graph, make_inputs
+from benchmarks.gpu.predicted import ONE_LAUNCH, predictions
+from benchmarks.gpu.recorder import recorded_check
+from benchmarks.gpu.sections import Options, Record, Verdict, refusals
+from benchmarks.gpu.shapes import (
+    LARGEST_GRAPHED,
+    LARGEST_WINDOW,
+    LOW_MEMORY,
+    ONE_LAUNCH_ROWS,
+    Shape,
+    measured,
 )
-QUICK_SHAPES = (SHAPES[2], SHAPES[5])
-DRY_SHAPES = (Shape(6, 6, 8), Shape(5, 9, 8))
-LARGEST_GRAPHED = 2048  # rows; launches are hidden behind the work of larger problems
-LARGEST_WINDOW = 4096  # rows; eager PyTorch needs a dense target matrix
-LOW_MEMORY = (SHAPES[0], DRY_SHAPES[0])
+from benchmarks.gpu.stages import importable_peers
+from benchmarks.measure.timing import Clock, Effort, in_turns
 
-# Times as multiples of the three products' time, as the design predicts them.
-PREDICTIONS: Mapping[tuple[Shape, str], float] = {
-    (SHAPES[0], "fastqt"): 1.12,
-    (SHAPES[0], "fastqt low"): 1.45,
-}
+EFFORT, DRY_EFFORT = Effort(seconds=2.0), Effort(1, 1, 0.01)
 
 
 def benchmark(
-    options: Options,
-    contestants: Callable[[Shape], Mapping[str, Contestant]],
-    graphed: bool = False,
-    smallest_first: bool = False,
+    options: Options, contestants: str, graphed: bool = False, smallest_first: bool = False
 ) -> Iterator[Record]:
-    """Yields a row for every contestant at a shape as soon as the shape is measured."""
-    shapes = DRY_SHAPES if options.dry_run else QUICK_SHAPES if options.quick else SHAPES
+    """Yields a row for every contestant at a shape as soon as the shape is measured.
+
+    Args:
+        options: of the run.
+        contestants: a name in `CONTESTANTS`.
+        graphed: whether steps are replayed from CUDA graphs.
+        smallest_first: for contestants that may not come to the end.
+    """
+    shapes = measured(options)
     effort = DRY_EFFORT if options.dry_run else EFFORT
     dtype = torch.float16 if options.dry_run else torch.bfloat16
     for shape in sorted(shapes, key=lambda s: s.N * s.M * s.D) if smallest_first else shapes:
         if shape.N <= LARGEST_GRAPHED or not graphed:
-            for row in measure(shape, contestants(shape), dtype, options.device, effort, graphed):
+            entrants = CONTESTANTS[contestants](shape)
+            for row in measure(shape, entrants, dtype, options.device, effort, graphed):
                 yield {"kind": "benchmark", **row}
+
+
+def warm(options: Options, sizes: list[int], memory: str) -> Iterator[Record]:
+    """Runs the library's own contestants of a shape once, so that Triton compiles what they launch."""
+    shape, device = Shape(*sizes), options.device
+    dtype = torch.float16 if options.dry_run else torch.bfloat16
+    chosen = {
+        name: make
+        for name, make in fused_and_eager(shape).items()
+        if name.startswith("fastqt") and name.endswith("low") == (memory == "low")
+    }
+    for name, make in chosen.items():
+        yield recorded_check(name, partial(_warmed, make, make_inputs(shape, dtype, device, sets=1)))
+
+
+def _warmed(make: Contestant, inputs: Inputs) -> Verdict:
+    begin = time.perf_counter()
+    with refusals():
+        results = make(inputs)(0)
+    loss = float(results[0])
+    return Verdict(math.isfinite(loss), f"loss {loss:.4f}, {time.perf_counter() - begin:.1f} s")
 
 
 def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
@@ -61,15 +78,31 @@ def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
     if shape in LOW_MEMORY:
         chosen["fastqt low"] = peers.fused("low")
     if shape.N == shape.M:
-        chosen["fastqt window"] = peers.fused_window
+        chosen["fastqt window"] = peers.fused_window()
+        if shape in LOW_MEMORY:
+            chosen["fastqt window low"] = peers.fused_window("low")
         if shape.N <= LARGEST_WINDOW:
             chosen["eager window"] = peers.eager_window
+        if shape.N <= ONE_LAUNCH_ROWS:
+            chosen[ONE_LAUNCH] = peers.fused_window(backend="cuda")
     return chosen
+
+
+def peers_present(_: Shape) -> Mapping[str, Contestant]:
+    """The other libraries that are there."""
+    return {name: peers.PEERS[name] for name in importable_peers()}
 
 
 def compiled(_: Shape) -> Mapping[str, Contestant]:
     """torch.compile is measured alone, because it compiles for long before its first step."""
     return {"compiled": peers.compiled}
+
+
+CONTESTANTS: dict[str, Callable[[Shape], Mapping[str, Contestant]]] = {
+    "fused_and_eager": fused_and_eager,
+    "peers_present": peers_present,
+    "compiled": compiled,
+}
 
 
 def measure(
@@ -100,28 +133,9 @@ def measure(
             **asdict(result),
             "gemm_seconds": gemm_seconds,
             "ratio_to_gemm": result.seconds / gemm_seconds if result.seconds and gemm_seconds else None,
-            "predicted_ratio": None if graphed else PREDICTIONS.get((shape, name)),
+            "predicted_seconds": predicted.seconds if predicted else None,
+            "predicted_ratio": predicted.ratio if predicted else None,
         }
         for name, result in results.items()
+        for predicted in (predictions().get((shape, name)),)
     ]
-
-
-HEADER = ("shape", "contestant", "ms", "× GEMMs", "predicted", "MiB above", "loss", "or why not")
-
-
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row as it is printed under `HEADER`."""
-
-    def shown(value: float | None, form: str, unit: float = 1) -> str:
-        return "–" if value is None else format(value / unit, form)
-
-    return (
-        row["shape"],
-        row["contestant"] + (", graph" if row["graphed"] else ""),
-        shown(row["seconds"], ",.3f", 1e-3),
-        shown(row["ratio_to_gemm"], ".2f"),
-        shown(row["predicted_ratio"], ".2f"),
-        shown(row["peak_bytes"], ",.0f", MIB),
-        shown(row["loss"], ".4f"),
-        (row["reason"] or "")[:70],
-    )

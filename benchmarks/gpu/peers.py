@@ -1,7 +1,7 @@
 """What is measured on a GPU: the loss, its matrix products, and other libraries that compute the same.
 
 Every contestant runs forward and backward of a softmax cross-entropy with one target for each row, in the
-dtype of its inputs. A library that is not installed raises ImportError when its contestant is made.
+dtype of its inputs. `benchmarks.gpu.stages` knows which module each of the other libraries is imported from.
 """
 
 from __future__ import annotations
@@ -15,23 +15,12 @@ from torch import Tensor
 
 import fastqt
 from benchmarks.gpu.cuda_graphs import captured
+from benchmarks.gpu.shapes import Shape
 from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
 from benchmarks.measure.timing import Step
 
 CACHE_BYTES = 128 * 2**20  # at least the size of any GPU's L2 cache
 MOST_SETS = 32
-
-
-@dataclass(frozen=True)
-class Shape:
-    N: int
-    M: int
-    D: int
-
-    @property
-    def name(self) -> str:
-        sides = f"{self.N:,}" if self.N == self.M else f"{self.N:,} × {self.M:,}"
-        return f"{sides}, D={self.D:,}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +37,11 @@ class Inputs:
 Contestant = Callable[[Inputs], Step]
 
 
-def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Inputs:
-    """Random inputs whose scores vary as a trained model's do; with N = M the targets are the diagonal."""
+def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, sets: int | None = None) -> Inputs:
+    """Random inputs whose scores vary as a trained model's do; with N = M the targets are the diagonal.
+
+    By default there are as many sets as it takes to be larger than a GPU's cache.
+    """
     generator = torch.Generator(device).manual_seed(0)
 
     def leaf(rows: int) -> Tensor:
@@ -57,12 +49,12 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Input
         return x.to(dtype).requires_grad_()
 
     set_bytes = 2 * (shape.N + shape.M) * shape.D * dtype.itemsize
-    sets = max(2, min(MOST_SETS, -(-CACHE_BYTES // set_bytes))) if device.type == "cuda" else 2
+    enough = max(2, min(MOST_SETS, -(-CACHE_BYTES // set_bytes))) if device.type == "cuda" else 2
     if shape.N == shape.M:
         labels = torch.arange(shape.N, device=device)
     else:
         labels = torch.randint(shape.M, (shape.N,), device=device, generator=generator)
-    return Inputs([(leaf(shape.N), leaf(shape.M)) for _ in range(sets)], labels)
+    return Inputs([(leaf(shape.N), leaf(shape.M)) for _ in range(sets or enough)], labels)
 
 
 def products(inputs: Inputs) -> Step:
@@ -88,23 +80,29 @@ def differentiated(inputs: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> 
     return step
 
 
-def fused(memory: str = "fast") -> Contestant:
+def fused(memory: str = "fast", backend: str = "triton") -> Contestant:
     """The library's loss as the others compute it: one target for each row, no special diagonal."""
 
     def make(inputs: Inputs) -> Step:
         return differentiated(
             inputs,
             lambda f, g: fastqt.contrastive_loss(
-                f, g, inputs.labels, diagonal="keep", memory=memory, backend="triton"
+                f, g, inputs.labels, diagonal="keep", memory=memory, backend=backend
             ),
         )
 
     return make
 
 
-def fused_window(inputs: Inputs) -> Step:
+def fused_window(memory: str = "fast", backend: str = "triton") -> Contestant:
     """The library's default, the loss of QuickThoughts."""
-    return differentiated(inputs, lambda f, g: fastqt.contrastive_loss(f, g, backend="triton"))
+
+    def make(inputs: Inputs) -> Step:
+        return differentiated(
+            inputs, lambda f, g: fastqt.contrastive_loss(f, g, memory=memory, backend=backend)
+        )
+
+    return make
 
 
 def cross_entropy(f: Tensor, g: Tensor, labels: Tensor) -> Tensor:

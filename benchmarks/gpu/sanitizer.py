@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict, shared_cases
-from benchmarks.gpu.sections import (
-    MEMORY,
-    Options,
-    Record,
-    Section,
-    Verdict,
-    check,
-    check_record,
-    run_section,
-)
+from benchmarks.gpu.processes import run_section
+from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check, check_record
+from benchmarks.gpu.stages import SANITIZED
 
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
 
@@ -36,19 +30,15 @@ def sanitized(options: Options) -> Iterator[Record]:
         yield check(f"overflow, {memory}", test)
 
 
-SANITIZED = Section(
-    "sanitized", 55, sanitized
-)  # a third of the sanitizer's time, which runs these calls three times
-
-
-def sanitizer(options: Options) -> Iterator[Record]:
-    """The small calls, first without a tool, then under each of the tools."""
+def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
+    """The small calls, first without a tool, then under each of the tools, each within so many seconds."""
+    section = replace(SANITIZED, seconds=seconds)
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
         reason = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
         yield check_record("compute-sanitizer", Verdict(None, reason))
         return
-    alone = run_section(SANITIZED, options)
+    alone = run_section(section, options)
     yield from alone.records
     if alone.status != "done":
         yield check_record(
@@ -61,7 +51,7 @@ def sanitizer(options: Options) -> Iterator[Record]:
             *(tool, "--tool", name, "--error-exitcode", str(ERROR_STATUS)),
             *("--target-processes", "application-only", "--report-api-errors", "no", *more),
         )
-        outcome = run_section(SANITIZED, options, prefix, environment)
+        outcome = run_section(section, options, prefix, environment)
         yield check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))
 
 

@@ -1,31 +1,33 @@
-"""The sections of `benchmarks.gpu_check`: each runs in its own process and within a time limit.
+"""What a section of `benchmarks.gpu_check` is: a generator of records, which runs in a process of its own.
 
-A section writes each record to a file as soon as it is made. If it hangs or breaks the device, only the
-records that it had not made yet are lost.
+Nothing here imports torch or fastqt, so that a failing import ends one section and is recorded there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import faulthandler
+import functools
+import importlib
+import logging
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from benchmarks.measure.errors import traced, words
 
-from benchmarks.paths import ROOT
+if TYPE_CHECKING:
+    import torch
 
-GRACE = 5.0  # seconds that a section has to end after its time limit
+__all__ = ["Options", "Record", "Section", "Verdict", "check", "check_record", "words"]
+
 MEMORY = ("fast", "low")  # the loss's memory modes; everything is checked in both
 
-Record = dict[str, Any]  # one result; "kind" is "machine", "check", "benchmark" or "end"
+Record = dict[str, Any]  # one result; "kind" is "machine", "check", "benchmark", ... or "end"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,40 @@ class Options:
 
     @property
     def device(self) -> torch.device:
+        import torch
+
         return torch.device("cpu") if self.dry_run else torch.device("cuda", torch.cuda.current_device())
 
 
 @dataclass(frozen=True)
 class Section:
-    """A generator of records, which is not asked for another one after `seconds`."""
+    """A part of the check that runs in its own process.
+
+    Attributes:
+        name: as results call it.
+        seconds: how long it may take. After that it is asked for no further record; where it hangs, the
+            tracebacks of all its threads are written and it is ended.
+        run: "module:function", which takes options and `arguments` and yields records.
+        arguments: of that function, such as JSON can hold.
+        quiet: a section that makes no record, launches and compiles nothing for so many seconds hangs.
+        environment: variables of its process.
+        own_cache: whether Triton compiles into a folder of its own, where a failing kernel is then found.
+    """
 
     name: str
     seconds: float
-    records: Callable[[Options], Iterator[Record]]
+    run: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    quiet: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    own_cache: bool = False
+
+    def records(self, options: Options) -> Iterator[Record]:
+        module, function = self.run.split(":")
+        found: Iterator[Record] = getattr(importlib.import_module(module), function)(
+            options, **self.arguments
+        )
+        return found
 
 
 class Verdict(NamedTuple):
@@ -55,112 +81,71 @@ class Verdict(NamedTuple):
 
 
 class NotTakenError(Exception):
-    """The engine refuses a case that it does not support."""
+    """What was to be checked is not supported here; the message says why."""
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raises NotTakenError where an engine refuses a problem that it does not support."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("backend:"):
+            raise NotTakenError(str(error)) from error
+        raise
 
 
 def check(name: str, test: Callable[[], Verdict]) -> Record:
-    """Runs a test and returns its record."""
+    """Runs a test and returns its record; that of an error has its traceback."""
+    log.info("check %s", name)
     try:
-        verdict = test()
+        return check_record(name, test())
     except NotTakenError as reason:
-        verdict = Verdict(None, str(reason))
+        return check_record(name, Verdict(None, str(reason)))
     except Exception as error:  # Triton, CUDA and torch raise many types; the check fails with the message
-        verdict = Verdict(False, words(error))
-    return check_record(name, verdict)
+        return {**check_record(name, Verdict(False, words(error))), "traceback": traced(error)}
 
 
 def check_record(name: str, verdict: Verdict) -> Record:
     return {"kind": "check", "name": name, **verdict._asdict()}
 
 
-def words(error: BaseException) -> str:
-    """An error as a record holds it."""
-    return f"{type(error).__name__}: {error}"[:1000]
+class Watchdog:
+    """Ends this process unless it is told of progress in time; all threads' tracebacks are written first."""
+
+    def __init__(self, seconds: float, quiet: float | None) -> None:
+        self.end = time.monotonic() + seconds
+        self.quiet = quiet or seconds
+
+    def heard(self) -> None:
+        left = min(self.quiet, self.end - time.monotonic())
+        faulthandler.dump_traceback_later(max(left, 0.01), exit=True)
+
+    def stop(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
 
 
-@dataclass
-class Outcome:
-    """The records of a section, and how it ended."""
-
-    name: str
-    status: str = "done"  # or "out of time", or "failed"
-    message: str = ""
-    seconds: float = 0.0
-    records: list[Record] = field(default_factory=list)
-    exit_code: int | None = None
-    output: str = ""
+_watchdogs: list[Watchdog] = []  # of this process's section, if it runs one
 
 
-def write_lines(section: Section, options: Options, lines: Path) -> None:
-    """Runs a section in this process, and writes each record as soon as it is made."""
-    end = time.monotonic() + section.seconds
-    with lines.open("w") as file:
-
-        def write(record: Record) -> None:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-
-        try:
-            for record in section.records(options):
-                write(record)
-                if time.monotonic() > end:
-                    write({"kind": "end", "status": "out of time", "message": f"after {section.seconds:g} s"})
-                    return
-        except Exception as error:  # any error ends the section, is recorded and is raised again
-            write({"kind": "end", "status": "failed", "message": words(error)})
-            raise
-        write({"kind": "end", "status": "done", "message": ""})
+def progress() -> None:
+    """Says that this process does not hang."""
+    for watchdog in _watchdogs:
+        watchdog.heard()
 
 
-def run_section(
-    section: Section,
-    options: Options,
-    prefix: tuple[str, ...] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Outcome:
-    """Runs a section in another process, and reads the records that it made even if it was killed."""
-    outcome, begin = Outcome(section.name), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / "lines"
-        command = [*prefix, sys.executable, "-m", "benchmarks.gpu_check", "--section", section.name]
-        command += ["--lines", str(lines)]
-        command += [f"--{name.replace('_', '-')}" for name, on in asdict(options).items() if on]
-        variables = {**os.environ, **(environment or {})}
-        if options.dry_run:
-            variables["TRITON_INTERPRET"] = "1"
-        try:
-            process = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=section.seconds + GRACE,
-            )
-            outcome.exit_code, outcome.output = process.returncode, process.stdout
-        except subprocess.TimeoutExpired as expired:
-            outcome.output = (expired.stdout or b"").decode(errors="replace")
-            outcome.status, outcome.message = "failed", f"did not end within {expired.timeout:g} s"
-        found = read_lines(lines)
-    ends = [record for record in found if record["kind"] == "end"]
-    outcome.records = [record for record in found if record["kind"] != "end"]
-    if ends:
-        outcome.status, outcome.message = ends[-1]["status"], ends[-1]["message"]
-    elif outcome.status == "done":
-        last = outcome.output.strip().splitlines()[-1:] or ["no output"]
-        outcome.status, outcome.message = "failed", f"exit status {outcome.exit_code}: {last[0]}"
-    outcome.seconds = time.monotonic() - begin
-    return outcome
+def watch(seconds: float, quiet: float | None) -> None:
+    """Begins to watch this process."""
+    _watchdogs[:] = [Watchdog(seconds, quiet)]
+    progress()
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The records in a file. A killed process may leave an incomplete last line, which is skipped."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
+def unwatch() -> None:
+    for watchdog in _watchdogs:
+        watchdog.stop()
+    _watchdogs.clear()
+
+
+@functools.cache
+def processors() -> int:
+    return len(os.sched_getaffinity(0))

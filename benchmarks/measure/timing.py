@@ -12,9 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from benchmarks.measure.clocks import Meter
+from benchmarks.measure.errors import words
 from fastqt.tools.bench import peak_memory
 
 MOST_ROUNDS = 50
+LEAD = 1e-3  # seconds; a few launches take less
+MOST_LEAD = 0.15
+CYCLES_A_SECOND = 2e9  # of the fastest GPU; a slower one sleeps for longer
 
 X = TypeVar("X")
 Step = Callable[[int], list[Tensor]]  # takes the i-th inputs; returns loss and gradients, or nothing
@@ -58,27 +63,50 @@ def beside_products(ours: float, seconds: Mapping[str, float]) -> dict[str, floa
 
 
 class Clock:
-    """Measures the seconds that a device needs for a function's work, including the launches."""
+    """Measures the seconds that a device needs for a function's work.
 
-    def __init__(self, device: torch.device) -> None:
+    A GPU would wait for the host between short kernels, and the time measured would be that of Python, which
+    launches them. So the GPU sleeps first, for as long as the host takes to launch all: the launches are then
+    queued, and only work on the device is between the two events. `launch_seconds` says what launching takes;
+    where it is more than the time of the work, a user waits for Python and not for the device.
+
+    Attributes:
+        launch_seconds: how long the host took to launch the last function.
+    """
+
+    def __init__(self, device: torch.device, meter: Meter | None = None) -> None:
         self.device = device
+        self.meter = meter
+        self.launch_seconds = 0.0
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, function: Callable[[], object]) -> float:
+    def seconds(self, function: Callable[[], object], lead: float = LEAD) -> float:
+        """The seconds that the function's work takes.
+
+        Args:
+            function: launches the work.
+            lead: for how many seconds a GPU sleeps first, at most `MOST_LEAD`.
+        """
         self.wait()
         if self.device.type != "cuda":
             begin = time.perf_counter()
             function()
-            return time.perf_counter() - begin
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+            self.launch_seconds = time.perf_counter() - begin
+            return self.launch_seconds
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(min(lead, MOST_LEAD) * CYCLES_A_SECOND))
+        first.record()
+        begin = time.perf_counter()
         function()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        self.launch_seconds = time.perf_counter() - begin
+        last.record()
+        if self.meter is not None:
+            self.meter.read()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
 
     def free(self) -> None:
         """Frees the memory that a failed attempt left allocated."""
@@ -121,6 +149,10 @@ class Result:
     peak_bytes: int | None = None  # above inputs and gradients
     loss: float | None = None
     reason: str | None = None
+    launch_seconds: float | None = None  # median of what the host takes to launch a step
+    clock_mhz: float | None = None  # median of the multiprocessors' clock
+    power_watts: float | None = None
+    meter_reason: str | None = None  # why clock and power are not known
 
 
 def in_turns(
@@ -137,15 +169,20 @@ def in_turns(
     results = {name: Result() for name in contestants}
     steps: dict[str, Step] = {}
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    launching: dict[str, list[float]] = {name: [] for name in contestants}
+    meters = {name: Meter(clock.device) for name in contestants}
 
     def drop(name: str, error: Exception) -> None:
-        results[name].reason = first_line(error)
+        results[name].reason = words(error)
         steps.pop(name, None)
 
     def prepare(make: Callable[[X], Step], result: Result) -> Step:
         step = make(inputs)
         for i in range(effort.warm_ups):
+            clock.wait()
+            begin = time.perf_counter()
             step(i)
+            result.launch_seconds = time.perf_counter() - begin
         found, peak = peak_above_results(clock, step)
         if found and found[0].isfinite():
             result.loss = float(found[0])
@@ -166,12 +203,20 @@ def in_turns(
             break
         for name, step in list(steps.items()):
             try:
-                times[name].append(clock.seconds(lambda step=step, turn=turn: step(turn)))
+                clock.meter = meters[name]
+                lead = 1.5 * (results[name].launch_seconds or 0.0) + LEAD
+                times[name].append(clock.seconds(lambda step=step, turn=turn: step(turn), lead))
+                launching[name].append(clock.launch_seconds)
             except Exception as error:  # as above; the others go on
                 drop(name, error)
+    clock.meter = None
     for name in steps:
-        results[name].seconds = statistics.median(times[name]) / sets_a_step
-        results[name].rounds = len(times[name])
+        result, meter = results[name], meters[name]
+        result.seconds = statistics.median(times[name]) / sets_a_step
+        result.launch_seconds = statistics.median(launching[name]) / sets_a_step
+        result.rounds = len(times[name])
+        result.clock_mhz, result.power_watts = meter.medians()
+        result.meter_reason = meter.reason
     return results
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import figures, peers
-from benchmarks.gpu.peers import Shape
+from benchmarks.gpu.predicted import ONE_LAUNCH, predictions
+from benchmarks.gpu.shapes import LARGEST_GRAPHED, LOW_MEMORY, SHAPES, Shape
 from benchmarks.measure.timing import Clock, Effort, in_turns
 
 CPU = torch.device("cpu")
@@ -37,7 +38,8 @@ def test_a_failing_contestant_gets_a_reason_and_the_others_go_on():
     entrants = {"absent": absent, "at once": breaks_at(0), "later": breaks_at(4), "eager": peers.eager}
     results = in_turns(entrants, inputs, Clock(CPU), Effort(1, 5, 0.0))
     assert results["absent"].reason == "ModuleNotFoundError: No module named 'absent'"
-    assert results["at once"].reason == results["later"].reason == "OutOfMemoryError: out of memory"
+    whole = "OutOfMemoryError: out of memory\nwith details"
+    assert results["at once"].reason == results["later"].reason == whole
     assert all(results[name].seconds is None for name in ("absent", "at once", "later"))
     assert results["eager"].reason is None
     assert results["eager"].rounds == 5
@@ -48,10 +50,16 @@ def test_a_failing_contestant_gets_a_reason_and_the_others_go_on():
 def test_a_step_of_several_sets_is_divided_by_them():
     inputs = peers.make_inputs(Shape(4, 4, 4), torch.float32, CPU)
     seconds = iter([8.0, 4.0, 6.0])
-    clock = SimpleNamespace(device=CPU, seconds=lambda function: next(seconds), free=lambda: None)
+    clock = SimpleNamespace(
+        device=CPU,
+        seconds=lambda function, lead: next(seconds),
+        free=lambda: None,
+        wait=lambda: None,
+        launch_seconds=0.5,
+    )
     entrants = {"eager": peers.in_graph(peers.eager)}
     result = in_turns(entrants, inputs, clock, Effort(1, 3, 0.0), sets_a_step=2)["eager"]
-    assert result.seconds == 3.0
+    assert (result.seconds, result.launch_seconds) == (3.0, 0.25)
     assert result.peak_bytes is None
 
 
@@ -75,9 +83,34 @@ def test_inputs_rotate_and_labels_are_candidates():
     assert square.labels.tolist() == list(range(5))
 
 
-def test_a_prediction_stands_beside_its_measurement(monkeypatch):
-    shape = Shape(4, 4, 4)
-    monkeypatch.setattr(figures, "PREDICTIONS", {(shape, "eager"): 2.5})
-    rows = figures.measure(shape, {"eager": peers.eager}, torch.float32, CPU, Effort(1, 1, 0.0))
-    assert {row["contestant"]: row["predicted_ratio"] for row in rows} == {"GEMMs": None, "eager": 2.5}
-    assert "2.50" in figures.cells(rows[1])
+def test_a_prediction_stands_beside_its_measurement():
+    shape = Shape(400, 400, 1000)
+    rows = figures.measure(shape, {ONE_LAUNCH: peers.eager_window}, torch.float32, CPU, Effort(1, 1, 0.0))
+    predicted = predictions()[shape, ONE_LAUNCH]
+    assert {row["contestant"]: row["predicted_seconds"] for row in rows} == {
+        "GEMMs": None,
+        ONE_LAUNCH: predicted.seconds,
+    }
+
+
+def test_the_one_launch_kernel_is_measured_where_it_computes():
+    for shape in SHAPES:
+        assert (ONE_LAUNCH in figures.fused_and_eager(shape)) == (shape.N <= 1024 and shape.N == shape.M)
+    small, large = (figures.fused_and_eager(shape)[ONE_LAUNCH] for shape in (SHAPES[4], SHAPES[7]))
+    inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU, sets=1)
+    for make in (small, large):
+        with pytest.raises(ValueError, match="backend: 'cuda' is not available"):
+            make(inputs)(0)
+
+
+def test_every_shape_of_a_prediction_is_measured():
+    for shape, contestant in predictions():
+        assert shape in SHAPES
+        if "low" not in contestant or shape in LOW_MEMORY:
+            assert contestant in figures.fused_and_eager(shape)
+
+
+def test_graphs_reach_the_sizes_that_have_goals_in_them():
+    assert {Shape(16384, 16384, 1024), Shape(8192, 8192, 2400)} <= {
+        shape for shape in SHAPES if shape.N <= LARGEST_GRAPHED
+    }

@@ -1,0 +1,42 @@
+"""What the models in benchmarks/predict say that a contestant takes, read from their stored inputs.
+
+The documents are rendered from the same files, so that both have the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+
+from benchmarks.gpu.shapes import Shape
+from benchmarks.predict import cuda_estimate, estimate
+from benchmarks.predict.roofline import Rates, gemm_time
+
+CONTESTANTS = {"fast": "fastqt window", "low": "fastqt window low"}  # that compute the model's QuickThoughts
+ONE_LAUNCH = "fastqt one launch"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a step in a CUDA graph, and as a multiple of the three products' where that is predicted."""
+
+    seconds: float
+    ratio: float | None
+
+
+@functools.cache
+def predictions() -> dict[tuple[Shape, str], Prediction]:
+    """By shape and contestant."""
+    stored = json.loads(estimate.STORED.read_text())
+    rates = Rates(**stored["rates"])
+    found = {}
+    for schedule in stored["schedules"]:
+        if schedule["loss"] == "QuickThoughts":
+            N, D = schedule["N"], schedule["D"]
+            seconds = estimate.seconds(schedule, stored, rates)
+            key = Shape(N, N, D), CONTESTANTS[schedule["memory"]]
+            found[key] = Prediction(seconds, seconds / gemm_time(N, D, rates))
+    for N, D, phases in cuda_estimate.predictions(json.loads(cuda_estimate.STORED.read_text())):
+        found[Shape(N, N, D), ONE_LAUNCH] = Prediction(sum(time for _, time, _ in phases), None)
+    return found

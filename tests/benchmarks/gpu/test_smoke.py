@@ -1,0 +1,176 @@
+"""The smoke steps, tiny and on a CPU: each runs to its end, and each fails where what it checks is wrong."""
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks.gpu.sections import NotTakenError, Options
+from benchmarks.gpu.smoke import losses, machine, products, scores, vendor
+from benchmarks.gpu.stages import SCORES, smoke
+from fastqt.engines.triton import operands
+
+CPU = torch.device("cpu")
+DRY = Options(dry_run=True)
+STEPS = [section for wave in smoke() for section in wave]
+
+
+@pytest.mark.parametrize("section", STEPS, ids=lambda section: section.name)
+def test_a_step_runs_to_its_end(section):
+    records = list(section.records(DRY))
+    failed = [record for record in records if record.get("ok") is False]
+    assert records
+    assert failed == []
+
+
+def test_what_needs_a_gpu_says_so():
+    (exact, repeated) = losses.one_launch(DRY)
+    for record in (exact, repeated):
+        assert record["ok"] is None
+        assert record["detail"].startswith("backend: 'cuda' is not available")
+
+
+def test_the_steps_are_those_that_a_first_contact_wants():
+    names = {record["name"] for record in products.products(DRY)}
+    assert len(names) == 2 * 2 * 5
+    assert {"bfloat16, beta=0, E·G", "float16, beta=1, Eᵀ·F on a slice", "bfloat16, beta=1, 1×M"} <= names
+    assert scores.SIZES == (512, 700, 768)
+    assert set(SCORES) == set(scores.LAUNCHES) == set(scores.EXPECTED)
+    assert vendor.HEIGHTS == (2304, 2816, 5632)
+    sizes = losses.problem(Options(), 1500, 1000)
+    assert (sizes.N, sizes.M, sizes.D) == (1500, 1500, 1000)
+
+
+@pytest.mark.parametrize("form", products.FORMS)
+@pytest.mark.parametrize("add", [False, True])
+def test_a_product_that_is_wrong_fails(form, add, monkeypatch):
+    right = operands.multiply
+    verdict = partial(products.product_verdict, form, products.DRY_SIZES, torch.bfloat16, add, CPU)
+
+    def rounded(out, a, b, *, add):
+        right(out, a, b, add=add)
+        out.copy_(out.bfloat16())
+
+    def adds_nothing(out, a, b, *, add):
+        right(out, a, b, add=False)
+
+    def always_adds(out, a, b, *, add):
+        right(out, a, b, add=True)
+
+    def writes_beyond(out, a, b, *, add):
+        right(out, a, b, add=add)
+        out.as_strided((out._base.numel(),), (1,), 0).add_(1)
+
+    assert verdict().ok
+    broken = [rounded, adds_nothing if add else always_adds]
+    for wrong in [*broken, writes_beyond] if "slice" in form else broken:
+        monkeypatch.setattr(operands, "multiply", wrong)
+        found = verdict()
+        assert not found.ok
+        assert found.detail.startswith("wrong: product; product ")
+
+
+@pytest.mark.parametrize("epilogue", SCORES)
+def test_an_epilogue_that_leaves_something_unwritten_fails(epilogue, monkeypatch):
+    right = scores.LAUNCHES[epilogue]
+    wanted = scores.EXPECTED[epilogue]
+
+    def spoilt(tile, x, out, config, name):
+        right(tile, x, out, config)
+        getattr(out, name)[-1, -1] = torch.nan
+
+    checked = {"matrix", "tile_row_sums", "tile_column_sums"}
+    checked -= {"ROW_MAX": {"matrix", "tile_column_sums"}, "EXP": {"tile_column_sums"}}.get(epilogue, set())
+    for name in checked:
+        monkeypatch.setitem(scores.LAUNCHES, epilogue, partial(spoilt, name=name))
+        found = scores.scores_verdict(epilogue, scores.DRY_SIZES, torch.float16, CPU, False)
+        assert not found.ok, name
+    assert scores.EXPECTED[epilogue] is wanted
+
+
+def test_an_epilogue_that_does_not_exclude_the_diagonal_fails():
+    from fastqt.kernels import scores as kernels
+
+    genuine = kernels.Tile
+    for epilogue in SCORES:
+        with mock.patch.object(kernels, "Tile", lambda *a, **_: genuine(*a)):
+            sizes = 6, 7, 8  # so few that the diagonal has some of the maxima
+            assert not scores.scores_verdict(epilogue, sizes, torch.float16, CPU, False).ok
+
+
+def test_launches_that_differ_once_fail(monkeypatch):
+    asked = losses.problem(DRY, 0, 0)
+    monkeypatch.setattr(losses, "ONE_LAUNCH", "triton")
+    monkeypatch.setattr(losses, "LAUNCHES", 3)
+    assert losses.repeats_verdict(asked, torch.float16, CPU) == (True, "3 are equal")
+    genuine, calls = losses.step_of, iter(range(100))
+
+    def racing(leaves, backend):
+        step = genuine(leaves, backend)
+
+        def run():
+            loss, dF, dG = step()
+            if next(calls) == 2:
+                dG[2, 1] += 0.5
+            return [loss, dF, dG]
+
+        return run
+
+    monkeypatch.setattr(losses, "step_of", racing)
+    ok, detail = losses.repeats_verdict(asked, torch.float16, CPU)
+    assert not ok
+    assert detail.startswith("differ: dG 1 times")
+
+
+@pytest.mark.parametrize("verdict", [losses.graph_verdict, losses.streams_verdict])
+def test_a_step_that_sees_old_inputs_fails(verdict, monkeypatch):
+    """As a graph that was captured on copies would, or work on a stream that does not wait."""
+    asked, genuine = losses.problem(DRY, 0, 0), losses.step_of
+    assert verdict(asked, torch.float16, CPU, "triton").ok
+
+    def on_copies(leaves, backend):
+        copies = [torch.randn_like(x).requires_grad_() for x in leaves]
+        return genuine(copies, backend)
+
+    monkeypatch.setattr(losses, "step_of", on_copies)
+    assert not verdict(asked, torch.float16, CPU, "triton").ok
+
+
+def test_the_side_streams_of_the_one_launch_kernel_need_a_gpu():
+    with pytest.raises(NotTakenError):
+        losses.streams_verdict(losses.problem(DRY, 0, 0), torch.float16, CPU, "cuda")
+
+
+def test_products_of_the_vendor_have_a_rate_and_kernels():
+    found = list(vendor.vendor_products(DRY))
+    assert len(found) == 3 * len(vendor.DRY_HEIGHTS)
+    for record in found:
+        assert record["tflops"] > 0
+        assert record["spread"][0] <= record["seconds"] <= record["spread"][1]
+        assert record["reason"] is None
+        assert any("mm" in kernel["name"] for kernel in record["kernels"])
+
+
+def test_the_machine_is_told_even_if_nothing_can_be_asked(monkeypatch):
+    def broken(*_, **__):
+        raise OSError("no such thing")
+
+    for name in ("common_facts", "version_of", "gpu_state"):
+        monkeypatch.setattr(machine, name, broken)
+    monkeypatch.setattr(machine.metadata, "version", broken)
+    facts, *checks = machine.machine_facts(DRY)
+    assert (
+        facts["reason"] == facts["compilers"]["nvcc"].removeprefix("not known: ") == "OSError: no such thing"
+    )
+    assert [c["ok"] for c in checks if "imported" in c["name"]] == [True]
+
+
+def test_what_triton_needs_is_missed(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert machine.launcher() == (False, "missing: Python.h")
+    (tmp_path / "Python.h").touch()
+    assert machine.launcher().ok
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "Python.h" / "below"))
+    (record,) = [r for r in machine.machine_facts(DRY) if r.get("name") == "Triton's cache can be written"]
+    assert record["ok"] is False
