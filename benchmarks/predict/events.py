@@ -11,6 +11,7 @@ from benchmarks.predict.launches import Launch, Operation, Product
 from benchmarks.predict.roofline import Stored
 
 Bytes = tuple[int, int]  # of memory, and of the float32 product that the launch before has left
+IDLE = ("raise_row_shifts_kernel", "repair_rows_kernel")  # exit at once where no row has to be repaired
 
 
 def matrix(operand: Any) -> Tensor:
@@ -26,8 +27,6 @@ def row_bytes(launch: Launch) -> Bytes:
     if name in ("row_stats_kernel", "sigmoid_row_stats_kernel"):
         sums = arguments["tile_row_sums"]
         return 4 * sums.numel() + 64 * sums.shape[1], 0
-    if name == "raise_row_shifts_kernel":
-        return 0, 0
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size())), 0
@@ -65,15 +64,31 @@ def kernel_key(launch: Launch) -> str:
 
 
 def stored_event(event: Launch | Product | Operation) -> Stored:
-    """What of an event the model reads."""
+    """What of an event the model reads.
+
+    Raises:
+        ValueError: of a kernel that the model does not know; the message names it.
+    """
     if isinstance(event, Product):
         return {"kind": "product", **asdict(event)}
     if isinstance(event, Operation):
         return {"kind": "operation", "bytes": event.bytes}
+    try:
+        return stored_launch(event)
+    except (KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{event.kernel.__name__}: want the arguments that {__name__} reads, "
+            f"got {', '.join(event.arguments)}"
+        ) from error
+
+
+def stored_launch(event: Launch) -> Stored:
+    """What of a kernel's launch the model reads."""
     repairs = any(event.flags.get(name) for name in ("ONLY_OVERFLOWED", "shift_overflowed"))
-    redo = repairs or event.kernel.__name__ == "raise_row_shifts_kernel"
+    name = event.kernel.__name__
+    redo = bool(repairs) or name in IDLE
     stored = {"kernel": kernel_key(event), "redo": redo}
-    if event.kernel.__name__ == "scores_kernel":
+    if name == "scores_kernel":
         return {"kind": "scores", **stored, **tiles_of(event)}
     if redo:
         return {"kind": "rows", **stored}

@@ -162,7 +162,8 @@ class _Noting(TorchDispatchMode):
         out = function(*args, **kwargs)
         if not function.is_view and "empty" not in name:
             made_like = name.startswith("new_") or name.endswith("_like")  # another, which is not read
-            flat = torch.utils._pytree.tree_leaves(out if made_like else (args, kwargs, out))
+            read = {key: value for key, value in kwargs.items() if key != "out"}
+            flat = torch.utils._pytree.tree_leaves(out if made_like else (args, read, out))
             size = sum(x.numel() * x.element_size() for x in flat if isinstance(x, Tensor))
             self.events.append(Operation(name, size))
         return out
@@ -220,8 +221,14 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
         yield events
 
 
-def noted(case: Case, gpu: Gpu) -> list[Event]:
-    """What the loss and its gradients of a problem launch on a GPU."""
+def noted(case: Case, gpu: Gpu, *, backward: bool = False) -> list[Event]:
+    """What the loss and its gradients of a problem launch on a GPU.
+
+    Args:
+        case: the problem.
+        gpu: the GPU.
+        backward: whether what the backward pass does with the gradients is noted as well.
+    """
     from fastqt import engines
 
     before = torch.get_float32_matmul_precision()
@@ -232,12 +239,24 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             computation = engines.computation("triton", problem)
             with described(gpu, case.descriptors) as events:
                 if case.gradients:
-                    computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    _, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    if backward:
+                        _multiplied([g for g in found if g is not None], needs)
                 else:
                     computation.forward(problem)
     finally:
         torch.set_float32_matmul_precision(before)
     return events
+
+
+def _multiplied(gradients: list[Tensor], needs: tuple[bool, ...]) -> None:
+    """Multiplies gradients by an upstream gradient, as the backward pass of a mean does."""
+    from fastqt.autograd import _Loss
+
+    how = "mean", "triton", "contrastive_loss", needs
+    context = SimpleNamespace(how=how, in_forward=True, traced=False, grad_scale=1.0, gradients=gradients)
+    with torch.no_grad():
+        _Loss.backward(context, torch.empty(()))
 
 
 def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:

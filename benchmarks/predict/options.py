@@ -1,7 +1,7 @@
 """What a schedule that is not built would cost: the launches that it would make, by the same rules.
 
 A `Plan` says what a choice is about: heights of chunks, the scores' tile, how often something is launched.
-`launches` writes down what it would launch for a problem like QuickThoughts', for `total` to add up.
+`launches` writes down what it would launch for a problem like QuickThoughts', and `seconds` adds it up.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.predict.products import gemm_time, product_time
+from benchmarks.predict.products import product_time
 from benchmarks.predict.roofline import Rates, Stored, rows_time, scores_time
 
 ITEMSIZE = 2
-PRODUCT = 4  # bytes of an element of a product's result in float32
+SAMPLE = 256  # of fastqt.engines.triton.softmax
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Plan:
         heights: rows of E at once in that walk, for each of its blocks of columns.
         tile: of the scores' kernel.
         descriptors, persistent, ahead, specialised, multicast: what the scores' kernel does; see `roofline`.
-        sass: its instructions.
         repairs: launches a chunk that have nothing to do.
         upstream: whether backward multiplies both gradients by a factor of 1.
+        product_itemsize: bytes of an element of a product's result.
         normalised: whether inputs are copied with their rows normalised, and gradients taken back.
     """
 
@@ -46,9 +46,9 @@ class Plan:
     ahead: bool = False
     specialised: bool = False
     multicast: float = 1.0
-    sass: int = 1500
     repairs: int = 5
     upstream: bool = True
+    product_itemsize: int = 4
     normalised: bool = False
 
 
@@ -71,15 +71,16 @@ def product(n: int, m: int, k: int, *, add: bool) -> Stored:
     return {"kind": "product", "n": n, "m": m, "k": k, "add": add}
 
 
-def rows_kernel(elements: int, copies: float, product_elements: int = 0) -> Stored:
-    """A kernel that reads or writes some elements so many times, and once a product in float32."""
-    return {"kind": "rows", "bytes": ITEMSIZE * elements * copies, "product_bytes": PRODUCT * product_elements}
+def rows_kernel(elements: int, copies: int, product_bytes: int = 0) -> Stored:
+    """A kernel that reads or writes some elements so many times, and once a product's result."""
+    return {"kind": "rows", "bytes": ITEMSIZE * elements * copies, "product_bytes": product_bytes}
 
 
 def launches(plan: Plan) -> Iterator[Stored]:
     """What the plan would launch."""
     N, D = plan.N, plan.D
-    for _ in range(6):  # the sample's scores and maxima, the lowering of targets
+    yield {**scores(plan, N, SAMPLE), "store": False}
+    for _ in range(5):  # the sample's maxima, the lowering of targets
         yield rows_kernel(0, 0)
     yield rows_kernel(N * D, 2)  # the exact cells' scores
     if plan.normalised:
@@ -88,7 +89,7 @@ def launches(plan: Plan) -> Iterator[Stored]:
     for number, height in enumerate(sizes(N, plan.height)):
         yield from query_launches(plan, height, first=number == 0)
     if plan.columns is None:
-        yield rows_kernel(N * D, 2, N * D)
+        yield rows_kernel(N * D, 2, plan.product_itemsize * N * D)
     else:
         yield from column_launches(plan)
     for _ in range(6):  # targets by column, the sum of the losses
@@ -111,7 +112,7 @@ def query_launches(plan: Plan, height: int, *, first: bool) -> Iterator[Stored]:
     if plan.width is None:
         yield product(height, D, N, add=False)
     one_walk = plan.columns is None
-    yield rows_kernel(height * D, 4 if one_walk else 3, height * D)
+    yield rows_kernel(height * D, 4 if one_walk else 3, plan.product_itemsize * height * D)
     if one_walk:
         yield product(N, D, height, add=not first)
 
@@ -124,25 +125,19 @@ def column_launches(plan: Plan) -> Iterator[Stored]:
         for number, height in enumerate(sizes(plan.N, most)):
             yield scores(plan, height, columns)
             yield product(columns, plan.D, height, add=number > 0)
-        yield rows_kernel(columns * plan.D, 2, columns * plan.D)
+        yield rows_kernel(columns * plan.D, 2, plan.product_itemsize * columns * plan.D)
 
 
-def seconds(plan: Plan, rates: Rates) -> dict[str, float]:
-    """By kind of launch, on the device."""
-    resources = {"threads": 256, "registers": 255, "shared": 196608, "sass": plan.sass, "loads_ahead": True}
+def seconds(plan: Plan, kernel: Stored, rates: Rates) -> dict[str, float]:
+    """By kind of launch, on the device, with what the scores' kernel uses once compiled."""
     spent = dict.fromkeys(("scores", "product", "rows"), 0.0)
     for event in launches(plan):
         if event["kind"] == "scores":
-            time = scores_time(event, resources, rates)
+            time = scores_time(event, kernel, rates)
         elif event["kind"] == "product":
             n, m, k = (event[name] for name in "nmk")
-            time = product_time(n, m, k, ITEMSIZE, PRODUCT, event["add"], rates)
+            time = product_time(n, m, k, ITEMSIZE, plan.product_itemsize, event["add"], rates)
         else:
             time = rows_time(event, {}, rates)
         spent[event["kind"]] += time.seconds
     return spent
-
-
-def ratio(plan: Plan, rates: Rates) -> float:
-    """Times the three products alone."""
-    return sum(seconds(plan, rates).values()) / gemm_time(plan.N, plan.D, rates)

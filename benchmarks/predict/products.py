@@ -19,9 +19,7 @@ def splits(n: int, m: int, rates: Rates) -> list[int]:
     return [1, *(s for s in range(2, rates.splits + 1) if 4 * s * n * m <= rates.workspace)]
 
 
-def product_time(
-    n: int, m: int, k: int, itemsize: int, out_itemsize: int, add: bool, rates: Rates
-) -> Time:
+def product_time(n: int, m: int, k: int, itemsize: int, out_itemsize: int, add: bool, rates: Rates) -> Time:
     """Of (n, k) by (k, m), written or added to what is there, with the best tiles and parts."""
     times = [
         tiled_time((n, m, k), itemsize, out_itemsize, add, tile, parts, rates)
