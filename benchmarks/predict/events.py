@@ -11,6 +11,7 @@ from benchmarks.predict.launches import Launch, Operation, Product
 from benchmarks.predict.roofline import Stored
 
 Bytes = tuple[int, int]  # of memory, and of the float32 product that the launch before has left
+SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps has half of a tile's rows
 IDLE = ("raise_row_shifts_kernel", "repair_rows_kernel")  # exit at once where no row has to be repaired
 
 
@@ -88,7 +89,7 @@ def stored_launch(event: Launch) -> Stored:
     name = event.kernel.__name__
     redo = bool(repairs) or name in IDLE
     stored = {"kernel": kernel_key(event), "redo": redo}
-    if name == "scores_kernel":
+    if name in ("scores_kernel", SPECIALISED):
         return {"kind": "scores", **stored, **tiles_of(event)}
     if redo:
         return {"kind": "rows", **stored}
@@ -98,19 +99,19 @@ def stored_launch(event: Launch) -> Stored:
 
 def tiles_of(launch: Launch) -> Stored:
     """What the model reads of the scores' kernel."""
-    queries, constants = matrix(launch.arguments["queries"]), launch.constants
-    return {
-        "rows": launch.arguments["N"],
-        "columns": launch.arguments["M"],
-        "width": queries.shape[1],
-        "itemsize": queries.element_size(),
-        "store": launch.arguments["out"] is not None,
-        "tile": [constants["BLOCK_N"], constants["BLOCK_M"]],
-        "step": constants["BLOCK_D"],
-        "group": constants["GROUP_N"],
-        "programs": launch.programs,
-        "descriptors": bool(constants["DESCRIPTORS"]),
+    arguments, constants = launch.arguments, launch.constants
+    queries = matrix(arguments["queries"])
+    stored = {
+        **{"rows": arguments["N"], "columns": arguments["M"], "width": queries.shape[1]},
+        **{"itemsize": queries.element_size(), "store": arguments["out"] is not None},
+        **{"group": constants["GROUP_N"], "programs": launch.programs},
     }
+    if launch.kernel.__name__ == SPECIALISED:
+        (half, step), (columns, _) = (arguments[side].block_shape for side in ("queries", "candidates"))
+        tile = {"tile": [2 * half, columns], "step": step}
+        return {**stored, **tile, "descriptors": True, "specialised": True}
+    tile = {"tile": [constants["BLOCK_N"], constants["BLOCK_M"]], "step": constants["BLOCK_D"]}
+    return {**stored, **tile, "descriptors": bool(constants["DESCRIPTORS"])}
 
 
 def chunk_of_cosines(launch: Launch) -> Stored:

@@ -64,6 +64,13 @@ def test_operands_from_the_l2_cache():
     assert scores_time({**EVENT, "multicast": 2}, ALONE, rates).seconds == pytest.approx(100 + 2 * 100)
 
 
+@pytest.mark.parametrize(("l2_size", "times"), [(2 * 2 * 256 * 64, 1), (2 * 2 * 256 * 64 - 1, 2)])
+def test_candidates_that_do_not_stay_in_the_l2_cache_are_read_for_each_group_of_rows(l2_size, times):
+    rates = Rates(**{**vars(SIMPLE), "l2_size": l2_size})
+    time = scores_time({**EVENT, "group": 2}, ALONE, rates)
+    assert time.bytes == 2 * (512 * 64 + times * 256 * 64 + 512 * 256)
+
+
 def test_what_the_last_wave_stores_is_not_hidden():
     rates = Rates(**{**vars(SIMPLE), "memory": 2.0 * 128 * 256})  # a tile of E takes a second
     time = scores_time({**EVENT, "rows": 384}, ALONE, rates)
