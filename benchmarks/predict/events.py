@@ -12,7 +12,8 @@ from benchmarks.predict.roofline import Stored
 
 Bytes = tuple[int, int]  # of memory, and of the float32 product that the launch before has left
 SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps has half of a tile's rows
-IDLE = ("raise_row_shifts_kernel", "repair_rows_kernel")  # exit at once where no row has to be repaired
+# They exit at once where no row has to be repaired, and where the upstream gradient is 1.
+IDLE = ("raise_row_shifts_kernel", "repair_rows_kernel", "scale_gradients_kernel")
 
 
 def matrix(operand: Any) -> Tensor:

@@ -55,6 +55,7 @@ class Case:
     memory: str = "fast"
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
+    upstream: bool = False  # the gradients are multiplied by an upstream one
     diagonal: str = "zero"
     targets: str = "window"  # or "own", "dense", "smoothed", "none"
     row_negatives: str | None = None  # or "given", "mixed"
@@ -221,14 +222,8 @@ def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
         yield events
 
 
-def noted(case: Case, gpu: Gpu, *, backward: bool = False) -> list[Event]:
-    """What the loss and its gradients of a problem launch on a GPU.
-
-    Args:
-        case: the problem.
-        gpu: the GPU.
-        backward: whether what the backward pass does with the gradients is noted as well.
-    """
+def noted(case: Case, gpu: Gpu) -> list[Event]:
+    """What the loss and its gradients of a problem launch on a GPU."""
     from fastqt import engines
 
     before = torch.get_float32_matmul_precision()
@@ -240,7 +235,7 @@ def noted(case: Case, gpu: Gpu, *, backward: bool = False) -> list[Event]:
             with described(gpu, case.descriptors) as events:
                 if case.gradients:
                     _, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
-                    if backward:
+                    if case.upstream:
                         _multiplied([g for g in found if g is not None], needs)
                 else:
                     computation.forward(problem)

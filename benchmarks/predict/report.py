@@ -18,7 +18,7 @@ PARTS = {
     "scores": "scores with their exponentials",
     "product": "products by the vendor's library",
     "rows": "row kernels",
-    "repair": "repair launches with nothing to do",
+    "repair": "launches that find nothing to do",
     "operation": "torch's small operations",
 }
 

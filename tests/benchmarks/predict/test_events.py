@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.predict.events import stored_event
+from benchmarks.predict.events import IDLE, stored_event
 from benchmarks.predict.launches import Launch, Operation, Product
 
 
@@ -26,8 +26,8 @@ def test_products_and_operations():
     assert stored_event(Operation("mul", 7)) == {"kind": "operation", "bytes": 7}
 
 
-@pytest.mark.parametrize("name", ["raise_row_shifts_kernel", "repair_rows_kernel"])
-def test_repairs_have_nothing_to_do(name):
+@pytest.mark.parametrize("name", IDLE)
+def test_some_find_nothing_to_do(name):
     assert stored_event(launch_of(name)) == {"kind": "rows", "kernel": name[:-7], "redo": True}
 
 
@@ -61,4 +61,5 @@ def test_tiles_of_the_warp_specialised_kernel():
     arguments = {"queries": queries, "candidates": candidates, "N": 300, "M": 512, "out": sides, "GROUP_N": 8}
     event = stored_event(launch_of("warp_specialized_scores_kernel", {"GROUP_N"}, **arguments))
     assert (event["kind"], event["tile"], event["step"], event["store"]) == ("scores", [128, 256], 32, True)
-    assert event["specialised"] and event["descriptors"]
+    assert event["specialised"]
+    assert event["descriptors"]
