@@ -13,7 +13,12 @@ from benchmarks.predict.roofline import Stored
 Bytes = tuple[int, int]  # of memory, and of the float32 product that the launch before has left
 SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps has half of a tile's rows
 # They exit at once where no row has to be repaired, and where the upstream gradient is 1.
-IDLE = ("raise_row_shifts_kernel", "repair_rows_kernel", "scale_gradients_kernel")
+IDLE = (
+    "raise_row_shifts_kernel",
+    "repair_rows_kernel",
+    "row_products_kernel",
+    "scale_gradients_kernel",
+)
 
 
 def matrix(operand: Any) -> Tensor:
