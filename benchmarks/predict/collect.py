@@ -54,7 +54,7 @@ def collect() -> Stored:
 def launched() -> Iterator[tuple[Case, list[Event]]]:
     """Every problem, and what the engine launches for it."""
     for case in cases():
-        yield case, noted(replace(case, upstream=True), hopper())
+        yield case, noted(replace(case, upstream=True, descriptors=None), hopper())
 
 
 def schedule_of(case: Case, events: Iterable[Event]) -> Stored:

@@ -66,7 +66,7 @@ class Case:
     bias: bool = False
     link: str = "softmax"
     clip: bool = False  # CLIP's loss, of rows and of columns
-    descriptors: bool = False  # read the operands of the scores' product
+    descriptors: bool | None = False  # read the operands of the scores' product; None: as the engine chooses
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
@@ -171,7 +171,7 @@ class _Noting(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None]) -> Iterator[None]:
+def standing_in(gpu: Gpu, descriptors: bool | None, launched: Callable[[Launch], None]) -> Iterator[None]:
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
     from triton.runtime.jit import JITFunction
 
@@ -188,7 +188,8 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
         launched(Launch(kernel, grid[0], arguments, options))
 
     def config(_: torch.device, *shape: Any) -> Any:
-        return replace(score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+        found = score_config(torch.device("cuda"), *shape)
+        return found if descriptors is None else replace(found, descriptors=descriptors)
 
     properties = SimpleNamespace(
         name=gpu.name,
@@ -211,7 +212,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
 
 
 @contextlib.contextmanager
-def described(gpu: Gpu, descriptors: bool = False) -> Iterator[list[Event]]:
+def described(gpu: Gpu, descriptors: bool | None = False) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     events: list[Event] = []
     with (
