@@ -83,9 +83,10 @@ written and takes at most half of the L2 cache is read from there by the row ker
 
 **The scores' kernel.** Its tiles come in whole waves too. Every SASS instruction counts once a tile, those of
 branches not taken included. Where only one program fits a multiprocessor they come after the tile's products,
-else beside those of another program. In a warp-specialised kernel they come beside the products of the other
-group of warps. Where no load runs ahead of the products, each step along D waits for its operands. A
-persistent program does not load for the next tile before it has stored this one.
+else beside those of another program. In a warp-specialised kernel one group of warps makes its products while
+the other is in its epilogue, as far as one is ahead of the other. Where no load runs ahead of the products,
+each step along D waits for its operands. A persistent program does not load for the next tile before it has
+stored this one.
 
 **Without a graph** the host runs ahead, so that a call takes the longer of the host's and the device's time.
 

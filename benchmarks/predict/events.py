@@ -115,7 +115,7 @@ def tiles_of(launch: Launch) -> Stored:
     if launch.kernel.__name__ == SPECIALISED:
         (half, step), (columns, _) = (arguments[side].block_shape for side in ("queries", "candidates"))
         tile = {"tile": [2 * half, columns], "step": step}
-        return {**stored, **tile, "descriptors": True, "specialised": True}
+        return {**stored, **tile, "descriptors": True, "lead": constants["LEAD"]}
     tile = {"tile": [constants["BLOCK_N"], constants["BLOCK_M"]], "step": constants["BLOCK_D"]}
     return {**stored, **tile, "descriptors": bool(constants["DESCRIPTORS"])}
 

@@ -27,7 +27,7 @@ class Plan:
         columns: columns of E at once in the second walk of low memory, for dG; None for one walk.
         heights: rows of E at once in that walk, for each of its blocks of columns.
         tile: of the scores' kernel.
-        descriptors, persistent, ahead, specialised, multicast: what the scores' kernel does; see `roofline`.
+        descriptors, persistent, ahead, lead, multicast: what the scores' kernel does; see `roofline`.
         repairs: launches a chunk that have nothing to do.
         upstream: whether backward multiplies both gradients by a factor of 1.
         product_itemsize: bytes of an element of a product's result.
@@ -44,7 +44,7 @@ class Plan:
     descriptors: bool = False
     persistent: bool = False
     ahead: bool = False
-    specialised: bool = False
+    lead: int = 0
     multicast: float = 1.0
     repairs: int = 5
     upstream: bool = True
@@ -63,7 +63,7 @@ def scores(plan: Plan, rows: int, columns: int) -> Stored:
         **{"kind": "scores", "rows": rows, "columns": columns, "width": plan.D, "itemsize": ITEMSIZE},
         **{"store": True, "tile": plan.tile, "step": 64, "group": 8, "descriptors": plan.descriptors},
         **{"programs": min(tiles, Rates().multiprocessors) if plan.persistent else tiles},
-        **{"ahead": plan.ahead, "specialised": plan.specialised, "multicast": plan.multicast},
+        **{"ahead": plan.ahead, "lead": plan.lead, "multicast": plan.multicast},
     }
 
 

@@ -74,8 +74,7 @@ def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
     waves = math.ceil(tiles / rates.multiprocessors)
     tensor, other = tile_parts(event, resources, rates)
     first, further = starts(event, resources, rates)
-    hidden = event.get("specialised") or blocks_per_multiprocessor(resources, rates) > 1
-    per_tile = max(tensor, other) if hidden else tensor + other
+    per_tile = max(tensor, other) if blocks_per_multiprocessor(resources, rates) > 1 else tensor + other
     groups = math.ceil(row_tiles / event["group"])
     streamed = itemsize * columns * D
     moved = itemsize * rows * D + streamed * (groups if streamed > rates.l2_size / 2 else 1)
@@ -94,12 +93,16 @@ def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
 
 
 def tile_parts(event: Stored, resources: Stored, rates: Rates) -> tuple[float, float]:
-    """Seconds of a tile's products, and of its other instructions."""
+    """Seconds of a tile's products, and of its other instructions as far as its own products hide none."""
     rows, columns = event["tile"]
     steps = math.ceil(event["width"] / event["step"])
     pace = rates.tensor * (1.0 if event.get("descriptors") else rates.pointers)
     tensor = 2.0 * rows * columns * steps * event["step"] * rates.multiprocessors / pace
     other = resources["sass"] * resources["threads"] / 32 / rates.issue / rates.clock
+    if event.get("lead"):
+        # Two of three groups of warps compute, and each has half of the instructions. While one of them is in
+        # its epilogue, the other one makes the products of the steps that it is ahead or behind.
+        other = max(other / 3 - tensor * event["lead"] / steps, 0.0)
     if not resources["loads_ahead"]:
         other += steps * rates.fill
     return tensor, other
@@ -115,7 +118,7 @@ def starts(event: Stored, resources: Stored, rates: Rates) -> tuple[float, float
         math.ceil(size / tile)
         for size, tile in zip((event["rows"], event["columns"]), event["tile"], strict=True)
     )
-    if event.get("specialised") or event.get("ahead"):
+    if event.get("lead") or event.get("ahead"):
         return rates.fill, 0.0
     if event.get("programs", tiles) < tiles:
         return rates.fill, rates.refill

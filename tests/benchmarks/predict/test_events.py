@@ -58,8 +58,8 @@ def test_tiles_of_the_warp_specialised_kernel():
     sides = torch.empty(512, 64, dtype=torch.bfloat16, device="meta")
     queries = SimpleNamespace(base=sides, block_shape=[64, 32])
     candidates = SimpleNamespace(base=sides, block_shape=[256, 32])
-    arguments = {"queries": queries, "candidates": candidates, "N": 300, "M": 512, "out": sides, "GROUP_N": 8}
-    event = stored_event(launch_of("warp_specialized_scores_kernel", {"GROUP_N"}, **arguments))
+    constants = {"GROUP_N": 8, "LEAD": 3}
+    arguments = {"queries": queries, "candidates": candidates, "N": 300, "M": 512, "out": sides, **constants}
+    event = stored_event(launch_of("warp_specialized_scores_kernel", constants, **arguments))
     assert (event["kind"], event["tile"], event["step"], event["store"]) == ("scores", [128, 256], 32, True)
-    assert event["specialised"]
-    assert event["descriptors"]
+    assert (event["descriptors"], event["lead"]) == (True, 3)

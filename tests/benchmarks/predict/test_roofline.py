@@ -18,6 +18,7 @@ SIMPLE = Rates(
 )
 ALONE = {"threads": 256, "registers": 255, "shared": 196608, "sass": 0.5, "loads_ahead": True}
 SHARED = {**ALONE, "registers": 128, "shared": 0}
+TWO_GROUPS = {**ALONE, "threads": 384, "sass": 0.75}  # instructions of 2.25 seconds, of three groups of warps
 EVENT = {
     **{"rows": 512, "columns": 256, "width": 64, "itemsize": 2, "store": True, "tile": [128, 256]},
     **{"step": 64, "group": 8, "descriptors": True, "programs": 4},
@@ -48,7 +49,9 @@ def test_programs_that_share_a_multiprocessor(threads, registers, shared, progra
         ({"descriptors": False}, ALONE, 2 * (10 + 2 + 1)),
         ({"programs": 2}, ALONE, 10 + 1 + 1 + 1 + 1 + 1),  # persistent: the second tile waits for operands
         ({"programs": 2, "ahead": True}, ALONE, 10 + 2 * 2),
-        ({"programs": 2, "specialised": True}, ALONE, 10 + 2 * 1),
+        ({"programs": 2, "lead": 1}, TWO_GROUPS, 10 + 2 * 1),
+        # Of 8 steps of 1/8 second, a lead of 2 hides a quarter of the other instructions' 3/4 seconds.
+        ({"programs": 2, "lead": 2, "step": 8}, TWO_GROUPS, 10 + 2 * (1 + 0.75 - 0.25)),
         ({}, SHARED, 10 + 2 * 1),  # another program's products hide both
         ({"rows": 384}, ALONE, 2 * (10 + 1 + 1)),  # a wave that is not full takes as long
         ({"rows": 256}, ALONE, 10 + 1 + 1),
