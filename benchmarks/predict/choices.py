@@ -60,25 +60,25 @@ def heights(N: int, D: int, columns: int, multiple: int, *, unwritten: bool) -> 
 
 
 def fast_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:
-    """Each step adds to those before, but for those that begin with a condition."""
+    """Each step adds to those before, but for those that begin with "if"."""
     before, after = FAST[N, D]
     plan = Plan(N, D, before)
     yield "as it was", plan
     plan = replace(plan, height=after)
-    yield f"A: chunks of {after:,} rows", plan
+    yield f"chunks of {after:,} rows", plan
     plan = replace(plan, tile=(128, 256), persistent=True)
-    yield "B: tiles of 128 × 256, persistent", plan
+    yield "tiles of 128 × 256, persistent", plan
     plan = replace(plan, descriptors=True)
-    yield "B: and descriptors", plan
+    yield "operands loaded by descriptors", plan
     plan = replace(plan, upstream=False, repairs=1)
-    yield "D: a factor of 1 and repairs cost one launch", plan
-    yield "without E: normalize=True with copies", replace(plan, normalised=True)
+    yield "an upstream factor of 1 and repairs cost a launch each", plan
+    yield "if normalize=True made normalised copies", replace(plan, normalised=True)
     if plan.height == N:
         yield "if products of the only chunk were stored in bfloat16", replace(plan, product_itemsize=2)
     yield "if loads ran ahead of the tile before", replace(plan, ahead=True)
     plan = replace(plan, lead=LEAD)
-    yield "F: warp-specialised", plan
-    yield "F: and operands sent to two multiprocessors at once", replace(plan, multicast=1.5)
+    yield "warp-specialised", plan
+    yield "operands sent to two multiprocessors at once", replace(plan, multicast=1.5)
 
 
 def low_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:
@@ -88,18 +88,18 @@ def low_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:
     plan = Plan(N, D, low.rows, columns=low.columns, heights=(low.column_rows,) * blocks)
     yield "as it was", plan
     plan = replace(plan, height=low.tile[0], width=low.tile[1])
-    yield f"C: dF by tiles of {low.tile[0]:,} × {low.tile[1]:,}", plan
+    yield f"dF by tiles of {low.tile[0]:,} × {low.tile[1]:,}", plan
     fixed = heights(N, D, low.tile_columns, low.multiple, unwritten=False)
     plan = replace(plan, columns=low.tile_columns, heights=fixed)
-    yield f"C: dG by {low.tile_columns:,} columns", plan
+    yield f"dG by {low.tile_columns:,} columns", plan
     plan = replace(plan, heights=heights(N, D, low.tile_columns, low.multiple, unwritten=True))
-    yield "C: E in the part of dG that is not written yet", plan
+    yield "E in the part of dG that is not written yet", plan
     plan = replace(plan, tile=(128, 256), persistent=True, descriptors=True)
-    yield "B: tiles of 128 × 256, persistent, descriptors", plan
+    yield "tiles of 128 × 256, persistent, by descriptors", plan
     plan = replace(plan, upstream=False, repairs=1)
-    yield "D: a factor of 1 and repairs cost one launch", plan
+    yield "an upstream factor of 1 and repairs cost a launch each", plan
     yield "if loads ran ahead of the tile before", replace(plan, ahead=True)
-    yield "F: warp-specialised", replace(plan, lead=LEAD)
+    yield "warp-specialised", replace(plan, lead=LEAD)
 
 
 def choices_table(kernels: Stored, rates: Rates) -> str:

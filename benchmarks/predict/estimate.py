@@ -111,7 +111,7 @@ The schedule as it was before chunks were made to fill whole waves, and as it is
 ## What each choice is predicted to gain
 
 Schedules written down without the engine, by the same rules and under a CUDA graph, to compare choices before
-they are built. Each line adds to those above it, but for those that begin with a condition.
+they are built. Each line adds to those above it, but for those that begin with "if".
 
 {choices_table(before["tiles"], Rates(**stored["rates"]))}
 
