@@ -11,7 +11,7 @@ from benchmarks.predict.schedules import PLANNED, device_seconds, eager_seconds,
 
 GOALS = {"fast": 1.12, "low": 1.45}  # times GEMM time
 GOAL_SMALL = 20e-6  # seconds, of the paper's batch
-SMALL = 400
+SMALL, LARGE = 400, 8192  # rows
 SLOWEST, FASTEST = 700e12, 790e12  # of what cuBLAS sustains in bfloat16
 
 PARTS = {
@@ -106,6 +106,28 @@ def comparison_table(before: Stored, after: Stored) -> str:
         name = (new["loss"], f"{new['N']:,}", f"{new['D']:,}", new["memory"])
         lines.append((*name, *(" → ".join(values) for values in columns)))
     return table(header, lines)
+
+
+def sensitivity_table(stored: Stored) -> str:
+    """Large problems' times GEMM time, each with one assumption less favourable."""
+    rates, kernels = Rates(**stored["rates"]), stored["kernels"]
+    slower = replace(rates, descriptors=0.9 * rates.descriptors, pointers=0.9 * rates.pointers)
+    others = {
+        "as assumed": rates,
+        "scores' products at 0.9 of it": slower,
+        "L2 cache at 0.8": replace(rates, l2=0.8 * rates.l2),
+        "memory at 0.8": replace(rates, memory=0.8 * rates.memory),
+        "no split of products": replace(rates, splits=1),
+    }
+    lines = []
+    for schedule in stored["schedules"]:
+        N, D = schedule["N"], schedule["D"]
+        if N >= LARGE:
+            times = (
+                f"{device_seconds(schedule, kernels, at) / gemm_time(N, D, at):.2f}" for at in others.values()
+            )
+            lines.append((schedule["loss"], f"{N:,}", f"{D:,}", schedule["memory"], *times))
+    return table(("loss", "N = M", "D", "memory", *others), lines)
 
 
 def parts_table(schedule: Stored, stored: Stored) -> str:

@@ -19,7 +19,8 @@ class Rates:
 
     multiprocessors: int = 132
     tensor: float = 745e12  # bfloat16 operations, the middle of what cuBLAS sustains in long products
-    pointers: float = 1 / 1.13  # share of it where a Triton kernel loads by pointers and not by descriptors
+    descriptors: float = 1.0  # share of it that a Triton kernel reaches that loads by descriptors
+    pointers: float = 1 / 1.13  # the same of one that loads by pointers
     memory: float = 0.9 * 3.35e12
     l2: float = 7.9e12
     l2_size: int = 50 * 2**20
@@ -96,7 +97,7 @@ def tile_parts(event: Stored, resources: Stored, rates: Rates) -> tuple[float, f
     """Seconds of a tile's products, and of its other instructions as far as its own products hide none."""
     rows, columns = event["tile"]
     steps = math.ceil(event["width"] / event["step"])
-    pace = rates.tensor * (1.0 if event.get("descriptors") else rates.pointers)
+    pace = rates.tensor * (rates.descriptors if event.get("descriptors") else rates.pointers)
     tensor = 2.0 * rows * columns * steps * event["step"] * rates.multiprocessors / pace
     other = resources["sass"] * resources["threads"] / 32 / rates.issue / rates.clock
     if event.get("lead"):

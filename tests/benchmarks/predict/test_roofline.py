@@ -61,6 +61,13 @@ def test_time_of_tiles(changed, resources, seconds):
     assert scores_time({**EVENT, **changed}, resources, SIMPLE).seconds == pytest.approx(100 + seconds)
 
 
+def test_the_pace_of_a_kernel_that_loads_by_descriptors():
+    rates = Rates(**{**vars(SIMPLE), "descriptors": 0.25})  # a tile's products take 4 seconds
+    assert scores_time(EVENT, ALONE, rates).seconds == pytest.approx(100 + 2 * (10 + 4 + 1))
+    by_pointers = scores_time({**EVENT, "descriptors": False}, ALONE, rates)
+    assert by_pointers.seconds == pytest.approx(100 + 2 * (10 + 2 + 1))
+
+
 def test_operands_from_the_l2_cache():
     rates = Rates(**{**vars(SIMPLE), "l2": 2.0 * 64 * 384 / 100})  # a tile's operands take 100 seconds
     assert scores_time(EVENT, ALONE, rates).seconds == pytest.approx(100 + 4 * 100)
