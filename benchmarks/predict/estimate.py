@@ -57,8 +57,8 @@ The model is a roofline a launch. It assumes
 - {rates["multiprocessors"]} multiprocessors at {rates["clock"] / 1e9:.1f} GHz;
 - {rates["tensor"] / 1e12:.0f} TFLOP/s of bfloat16 in long products, between the {SLOWEST / 1e12:.0f} and
   {FASTEST / 1e12:.0f} that cuBLAS sustains; a Triton kernel is taken to reach
-  {rates["descriptors"]:.0%} of it where it loads by descriptors, and {rates["pointers"]:.0%} where it loads by pointers (triton-lang/triton, pull request
-  5461, measured this difference in a float16 product);
+  {rates["descriptors"]:.0%} of it where it loads by descriptors, and {rates["pointers"]:.0%} where it
+  loads by pointers (triton-lang/triton, pull request 5461, measured this difference in a float16 product);
 - {rates["memory"] / 1e12:.2f} TB/s of memory (0.9 of its peak) and {rates["l2_size"] / 2**20:.0f} MiB of L2
   cache with {rates["l2"] / 1e12:.1f} TB/s, which the float8 product of that pull request draws with tiles of
   128 × 256;
