@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.shapes import Shape
 from benchmarks.predict import cuda_estimate, estimate
-from benchmarks.predict.roofline import Rates, gemm_time
+from benchmarks.predict.products import gemm_time
+from benchmarks.predict.roofline import Rates
+from benchmarks.predict.schedules import device_seconds
 
 CONTESTANTS = {"fast": "fastqt window", "low": "fastqt window low"}  # that compute the model's QuickThoughts
 ONE_LAUNCH = "fastqt one launch"
@@ -34,7 +36,7 @@ def predictions() -> dict[tuple[Shape, str], Prediction]:
     for schedule in stored["schedules"]:
         if schedule["loss"] == "QuickThoughts":
             N, D = schedule["N"], schedule["D"]
-            seconds = estimate.seconds(schedule, stored, rates)
+            seconds = device_seconds(schedule, stored["kernels"], rates)
             key = Shape(N, N, D), CONTESTANTS[schedule["memory"]]
             found[key] = Prediction(seconds, seconds / gemm_time(N, D, rates))
     for N, D, phases in cuda_estimate.predictions(json.loads(cuda_estimate.STORED.read_text())):

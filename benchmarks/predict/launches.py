@@ -55,6 +55,7 @@ class Case:
     memory: str = "fast"
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
+    upstream: bool = False  # the gradients are multiplied by an upstream one
     diagonal: str = "zero"
     targets: str = "window"  # or "own", "dense", "smoothed", "none"
     row_negatives: str | None = None  # or "given", "mixed"
@@ -65,7 +66,7 @@ class Case:
     bias: bool = False
     link: str = "softmax"
     clip: bool = False  # CLIP's loss, of rows and of columns
-    descriptors: bool = False  # read the operands of the scores' product
+    descriptors: bool | None = False  # read the operands of the scores' product; None: as the engine chooses
     warp_specialized: bool = False  # the GPU's table chooses that kernel
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
@@ -172,7 +173,8 @@ class _Noting(TorchDispatchMode):
         out = function(*args, **kwargs)
         if not function.is_view and "empty" not in name:
             made_like = name.startswith("new_") or name.endswith("_like")  # another, which is not read
-            flat = torch.utils._pytree.tree_leaves(out if made_like else (args, kwargs, out))
+            read = {key: value for key, value in kwargs.items() if key != "out"}
+            flat = torch.utils._pytree.tree_leaves(out if made_like else (args, read, out))
             size = sum(x.numel() * x.element_size() for x in flat if isinstance(x, Tensor))
             self.events.append(Operation(name, size))
         return out
@@ -188,7 +190,7 @@ def warp_specialized_table(gpu: Gpu, width: int = 64) -> dict[str, Any]:
 @contextlib.contextmanager
 def standing_in(
     gpu: Gpu,
-    descriptors: bool,
+    descriptors: bool | None,
     launched: Callable[[Launch], None],
     table: dict[str, Any] | None = None,  # of tiles, in place of those that are installed
 ) -> Iterator[None]:
@@ -208,7 +210,8 @@ def standing_in(
         launched(Launch(kernel, grid[0], arguments, options))
 
     def config(_: torch.device, *shape: Any) -> Any:
-        return replace(tuning.score_config(torch.device("cuda"), *shape), descriptors=descriptors)
+        found = tuning.score_config(torch.device("cuda"), *shape)
+        return found if descriptors is None else replace(found, descriptors=descriptors)
 
     properties = SimpleNamespace(
         name=gpu.name,
@@ -233,7 +236,7 @@ def standing_in(
 
 @contextlib.contextmanager
 def described(
-    gpu: Gpu, descriptors: bool = False, table: dict[str, Any] | None = None
+    gpu: Gpu, descriptors: bool | None = False, table: dict[str, Any] | None = None
 ) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     events: list[Event] = []
@@ -258,12 +261,24 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             table = warp_specialized_table(gpu) if case.warp_specialized else None
             with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
-                    computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    _, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    if case.upstream:
+                        _multiplied([g for g in found if g is not None], needs)
                 else:
                     computation.forward(problem)
     finally:
         torch.set_float32_matmul_precision(before)
     return events
+
+
+def _multiplied(gradients: list[Tensor], needs: tuple[bool, ...]) -> None:
+    """Multiplies gradients by an upstream gradient, as the backward pass of a mean does."""
+    from fastqt.autograd import _Loss
+
+    how = "mean", "triton", "contrastive_loss", needs
+    context = SimpleNamespace(how=how, in_forward=True, traced=False, grad_scale=1.0, gradients=gradients)
+    with torch.no_grad():
+        _Loss.backward(context, torch.empty(()))
 
 
 def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:

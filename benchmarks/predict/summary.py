@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from benchmarks.measure.tables import table
 from benchmarks.predict import cuda_estimate, estimate
-from benchmarks.predict.roofline import Rates, gemm_time
+from benchmarks.predict.products import gemm_time
+from benchmarks.predict.report import milliseconds
+from benchmarks.predict.roofline import Rates
+from benchmarks.predict.schedules import device_seconds
 
 LARGEST_OF_ONE_LAUNCH = 1024  # rows; larger problems are the Triton engine's
 
@@ -24,11 +27,11 @@ class Prediction:
 
     def cells(self) -> tuple[str, ...]:
         shape = self.engine, self.loss, f"{self.N:,}", f"{self.D:,}"
-        seconds = estimate.milliseconds(self.seconds)
+        seconds = milliseconds(self.seconds)
         if self.gemm_seconds is None:
             return *shape, "–", seconds, "–"
         ratio = f"{self.seconds / self.gemm_seconds:.2f} ×"
-        return *shape, estimate.milliseconds(self.gemm_seconds), seconds, ratio
+        return *shape, milliseconds(self.gemm_seconds), seconds, ratio
 
 
 def of_triton() -> Iterator[Prediction]:
@@ -38,7 +41,7 @@ def of_triton() -> Iterator[Prediction]:
     for schedule in stored["schedules"]:
         N, D = schedule["N"], schedule["D"]
         if schedule["memory"] == "fast" and N > LARGEST_OF_ONE_LAUNCH:
-            seconds = estimate.seconds(schedule, stored, rates)
+            seconds = device_seconds(schedule, stored["kernels"], rates)
             yield Prediction("triton", schedule["loss"], N, D, seconds, gemm_time(N, D, rates))
 
 
