@@ -19,9 +19,11 @@ from fastqt.kernels.cells import (
     row_negative_part,
 )
 from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.plan import planned
 from fastqt.problem import Problem
 
 
+@planned
 @triton.jit
 def row_shifts_kernel(
     queries,
@@ -164,6 +166,7 @@ def row_shifts_kernel(
     tl.store(highest_targets + i, highest)
 
 
+@planned
 @triton.jit
 def raise_row_shifts_kernel(
     exact_max_log2,

@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
-from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.launch import ROWS_AT_ONCE, block, cdiv, on_device
+from fastqt.kernels.plan import planned
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
@@ -38,6 +39,7 @@ def load_target(
     return given, T, tl.load(target_scores + place, mask=given, other=0.0).to(tl.float64)
 
 
+@planned
 @triton.jit
 def row_stats_kernel(
     tile_row_sums,  # (blocks of columns, rows) float32: sums of E
@@ -133,7 +135,7 @@ def row_stats(
     blocks, rows = tile_row_sums.shape
     _, _, scores, _, coefficients = cells.row_negative_tensors
     with on_device(tile_row_sums):
-        row_stats_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+        row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
             *(
                 tile_row_sums,
                 state.row_shift_log2,

@@ -158,10 +158,12 @@ def kernels() -> dict[str, list[str]]:
     from triton.runtime.jit import JITFunction
 
     import fastqt.kernels
+    from fastqt.kernels.plan import Planned
 
     found = {}
     for module in pkgutil.walk_packages(fastqt.kernels.__path__, "fastqt.kernels."):
         for name, kernel in vars(importlib.import_module(module.name)).items():
+            kernel = kernel.jit_function if isinstance(kernel, Planned) else kernel
             if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
                 found[name] = flag_names(kernel)
     return found

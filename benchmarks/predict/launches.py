@@ -198,6 +198,7 @@ def standing_in(gpu: Gpu, descriptors: bool, launched: Callable[[Launch], None])
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (JITFunction, "run", launch),
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
+        (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
         (scores, "score_config", config),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
+from fastqt.kernels.launch import Config, cdiv, compute_dtype, on_device, precision, programs
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
 
@@ -37,11 +36,11 @@ class Tile:
 
 
 def row_tiles(rows: int, config: Config) -> int:
-    return triton.cdiv(rows, config.rows)
+    return cdiv(rows, config.rows)
 
 
 def column_tiles(columns: int, config: Config) -> int:
-    return triton.cdiv(columns, config.columns)
+    return cdiv(columns, config.columns)
 
 
 def exp_scores(

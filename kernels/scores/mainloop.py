@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from fastqt.kernels.cells import LOG2_E
+from fastqt.kernels.plan import planned
 from fastqt.kernels.scores.epilogues import (
     EXP,
     EXP_ROWS_AND_COLUMNS,
@@ -98,6 +99,7 @@ def score_tile(
     return scores
 
 
+@planned
 @triton.jit
 def scores_kernel(
     queries,  # (all rows, D): a pointer, or a tensor descriptor if DESCRIPTORS, as the next
