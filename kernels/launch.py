@@ -62,11 +62,6 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(x.device)
 
 
-def programs(x: Tensor, tiles: int) -> int:
-    """The grid of a persistent kernel that often has nothing to do: one wave at most."""
-    return min(tiles, multiprocessors(x))
-
-
 def multiprocessors(x: Tensor) -> int:
     """How many the device of `x` has. The interpreter gets few, so that each program has several tiles."""
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4

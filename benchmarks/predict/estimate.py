@@ -41,8 +41,6 @@ def row_bytes(launch: Launch) -> int:
     if name in ("row_stats_kernel", "sigmoid_row_stats_kernel"):
         sums = arguments["tile_row_sums"]
         return 4 * sums.numel() + 64 * sums.shape[1]
-    if name == "raise_row_shifts_kernel":
-        return 0
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size()))
@@ -82,8 +80,7 @@ def stored_event(event: Launch | Product | Operation) -> Stored:
         return {"kind": "product", **asdict(event)}
     if isinstance(event, Operation):
         return {"kind": "operation", "bytes": event.bytes}
-    repairs = any(event.flags.get(name) for name in ("ONLY_OVERFLOWED", "shift_overflowed"))
-    redo = repairs or event.kernel.__name__ == "raise_row_shifts_kernel"
+    redo = event.kernel.__name__ == "repair_rows_kernel"
     if event.kernel.__name__ != "scores_kernel":
         found = {"kind": "rows", "kernel": kernel_key(event), "redo": redo, **chunk_of_cosines(event)}
         return found if redo else {**found, "bytes": row_bytes(event)}

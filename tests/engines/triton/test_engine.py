@@ -160,12 +160,13 @@ def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypat
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
     raised = []
 
-    def raise_row_shifts(state, maxima, first_row):
-        raised.extend(state.shift_overflowed[first_row : first_row + maxima.shape[1]].tolist())
-        genuine(state, maxima, first_row)
+    def repair_rows(tiles, queries, scale, cells, state, *more):
+        first = tiles[0].first_row
+        raised.extend(state.shift_overflowed[first : first + tiles[0].rows].tolist())
+        genuine(tiles, queries, scale, cells, state, *more)
 
-    genuine = softmax.raise_row_shifts
-    monkeypatch.setattr(softmax, "raise_row_shifts", raise_row_shifts)
+    genuine = softmax.repair_rows
+    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
