@@ -164,7 +164,8 @@ def scores_kernel(
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
         row_shift, row_factor, row_targets = None, None, None
         if row_shift_log2 is not None:
-            row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
+            # Beyond the end E is to be 0: the last row, which is read there, may need its shift.
+            row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=float("inf"))
         if row_factors is not None:
             row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
         if target_starts is not None:
