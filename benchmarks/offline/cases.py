@@ -93,6 +93,13 @@ CASES = (
         archs=(90, 100),
         wanted=("scores_kernel EPILOGUE=SIGMOID out bias tile_column_sums DESCRIPTORS",),
     ),
+    Case(
+        "bf16, upstream gradient",
+        row_negatives="given",
+        negatives=64,
+        upstream=True,
+        wanted=("scale_gradients_kernel second third fourth",),
+    ),
     Case("bf16, small", N=1280, wanted=("scores_kernel out tile_row_sums",)),
     Case(
         "fp32, loss",

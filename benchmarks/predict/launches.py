@@ -55,6 +55,7 @@ class Case:
     memory: str = "fast"
     precision: str = "high"  # torch's name for TF32
     gradients: bool = True
+    upstream: bool = False  # the gradients are multiplied by an upstream one
     diagonal: str = "zero"
     targets: str = "window"  # or "own", "dense", "smoothed", "none"
     row_negatives: str | None = None  # or "given", "mixed"
@@ -233,7 +234,9 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             computation = engines.computation("triton", problem)
             with described(gpu, case.descriptors) as events:
                 if case.gradients:
-                    computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    loss, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    if case.upstream:
+                        engines.scale_gradients("triton", [g for g in found if g is not None], loss, 1.0)
                 else:
                     computation.forward(problem)
     finally:
