@@ -80,28 +80,37 @@ OPERANDS = (
 )
 
 
-def arguments(draw: random.Random) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    positional = (draw.choice(OPERANDS), *(draw.choice(INTEGERS) for _ in range(3)))
-    named = {"weight": draw.choice([0.5, 1.0, 2, True]), "FLAG": draw.choice([True, False])}
-    named |= {"BLOCK": draw.choice([16, 32]), "num_warps": draw.choice([4, 8]), "enable_fp_fusion": True}
-    if draw.random() < 0.7:
-        named["out"] = draw.choice([None, *OPERANDS])
-    if draw.random() < 0.5:
-        named["rows"] = draw.choice([None, *OPERANDS, *INTEGERS])
-    return positional, named
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "x": OPERANDS,
+    "size": INTEGERS,
+    "stride": INTEGERS,
+    "first": INTEGERS,
+    "weight": (0.5, 1.0, 2, True, False),
+    "FLAG": (True, False),
+    "BLOCK": (16, 32),
+    "num_warps": (4, 8),
+    "out": (None, *OPERANDS),
+    "rows": (None, *OPERANDS, *INTEGERS),
+}
+BASE = {"x": OPERANDS[0], "size": 32, "stride": 5, "first": 7, "weight": 0.5, **OPTIONS}
 
 
 def test_every_launch_is_the_one_that_triton_makes(gpu, launches):
+    """Arguments vary one by one from a few calls, which would otherwise hardly have the rest in common."""
     draw, tritons, planned = random.Random(0), example(), Planned(example())
-    drawn = [arguments(draw) for _ in range(400)]
-    for positional, named in [*drawn, *drawn]:
-        gpu.device, gpu.stream = draw.choice([0, 1]), draw.choice([7, 8])
-        grid = draw.choice([(3,), (3, 2), (3, 2, 5)])
-        tritons[grid](*positional, **named)
-        planned[grid](*positional, **named)
-        ours, theirs = launches.seen[-1], launches.seen[-2]
-        assert ours == theirs
-    assert len(launches.seen) == 4 * len(drawn)
+    bases = [BASE, BASE | {"out": OPERANDS[1], "rows": 16}, BASE | {"x": OPERANDS[-1], "rows": 2**40}]
+    calls = [base | {name: x} for base in bases for name, values in CHOICES.items() for x in values]
+    for _ in range(2):
+        draw.shuffle(calls)
+        for call in calls:
+            positional = [call[name] for name in ("x", "size", "stride", "first")]
+            named = {name: x for name, x in call.items() if name not in ("x", "size", "stride", "first")}
+            gpu.device, gpu.stream = draw.choice([(0, 7), (0, 8), (1, 9)])
+            grid = draw.choice([(3,), (3, 2), (3, 2, 5)])
+            for kernel in (tritons, planned):
+                kernel[grid](*positional, **named)
+            assert launches.seen[-1] == launches.seen[-2]
+    assert len(launches.seen) == 4 * len(calls)
 
 
 def test_triton_is_asked_once_for_launches_that_differ_in_no_way_that_matters(gpu, launches):
