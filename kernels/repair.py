@@ -98,8 +98,7 @@ def exponentials_of_block(
         x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
 
         highest = tl.ceil(tl.max(x, 1))
-        # Nothing is to be subtracted where all cells are excluded.
-        less = scores_log2(scores, scale_log2, tl.where(highest == LEAST, 0.0, highest), mask_n, EXP)
+        less = scores_log2(scores, scale_log2, highest, mask_n, EXP)
         less = add_bias(less, bias, start_m, offs_m, mask_m)
         e = tl.exp2(tl.where(x == LEAST, LEAST, less))
         at = tl.cast(block_m, tl.int64) * N + start_n + offs_n

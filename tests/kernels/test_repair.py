@@ -10,6 +10,7 @@ from tolerances import FLOAT32, relative
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels import repair
+from fastqt.kernels.scores import exp_scores
 from fastqt.problem import Needs, Problem
 from fastqt.targets import NoTargets, Window
 
@@ -73,7 +74,9 @@ def concluded(p: Problem, *, stored: bool = True) -> tuple[Softmax, Known]:
     """A link that has concluded the chunk, and what it knows, of which repairs change the memory."""
     link = Softmax(Operands(p, 1 / N, Needs(queries=True)))
     width = link.operands.width
-    E = torch.full((CHUNK.stop - CHUNK.start, width + 3), math.nan) if stored else None
+    E = None
+    if stored:
+        E = p.queries.new_full((CHUNK.stop - CHUNK.start, width + 3), math.nan)
     link.whole_rows(CHUNK, E)
     state, cells = link.scores.state, link.scores.cells
     of_rows = [state.loss, state.logsumexp, state.mass]
@@ -141,6 +144,21 @@ def test_the_result_is_the_same_however_many_programs_share_a_block(name, monkey
         assert torch.equal(known.E, found[0].E)
         for a, b in zip(known.of_rows, found[0].of_rows, strict=True):
             assert torch.equal(a[CHUNK], b[CHUNK])
+
+
+def test_what_is_stored_is_rounded_once():
+    """As if it had been computed against the row's shift at once; only some last digits of exp differ."""
+    plain = problem("plain")
+    halves = (x.bfloat16() for x in (plain.queries, plain.candidates))
+    link, known = concluded(replace(plain, **dict(zip(("queries", "candidates"), halves, strict=True))))
+    repaired(link, known, FLAGGED["all"])
+    at_once = torch.empty_like(known.E)
+    tile = link.scores.tile(link.operands.blocks[0], CHUNK)
+    exp_scores(
+        *(tile, link.operands.p.queries, link.operands.scale, known.shift, link.scores.config),
+        exponentials=at_once,
+    )
+    assert (at_once != known.E).double().mean() < 0.01
 
 
 def test_sums_alone_are_repaired_where_nothing_is_stored():
