@@ -48,7 +48,12 @@ CASES = (
         dtype="float16",
         row_negatives="mixed",
         diagonal="exclude",
-        wanted=("row_shifts_kernel", "repair_rows_kernel ROW_NEGATIVE=2", "query_gradient_kernel"),
+        wanted=(
+            "row_shifts_kernel",
+            "row_stats_kernel ROW_NEGATIVE=2",
+            "repair_rows_kernel ROW_NEGATIVE=2",
+            "query_gradient_kernel",
+        ),
     ),
     Case(
         "tf32, low, groups, mask",
