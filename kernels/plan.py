@@ -185,12 +185,14 @@ def _sizes(integers: tuple[int, ...]) -> list[Any]:
 def _somebody_looks(kernel: JITFunction[Any]) -> bool:
     """Whether a hook or a mode of the compiler is set that Triton minds at each launch."""
     runtime = knobs.runtime
-    hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
         kernel.pre_run_hooks
         or runtime.debug
-        or getattr(runtime, "add_stages_inspection_hook", None)
+        or runtime.add_stages_inspection_hook
         # An environment variable holds from the beginning; what a profiler sets is in the dictionary.
         or vars(knobs.compilation).get("instrumentation_mode")
-        or any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+        # Triton's own are chains of hooks, which may be empty.
+        or (enter is not None and getattr(enter, "calls", True))
+        or (leave is not None and getattr(leave, "calls", True))
     )
