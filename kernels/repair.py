@@ -152,8 +152,9 @@ def rescale_block(i, wanted, shift, tile_maxima, out, sizes, BLOCK_M: tl.constex
         tl.store(at, e.to(matrix.dtype.element_ty), mask=inside)
 
 
+# Chunks differ in these, and none of them is worth code of its own.
 @planned
-@triton.jit
+@triton.jit(do_not_specialize=["N", "first_n", "splits"])
 def repair_rows_kernel(
     queries,  # (all rows, D)
     candidates,  # (M, D)
