@@ -60,6 +60,17 @@ class ExactCells:
     row_negatives: RowNegatives | None
 
     @property
+    def of_rows(self) -> tuple[Tensor | None, ...]:
+        """What is known of each row's exact cells, as the kernels of the row statistics take it."""
+        _, _, row_negative_scores, _, _ = self.row_negative_tensors
+        return self.starts, self.columns, self.weights, self.scores, self.zeroed, row_negative_scores
+
+    @property
+    def found(self) -> tuple[Tensor | None, ...]:
+        """Where those kernels write dL/dS of the targets and of the row negatives."""
+        return self.coefficients, self.row_negative_tensors[-1]
+
+    @property
     def row_negative_tensors(self) -> tuple[Tensor | None, ...]:
         """The row negatives' matrix, partners, scores, norms and coefficients."""
         p = self.row_negatives
@@ -88,8 +99,14 @@ class RowState:
     exact_max_log2: Tensor  # float32: the largest score among its exact cells, to base 2
     row_shift_log2: Tensor  # float32, to base 2
     shift_overflowed: Tensor  # int32: whether sums over- or underflow with the shift
+    repairs_done: Tensor  # int32: how many programs have done their part of a row block's repair
     factors: Tensor  # float64, as the following: dL/dS = factor * E
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor
     of_log_sum_exp: bool = False  # rows have mass 1 and no targets, so that their loss is their logsumexp
+
+    @property
+    def found(self) -> tuple[Tensor, ...]:
+        """Where the kernels of the row statistics write what they find, but for the exact cells."""
+        return self.logsumexp, self.mass, self.loss, self.factors

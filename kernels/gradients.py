@@ -7,11 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_negative_part
-from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.launch import block, cdiv, on_device
+from fastqt.kernels.plan import planned
 
 BIASES_AT_ONCE = 128  # of a program
 
 
+@planned
 @triton.jit
 def query_gradient_kernel(
     queries,
@@ -103,6 +105,7 @@ def query_gradient_kernel(
         tl.store(scale_gradient + i, tl.sum(by_scale, 0))
 
 
+@planned
 @triton.jit
 def candidate_gradient_kernel(
     queries,
@@ -146,6 +149,7 @@ def candidate_gradient_kernel(
         tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
 
 
+@planned
 @triton.jit
 def bias_gradient_kernel(
     column_sums,  # (columns,) float32: of E over all rows, weighted
@@ -252,7 +256,7 @@ def bias_gradient_epilogue(
     (columns,) = column_sums.shape
     starts, targets, _ = by_column
     with on_device(column_sums):
-        bias_gradient_kernel[(triton.cdiv(columns, BIASES_AT_ONCE),)](
+        bias_gradient_kernel[(cdiv(columns, BIASES_AT_ONCE),)](
             *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, prob_scale),
             *(len(coefficients), columns),
             BLOCK=BIASES_AT_ONCE,

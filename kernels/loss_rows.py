@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.plan import planned
 from fastqt.problem import DIAGONALS, Problem
 
 ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index("keep"))
@@ -65,6 +66,7 @@ def store_row(line, dS, row, j, width, columns, DIAGONAL: tl.constexpr):
     tl.store(line + j, dS.to(line.dtype.element_ty), mask=j < width)
 
 
+@planned
 @triton.jit
 def loss_rows_kernel(
     scores,  # (rows, width) float32, not multiplied by the scale

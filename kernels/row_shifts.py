@@ -18,10 +18,12 @@ from fastqt.kernels.cells import (
     RowState,
     row_negative_part,
 )
-from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.plan import planned
 from fastqt.problem import Problem
 
 
+@planned
 @triton.jit
 def row_shifts_kernel(
     queries,
@@ -164,32 +166,6 @@ def row_shifts_kernel(
     tl.store(highest_targets + i, highest)
 
 
-@triton.jit
-def raise_row_shifts_kernel(
-    exact_max_log2,
-    row_shift_log2,
-    maxima,  # (blocks of columns, rows) float32, to base 2
-    shift_overflowed,
-    rows,
-    blocks,
-    first_row,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Sets the shift of rows whose sums over- or underflowed to their largest score."""
-    i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    row = first_row + i
-    wanted = (i < rows) & (tl.load(shift_overflowed + row, mask=i < rows, other=0) > 0)
-    if tl.max(wanted.to(tl.int32), 0) > 0:
-        highest = tl.load(exact_max_log2 + row, mask=wanted, other=0.0)
-        for start in range(0, blocks, BLOCK):
-            b = start + tl.arange(0, BLOCK)
-            inside = wanted[:, None] & (b < blocks)[None, :]
-            at = maxima + b.to(tl.int64)[None, :] * rows + i[:, None]
-            highest = tl.maximum(highest, tl.max(tl.load(at, mask=inside, other=float("-inf")), 1))
-        tl.store(row_shift_log2 + row, highest, mask=wanted)
-
-
 def choose_row_shifts(
     p: Problem,
     scale: Tensor,  # () float32
@@ -226,30 +202,6 @@ def choose_row_shifts(
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             BLOCK=block(D, 1024),
-            num_warps=4,
-            enable_fp_fusion=True,
-        )
-
-
-def raise_row_shifts(state: RowState, maxima: Tensor, first_row: int) -> None:
-    """Sets the shift of rows whose sums over- or underflowed to their largest score.
-
-    `maxima` is (blocks of columns, rows) float32, to base 2.
-    """
-    blocks, rows = maxima.shape
-    with on_device(maxima):
-        raise_row_shifts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-            *(
-                state.exact_max_log2,
-                state.row_shift_log2,
-                maxima,
-                state.shift_overflowed,
-                rows,
-                blocks,
-                first_row,
-            ),
-            BLOCK_ROWS=ROWS_AT_ONCE,
-            BLOCK=block(blocks, 128),
             num_warps=4,
             enable_fp_fusion=True,
         )

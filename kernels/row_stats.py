@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
-from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.launch import ROWS_AT_ONCE, block, cdiv, on_device
+from fastqt.kernels.plan import planned
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
@@ -39,6 +40,73 @@ def load_target(
 
 
 @triton.jit
+def conclude_rows(
+    row,  # (rows,), among all rows
+    inside,  # (rows,): which of them are concluded
+    shift_log2,  # (rows,) float32: the rows' shifts
+    others,  # (rows,) float64: the sums of E
+    exact,  # target_starts, target_columns, target_weights and target_scores; zeroed; row_negative_scores
+    row_weights,
+    found,  # logsumexp, mass, loss and factors; target_coefficients; row_negative_coefficients
+    ZEROED: tl.constexpr,
+    ROW_NEGATIVE: tl.constexpr,
+    LOG_SUM_EXP: tl.constexpr,
+):
+    """Stores the losses and statistics of rows, and dL/dS at their exact cells.
+
+    That is w (rho p - T), in a form that does not cancel where rho p is near T. All exponentials are of
+    scores less the row's shift. Returned are the sums of all exponentials, and the masses.
+    """
+    target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores = exact
+    logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients = found
+    shift = shift_log2.to(tl.float64) * LN_2
+    if ZEROED:
+        counts = tl.load(zeroed + row, mask=inside, other=0) != 0
+        others += tl.where(counts, tl.exp(-shift), 0.0)
+    of_row_negative = tl.zeros(row.shape, dtype=tl.float64)
+    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+        row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
+        of_row_negative = tl.exp(row_negative_score - shift)
+        others += of_row_negative
+
+    first = tl.load(target_starts + row, mask=inside, other=0)
+    count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
+    most = tl.max(count, 0)
+    rho = tl.full(row.shape, 1.0 if LOG_SUM_EXP else 0.0, dtype=tl.float64)
+    linear = tl.zeros(row.shape, dtype=tl.float64)
+    of_targets = tl.zeros(row.shape, dtype=tl.float64)
+    targets = target_columns, target_weights, target_scores
+    for k in range(0, most):
+        given, T, score = load_target(first + k, inside & (k < count), targets)
+        rho += T
+        linear += T * (tl.log(tl.where(given, T, 1.0)) - score)
+        of_targets += tl.where(given, tl.exp(score - shift), 0.0)
+    total = others + of_targets
+    lse = shift + tl.log(total)
+    row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
+    has_gradient = rho > 0
+    if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
+        has_gradient = total != 0
+    w = tl.load(row_weights + row, mask=inside, other=0.0)
+    for k in range(0, most):
+        listed = inside & (k < count)
+        given, T, score = load_target(first + k, listed, targets)
+        e = tl.where(given, tl.exp(score - shift), 0.0)
+        c = w * ((rho - T) * e - T * (others + (of_targets - e))) / total
+        c = tl.where(given, c, 0.0)
+        tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
+    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+        c = tl.where(has_gradient, w * rho * of_row_negative / total, 0.0)
+        tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
+    tl.store(logsumexp + row, lse, mask=inside)
+    tl.store(mass + row, rho, mask=inside)
+    tl.store(loss + row, row_loss, mask=inside)
+    tl.store(factors + row, tl.where(has_gradient, w * rho / total, 0.0), mask=inside)
+    return total, rho
+
+
+@planned
+@triton.jit
 def row_stats_kernel(
     tile_row_sums,  # (blocks of columns, rows) float32: sums of E
     row_shift_log2,  # (N,) float32
@@ -49,7 +117,8 @@ def row_stats_kernel(
     zeroed,  # (N,) bool
     row_negative_scores,
     row_weights,  # (N,) float64
-    shift_overflowed,  # (N,) int32: read if ONLY_OVERFLOWED, else written
+    shift_overflowed,  # (N,) int32, written
+    repairs_done,  # (N,) int32, set to 0 for the launch that repairs
     logsumexp,  # (N,) float64
     mass,
     loss,
@@ -62,94 +131,38 @@ def row_stats_kernel(
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,  # rows have mass 1 and no targets
-    ONLY_OVERFLOWED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A few rows per program: their losses, and dL/dS at their exact cells.
-
-    That is w (rho p - T), in a form that does not cancel where rho p is near T. All exponentials are of
-    scores less the row's shift.
-    """
+    """A few rows per program: their losses, dL/dS at their exact cells, and whether their shift will do."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
-    if ONLY_OVERFLOWED:
-        inside = inside & (tl.load(shift_overflowed + row, mask=inside, other=0) > 0)
-    if tl.max(inside.to(tl.int32), 0) > 0:
-        others = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
-        shift = tl.load(row_shift_log2 + row, mask=inside, other=0.0).to(tl.float64) * LN_2
-        if ZEROED:
-            counts = tl.load(zeroed + row, mask=inside, other=0) != 0
-            others += tl.where(counts, tl.exp(-shift), 0.0)
-        of_row_negative = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-            row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
-            of_row_negative = tl.exp(row_negative_score - shift)
-            others += of_row_negative
-
-        first = tl.load(target_starts + row, mask=inside, other=0)
-        count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
-        most = tl.max(count, 0)
-        rho = tl.full((BLOCK_ROWS,), 1.0 if LOG_SUM_EXP else 0.0, dtype=tl.float64)
-        linear = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        of_targets = tl.zeros((BLOCK_ROWS,), dtype=tl.float64)
-        targets = target_columns, target_weights, target_scores
-        for k in range(0, most):
-            given, T, score = load_target(first + k, inside & (k < count), targets)
-            rho += T
-            linear += T * (tl.log(tl.where(given, T, 1.0)) - score)
-            of_targets += tl.where(given, tl.exp(score - shift), 0.0)
-        total = others + of_targets
-        lse = shift + tl.log(total)
-        row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
-        has_gradient = rho > 0
-        if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
-            has_gradient = total != 0
-        w = tl.load(row_weights + row, mask=inside, other=0.0)
-        for k in range(0, most):
-            listed = inside & (k < count)
-            given, T, score = load_target(first + k, listed, targets)
-            e = tl.where(given, tl.exp(score - shift), 0.0)
-            c = w * ((rho - T) * e - T * (others + (of_targets - e))) / total
-            c = tl.where(given, c, 0.0)
-            tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
-        if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-            c = tl.where(has_gradient, w * rho * of_row_negative / total, 0.0)
-            tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
-        tl.store(logsumexp + row, lse, mask=inside)
-        tl.store(mass + row, rho, mask=inside)
-        tl.store(loss + row, row_loss, mask=inside)
-        tl.store(factors + row, tl.where(has_gradient, w * rho / total, 0.0), mask=inside)
-        if not ONLY_OVERFLOWED:
-            sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
-            tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
+    others = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
+    shift_log2 = tl.load(row_shift_log2 + row, mask=inside, other=0.0)
+    exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
+    found = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
+    total, rho = conclude_rows(
+        row, inside, shift_log2, others, exact, row_weights, found, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
+    )
+    sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
+    tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
+    tl.store(repairs_done + row, tl.zeros(row.shape, dtype=tl.int32), mask=inside)
 
 
-def row_stats(
-    tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int, *, only_overflowed: bool
-) -> None:
-    """Finds losses, statistics and coefficients of exact cells of some rows, once the sums of E are known."""
+def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
+    """Finds losses, statistics and coefficients of exact cells of some rows, once the sums of E are known.
+
+    It flags the rows whose shift was too far off.
+    """
     blocks, rows = tile_row_sums.shape
-    _, _, scores, _, coefficients = cells.row_negative_tensors
     with on_device(tile_row_sums):
-        row_stats_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-            *(
-                tile_row_sums,
-                state.row_shift_log2,
-                cells.starts,
-                cells.columns,
-                cells.weights,
-                cells.scores,
-                cells.zeroed,
-                scores,
-            ),
-            *(state.weights, state.shift_overflowed, state.logsumexp, state.mass, state.loss, state.factors),
-            *(cells.coefficients, coefficients, rows, blocks, first_row),
+        row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
+            *(tile_row_sums, state.row_shift_log2, *cells.of_rows, state.weights, state.shift_overflowed),
+            *(state.repairs_done, *state.found, *cells.found, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
-            ONLY_OVERFLOWED=only_overflowed,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,

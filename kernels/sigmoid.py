@@ -11,7 +11,8 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
-from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, on_device
+from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, cdiv, on_device
+from fastqt.kernels.plan import planned
 from fastqt.kernels.row_stats import load_target, sum_tiles
 
 EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter does not have the functions of libdevice
@@ -60,6 +61,7 @@ def softplus_sums(
     return tl.sum(log1p(p), 1) + LN_2 * tl.sum(tl.maximum(exponent, 0.0), 1)
 
 
+@planned
 @triton.jit
 def sigmoid_row_stats_kernel(
     tile_row_sums,  # (blocks of columns, rows) float32: sums of log(1 + exp S)
@@ -118,7 +120,7 @@ def sigmoid_row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState,
     blocks, rows = tile_row_sums.shape
     _, _, scores, _, coefficients = cells.row_negative_tensors
     with on_device(tile_row_sums):
-        sigmoid_row_stats_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+        sigmoid_row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
             *(tile_row_sums, cells.starts, cells.columns, cells.weights, cells.scores, cells.zeroed, scores),
             *(state.weights, state.loss, cells.coefficients, coefficients, rows, blocks, first_row),
             ZEROED=cells.zeroed is not None,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastqt.kernels.cells import LN_2, LOG2_E
 from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.plan import planned
 from fastqt.kernels.sigmoid import log1p
 
 
@@ -83,6 +84,7 @@ def mixed_exponents(own_share, near, next_share, far, top, on_diagonal, weight, 
     return exponents
 
 
+@planned
 @triton.jit(do_not_specialize=["first_row"])
 def three_block_rows_kernel(
     cosines,  # (lines, N) float32

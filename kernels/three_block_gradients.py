@@ -12,12 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import LOG2_E
-from fastqt.kernels.launch import on_device
+from fastqt.kernels.launch import cdiv, on_device
+from fastqt.kernels.plan import planned
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, mixed_exponents
 
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 128  # of a tile
 
 
+@planned
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def three_block_gradients_kernel(
     cosines,  # (lines, N) float32
@@ -154,7 +156,7 @@ def three_block_gradients(
     """
     N, count = lines.cosines.shape[1], rows.stop - rows.start
     m, new = mixtures, lines.cosines.new_empty
-    tiles = triton.cdiv(count, BLOCK_ROWS), triton.cdiv(N, BLOCK_COLUMNS)
+    tiles = cdiv(count, BLOCK_ROWS), cdiv(N, BLOCK_COLUMNS)
     found = (
         new(tiles[1], count) if scale else None,
         new(tiles[1], 2, count) if shares and m.both else None,

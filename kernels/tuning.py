@@ -21,6 +21,8 @@ DEFAULT = {
 HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
+# Programs that repair rows hold all scores twice. A tile has few rows, because most of them need no repair.
+REPAIR = WHEN_INTERPRETED if INTERPRETED else Config(rows=64, columns=128, width=32, warps=8, stages=3)
 
 
 def score_config(

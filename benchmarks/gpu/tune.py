@@ -174,7 +174,7 @@ class Scores:
         if not config.warp_specialized:
             return None
         f, g = (x.detach() for x in self.inputs[0])
-        asked = Tile(0, self.shape.N, g), f, config, EXP, {"out": self.exponentials}, False
+        asked = Tile(0, self.shape.N, g), f, config, EXP, {"out": self.exponentials}
         return warp_specialized_launch.why_not(*asked)
 
     def is_right(self, config: Config) -> bool:

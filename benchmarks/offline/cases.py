@@ -6,10 +6,10 @@ CASES = (
     Case(
         "bf16",
         wanted=(
-            "scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts -shift_overflowed",
+            "scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts",
             "row_shifts_kernel",
-            "raise_row_shifts_kernel",
-            "row_stats_kernel -ONLY_OVERFLOWED",
+            "row_stats_kernel",
+            "repair_rows_kernel out EXCLUDE_DIAGONAL LISTED ZEROED",
             "query_gradient_kernel",
             "candidate_gradient_kernel",
         ),
@@ -21,9 +21,9 @@ CASES = (
         row_negatives="given",
         scale=True,
         wanted=(
-            "scores_kernel out tile_row_sums shift_overflowed",
+            "repair_rows_kernel out ROW_NEGATIVE=1",
             "row_shifts_kernel",
-            "row_stats_kernel ONLY_OVERFLOWED",
+            "row_stats_kernel",
             "query_gradient_kernel",
         ),
     ),
@@ -34,18 +34,26 @@ CASES = (
         diagonal="keep",
         negatives=64,
         wanted=(
-            "scores_kernel out tile_row_sums target_starts -shift_overflowed",
+            "scores_kernel out tile_row_sums target_starts",
             "candidate_gradient_kernel -TARGETS",
+            "repair_rows_kernel out negatives",
         ),
         loads_ahead=False,  # a row begins anywhere, and no copy of so few bytes is asynchronous
     ),
-    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX shift_overflowed",)),
+    Case(
+        "fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "repair_rows_kernel -out")
+    ),
     Case(
         "fp16, mixed",
         dtype="float16",
         row_negatives="mixed",
         diagonal="exclude",
-        wanted=("row_shifts_kernel", "row_stats_kernel ONLY_OVERFLOWED", "query_gradient_kernel"),
+        wanted=(
+            "row_shifts_kernel",
+            "row_stats_kernel ROW_NEGATIVE=2",
+            "repair_rows_kernel ROW_NEGATIVE=2",
+            "query_gradient_kernel",
+        ),
     ),
     Case(
         "tf32, low, groups, mask",
@@ -53,7 +61,7 @@ CASES = (
         memory="low",
         groups=True,
         mask=True,
-        wanted=("scores_kernel row_factors",),
+        wanted=("scores_kernel row_factors", "repair_rows_kernel query_groups mask"),
     ),
     Case(
         "bf16, low, groups, mask",
@@ -64,24 +72,21 @@ CASES = (
         wanted=(
             "row_shifts_kernel GROUPS MASK",
             "scores_kernel row_factors",
-            "scores_kernel out tile_row_sums shift_overflowed",
+            "repair_rows_kernel query_groups mask",
         ),
     ),
     Case(
         "bf16, low, groups",
         memory="low",
         groups=True,
-        wanted=("scores_kernel row_factors", "scores_kernel out tile_row_sums shift_overflowed"),
+        wanted=("scores_kernel row_factors",),
     ),
     Case(
         "bf16, descriptors",
         D=1000,
         descriptors=True,
         archs=(90, 100),
-        wanted=(
-            "scores_kernel out tile_row_sums DESCRIPTORS -shift_overflowed",
-            "scores_kernel out tile_row_sums shift_overflowed",
-        ),
+        wanted=("scores_kernel out tile_row_sums DESCRIPTORS",),
     ),
     Case(
         "tf32, descriptors, sigmoid, low",
@@ -100,7 +105,7 @@ CASES = (
         archs=(90,),
         wanted=(
             "warp_specialized_scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts",
-            "scores_kernel out tile_row_sums shift_overflowed",
+            "repair_rows_kernel",
             "scores_kernel EPILOGUE=ROW_MAX",
         ),
     ),
@@ -123,14 +128,21 @@ CASES = (
             "warp_specialized_scores_kernel out -tile_row_sums -EXCLUDE_DIAGONAL -target_starts",
         ),
     ),
-    Case("bf16, small", N=1280, wanted=("scores_kernel out tile_row_sums -shift_overflowed",)),
+    Case(
+        "bf16, upstream gradient",
+        row_negatives="given",
+        negatives=64,
+        upstream=True,
+        wanted=("scale_gradients_kernel second third fourth",),
+    ),
+    Case("bf16, small", N=1280, wanted=("scores_kernel out tile_row_sums",)),
     Case(
         "fp32, loss",
         dtype="float32",
         precision="highest",
         gradients=False,
         archs=(90,),
-        wanted=("scores_kernel tile_row_sums -out -EPILOGUE=ROW_MAX -shift_overflowed",),
+        wanted=("scores_kernel tile_row_sums -out -EPILOGUE=ROW_MAX",),
     ),
     Case("whole rows, bf16, smoothed", targets="smoothed", wanted=("loss_rows_kernel -SIGMOID gradients",)),
     Case(
@@ -172,7 +184,11 @@ CASES = (
         row_negatives="given",
         groups=True,
         link="log_sum_exp",
-        wanted=("row_shifts_kernel LOG_SUM_EXP", "row_stats_kernel LOG_SUM_EXP -ONLY_OVERFLOWED"),
+        wanted=(
+            "row_shifts_kernel LOG_SUM_EXP",
+            "row_stats_kernel LOG_SUM_EXP",
+            "repair_rows_kernel LOG_SUM_EXP",
+        ),
     ),
     Case(
         "whole rows, sigmoid, bf16, smoothed",
@@ -186,8 +202,9 @@ CASES = (
         diagonal="keep",
         bias=True,
         wanted=(
-            "scores_kernel out tile_row_sums bias -shift_overflowed",
+            "scores_kernel out tile_row_sums bias",
             "scores_kernel EPILOGUE=ROW_MAX bias",
+            "repair_rows_kernel bias",
             "row_shifts_kernel BIAS",
             "bias_gradient_kernel",
         ),
@@ -253,7 +270,7 @@ CASES = (
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
-            "scores_kernel tile_row_sums shift_overflowed -target_starts",
+            "repair_rows_kernel -out -LISTED",
         ),
     ),
     Case(

@@ -166,10 +166,12 @@ def kernels() -> dict[str, list[str]]:
     from triton.runtime.jit import JITFunction
 
     import fastqt.kernels
+    from fastqt.kernels.plan import Planned
 
     found = {}
     for module in pkgutil.walk_packages(fastqt.kernels.__path__, "fastqt.kernels."):
         for name, kernel in vars(importlib.import_module(module.name)).items():
+            kernel = kernel.jit_function if isinstance(kernel, Planned) else kernel
             if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
                 found[name] = flag_names(kernel)
     return found
@@ -202,7 +204,7 @@ def cost(case: Case, gpu: Gpu) -> dict[str, float]:
     for event in events:
         if isinstance(event, Product):
             terms += event.n * event.m * event.k
-        elif isinstance(event, Launch) and event.matches("scores_kernel -shift_overflowed"):
+        elif isinstance(event, Launch) and event.matches("scores_kernel"):
             terms += event.arguments["N"] * event.arguments["candidates"].shape[0] * case.D
     return {"launches": len(events), "products": terms / (case.N**2 * case.D)}
 

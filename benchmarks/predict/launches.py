@@ -223,6 +223,7 @@ def standing_in(
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (JITFunction, "run", launch),
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
+        (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
         (scores, "score_config", config),
@@ -261,9 +262,9 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             table = warp_specialized_table(gpu) if case.warp_specialized else None
             with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
-                    _, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    loss, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
                     if case.upstream:
-                        _multiplied([g for g in found if g is not None], needs)
+                        engines.scale_gradients("triton", [g for g in found if g is not None], loss, 1.0)
                 else:
                     computation.forward(problem)
     finally:

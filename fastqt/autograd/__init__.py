@@ -116,8 +116,8 @@ def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
 
 def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
     """The forward pass's gradients times the upstream gradient; None once they have been handed over."""
-    factor = upstream if ctx.grad_scale == 1 else upstream / ctx.grad_scale
     if ctx.traced:
+        factor = _without(ctx.grad_scale, upstream)
         kept = iter(ctx.saved_tensors[ctx.held :])
         return [None if absent else times(next(kept), factor) for absent in ctx.absent]
     # They are handed over and not copied: a second backward through this graph computes them anew.
@@ -125,12 +125,21 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
     ctx.gradients = None
     if gradients is None:
         return None
+    left = [g for g in gradients if g is not None]
+    named = ctx.how[1]
+    if upstream.is_cuda and isinstance(named, str):
+        left = engines.scale_gradients(named, left, upstream, 1 / ctx.grad_scale)
+    factor = _without(ctx.grad_scale, upstream) if left else upstream
     # On a GPU it is cheaper to multiply by 1 than to wait for the value.
-    if factor.is_cuda or factor.item() != 1:
-        for g in gradients:
-            if g is not None:
-                times(g, factor, out=g)
+    if left and (factor.is_cuda or factor.item() != 1):
+        for g in left:
+            times(g, factor, out=g)
     return gradients
+
+
+def _without(grad_scale: float, upstream: Tensor) -> Tensor:
+    """What gradients that were kept `grad_scale` times as large are multiplied by."""
+    return upstream if grad_scale == 1 else upstream / grad_scale
 
 
 def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:

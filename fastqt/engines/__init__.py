@@ -59,6 +59,7 @@ class Engine:
         dtypes: what it computes in; inputs of another dtype are converted to float32 first.
         mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
         eager: whether its loss is plain PyTorch that autograd differentiates.
+        scaling: the module that multiplies its gradients on a GPU, if torch is not to do that.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Engine:
     dtypes: tuple[torch.dtype, ...]
     mixes: bool = False
     eager: bool = False
+    scaling: str | None = None
 
     def computes(self, p: AnyProblem) -> bool:
         """Whether it has a computation of its own for a problem of this kind."""
@@ -84,7 +86,11 @@ ENGINES = {
     for engine in (
         Engine("cpu", cast(EngineModule, cpu), (torch.float32, torch.float64)),
         Engine("cuda", cast(EngineModule, cuda), _GPU_DTYPES, mixes=True),
-        Engine("triton", cast(EngineModule, triton), _GPU_DTYPES, mixes=True),
+        Engine(
+            *("triton", cast(EngineModule, triton), _GPU_DTYPES),
+            mixes=True,
+            scaling="fastqt.kernels.upstream",
+        ),
         Engine("reference", cast(EngineModule, reference), (torch.float32, torch.float64), eager=True),
     )
 }
@@ -140,6 +146,20 @@ def _imported(module: str) -> Computation:
 def gradients_in_forward(name: str, p: AnyProblem) -> bool:
     """Whether an engine takes the gradients of a scalar loss in the forward pass."""
     return ENGINES[name].module.gradients_in_forward(p)
+
+
+def scale_gradients(name: str, gradients: list[Tensor], upstream: Tensor, multiplier: float) -> list[Tensor]:
+    """Multiplies gradients that an engine has made on a GPU by upstream * multiplier, in place.
+
+    Nothing waits for the value of `upstream`. Returned are the gradients that are left for torch.
+    """
+    scaling = ENGINES[name].scaling
+    if scaling is None:
+        return gradients
+    module: Any = _imported(scaling)
+    taken = [g for g in gradients if module.scalable(g, upstream)]
+    module.scale_gradients(taken, upstream, multiplier)
+    return [g for g in gradients if not any(g is x for x in taken)]
 
 
 def show_config() -> None:

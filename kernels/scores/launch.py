@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
+from fastqt.kernels.launch import Config, cdiv, compute_dtype, on_device, precision
 from fastqt.kernels.scores import warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
@@ -38,11 +37,11 @@ class Tile:
 
 
 def row_tiles(rows: int, config: Config) -> int:
-    return triton.cdiv(rows, config.rows)
+    return cdiv(rows, config.rows)
 
 
 def column_tiles(columns: int, config: Config) -> int:
-    return triton.cdiv(columns, config.columns)
+    return cdiv(columns, config.columns)
 
 
 def exp_scores(
@@ -56,7 +55,6 @@ def exp_scores(
     factors: Tensor | None = None,  # (N,) float32
     tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
     tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32, with `factors`
-    shift_overflowed: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
 ) -> None:
     """Writes E = exp(score - shift of its row), and its sums.
 
@@ -69,7 +67,7 @@ def exp_scores(
         "tile_row_sums": tile_row_sums,
         "tile_column_sums": tile_column_sums,
     }
-    _launch(tile, queries, scale, config, EXP, operands, shift_overflowed)
+    _launch(tile, queries, scale, config, EXP, operands)
 
 
 def sigmoid_scores(
@@ -132,11 +130,19 @@ def max_scores(
     scale: Tensor,  # () float32
     tile_row_sums: Tensor,  # (column_tiles, rows) float32
     config: Config,
-    *,
-    shift_overflowed: tuple[Tensor, Tensor] | None = None,  # (N,) and () int32: only these rows, if any
 ) -> None:
     """Writes row maxima of the scores to base 2; -inf where all cells are excluded."""
-    _launch(tile, queries, scale, config, ROW_MAX, {"tile_row_sums": tile_row_sums}, shift_overflowed)
+    _launch(tile, queries, scale, config, ROW_MAX, {"tile_row_sums": tile_row_sums})
+
+
+def elements_at_once(queries: Tensor, *candidates: Tensor) -> int:
+    """How many elements are copied at a time: sixteen bytes where all rows begin at multiples of them.
+
+    Else these are single elements, with an address each, of which a program can hold only so many.
+    """
+    unit = 16 // queries.element_size()
+    rows = (queries.shape[1], queries.stride(0), *[matrix.stride(0) for matrix in candidates])
+    return 1 if any(n % unit for n in rows) else unit
 
 
 def _launch(
@@ -146,21 +152,14 @@ def _launch(
     config: Config,
     epilogue: tl.constexpr,
     operands: dict[str, Tensor | None],  # of the epilogue, by their names in the kernel
-    shift_overflowed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    if config.warp_specialized:
-        asked = tile, queries, config, epilogue, operands, shift_overflowed is not None
-        if warp_specialized_launch.why_not(*asked) is None:
-            warp_specialized_launch.launch(tile, queries, scale, config, operands)
-            return
+    asked = tile, queries, config, epilogue, operands
+    if config.warp_specialized and warp_specialized_launch.why_not(*asked) is None:
+        warp_specialized_launch.launch(tile, queries, scale, config, operands)
+        return
     columns, D = tile.candidates.shape
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
-    overflowed, any_overflowed = shift_overflowed or (None, None)
-    # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
-    # with an address each, of which a program can hold only so many.
-    unit = 16 // queries.element_size()
-    if any(n % unit for n in (D, queries.stride(0), tile.candidates.stride(0))):
-        unit = 1
+    unit = elements_at_once(queries, tile.candidates)
     step = config.width if unit > 1 else 16
     matrices: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
     descriptors = config.descriptors and unit > 1 and all(map(_has_descriptor, (queries, tile.candidates)))
@@ -171,7 +170,7 @@ def _launch(
         )
     out = operands.get("out")
     with on_device(queries):
-        scores_kernel[(tiles if shift_overflowed is None else programs(queries, tiles),)](
+        scores_kernel[(tiles,)](
             *(*matrices, scale, tile.rows, columns, D // unit, tile.first_row, tile.first_column),
             *(queries.stride(0) // unit, queries.stride(1)),
             *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
@@ -190,8 +189,6 @@ def _launch(
             BLOCK_D=step,
             GROUP_N=config.group,
             bias=tile.bias,
-            shift_overflowed=overflowed,
-            any_overflowed=any_overflowed,
             target_starts=tile.target_starts,
             target_columns=tile.target_columns,
             lowest_targets=tile.lowest_targets,

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from fastqt.kernels.cells import LOG2_E
+from fastqt.kernels.plan import planned
 from fastqt.kernels.scores.epilogues import (
     EXP,
     EXP_ROWS_AND_COLUMNS,
@@ -98,6 +99,7 @@ def score_tile(
     return scores
 
 
+@planned
 @triton.jit
 def scores_kernel(
     queries,  # (all rows, D): a pointer, or a tensor descriptor if DESCRIPTORS, as the next
@@ -135,8 +137,6 @@ def scores_kernel(
     out=None,  # (N, M): E
     tile_row_sums=None,  # (blocks of columns, N) float32: sums, or the maxima of ROW_MAX
     tile_column_sums=None,  # (blocks of rows, M) float32
-    shift_overflowed=None,  # (all rows,) int32: if given, only rows where it is not 0 are written
-    any_overflowed=None,  # () int32, given with shift_overflowed: 0 if there are none
     target_starts=None,  # (all rows + 1,) int64, given with the three following
     target_columns=None,  # (targets,) int64, -1 for none
     lowest_targets=None,  # (all rows,) int32, NOWHERE without any
@@ -153,8 +153,6 @@ def scores_kernel(
     stride_qn *= UNIT
     stride_cm *= UNIT
     tiles = blocks_n * blocks_m
-    if shift_overflowed is not None:
-        tiles *= tl.load(any_overflowed)
     scale_log2 = tl.load(scale) * LOG2_E
     # Values that the compiler moved out of this loop would take the registers of the products.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
@@ -163,75 +161,69 @@ def scores_kernel(
         offs_n, offs_m = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
         mask_n, mask_m = offs_n < N - start_n, offs_m < M - start_m
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
-        if shift_overflowed is not None:
-            written = mask_n & (tl.load(shift_overflowed + row, mask=mask_n, other=0) > 0)
-            needed = tl.max(written.to(tl.int32), 0) > 0
+        # What the epilogue needs of each row is loaded first: it arrives while the products are made.
+        row_shift, row_factor, row_targets = None, None, None
+        if row_shift_log2 is not None:
+            # Beyond the end E is to be 0: the last row, which is read there, may need its shift.
+            row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=float("inf"))
+        if row_factors is not None:
+            row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
+        if target_starts is not None:
+            targets = target_starts, target_columns, lowest_targets, highest_targets
+            row_targets = load_row_targets(targets, row, mask_n)
+
+        offsets = offs_n, offs_m
+        scores = score_tile(
+            queries,
+            candidates,
+            (stride_qn, stride_qd, stride_cm, stride_cd),
+            (first_n + start_n, start_m),
+            offsets,
+            (N - start_n, M - start_m),
+            D,
+            EVEN_D,
+            DESCRIPTORS,
+            COMPUTE,
+            PRECISION,
+            BLOCK_N,
+            BLOCK_M,
+            BLOCK_D,
+        )
+
+        x = scores_log2(scores, scale_log2, row_shift, mask_n, EPILOGUE)
+        x = add_bias(x, bias, start_m, offs_m, mask_m)
+        if not EVEN_M:
+            x = tl.where(mask_m[None, :], x, float("-inf"))
+        corner, indices = (first_n + start_n, first_m + start_m), (row, column)
+        groups, cell_mask = (query_groups, candidate_groups), (mask, stride_mask_n, stride_mask_m)
+        x = exclude_groups_and_mask(x, corner, offsets, indices, (mask_n, mask_m), groups, cell_mask)
+        x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
+
+        # The epilogue takes addresses: if it formed them, a sigmoid's would take up to 7 more registers.
+        row_sums_at, column_sums_at = None, None
+        if tile_row_sums is not None:
+            row_sums_at = tile_row_sums + tl.cast(block_m, tl.int64) * N + start_n + offs_n
+        if tile_column_sums is not None:
+            column_sums_at = tile_column_sums + tl.cast(block_n, tl.int64) * M + (start_m + offs_m)
+        sums, stored = (row_sums_at, column_sums_at), (out, stride_out_n)
+        rows, columns = (start_n, offs_n, mask_n), (start_m, offs_m, mask_m)
+        if EPILOGUE == ROW_MAX:
+            row_max_epilogue(x, sums, rows, columns)
+        elif EPILOGUE == EXP:
+            exp_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
+        elif EPILOGUE == SIGMOID:
+            sigmoid_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
         else:
-            written = mask_n
-            needed = True
-        if needed:
-            # What the epilogue needs of each row is loaded first: it arrives while the products are made.
-            row_shift, row_factor, row_targets = None, None, None
-            if row_shift_log2 is not None:
-                row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
-            if row_factors is not None:
-                row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
-            if target_starts is not None:
-                targets = target_starts, target_columns, lowest_targets, highest_targets
-                row_targets = load_row_targets(targets, row, mask_n)
-
-            offsets = offs_n, offs_m
-            scores = score_tile(
-                queries,
-                candidates,
-                (stride_qn, stride_qd, stride_cm, stride_cd),
-                (first_n + start_n, start_m),
-                offsets,
-                (N - start_n, M - start_m),
-                D,
-                EVEN_D,
-                DESCRIPTORS,
-                COMPUTE,
-                PRECISION,
-                BLOCK_N,
-                BLOCK_M,
-                BLOCK_D,
+            tl.static_assert(EPILOGUE == EXP_ROWS_AND_COLUMNS)
+            exp_rows_and_columns_epilogue(
+                x,
+                row_shift,
+                row_factor,
+                column_shift_log2,
+                column_factors,
+                sums,
+                stored,
+                rows,
+                columns,
+                EVEN_M,
             )
-
-            x = scores_log2(scores, scale_log2, row_shift, mask_n, EPILOGUE)
-            x = add_bias(x, bias, start_m, offs_m, mask_m)
-            if not EVEN_M:
-                x = tl.where(mask_m[None, :], x, float("-inf"))
-            corner, indices = (first_n + start_n, first_m + start_m), (row, column)
-            groups, cell_mask = (query_groups, candidate_groups), (mask, stride_mask_n, stride_mask_m)
-            x = exclude_groups_and_mask(x, corner, offsets, indices, (mask_n, mask_m), groups, cell_mask)
-            x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
-
-            # The epilogue takes addresses: if it formed them, a sigmoid's would take up to 7 more registers.
-            row_sums_at, column_sums_at = None, None
-            if tile_row_sums is not None:
-                row_sums_at = tile_row_sums + tl.cast(block_m, tl.int64) * N + start_n + offs_n
-            if tile_column_sums is not None:
-                column_sums_at = tile_column_sums + tl.cast(block_n, tl.int64) * M + (start_m + offs_m)
-            sums, stored = (row_sums_at, column_sums_at), (out, stride_out_n)
-            rows, columns = (start_n, offs_n, written), (start_m, offs_m, mask_m)
-            if EPILOGUE == ROW_MAX:
-                row_max_epilogue(x, sums, rows, columns)
-            elif EPILOGUE == EXP:
-                exp_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
-            elif EPILOGUE == SIGMOID:
-                sigmoid_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
-            else:
-                tl.static_assert(EPILOGUE == EXP_ROWS_AND_COLUMNS)
-                exp_rows_and_columns_epilogue(
-                    x,
-                    row_shift,
-                    row_factor,
-                    column_shift_log2,
-                    column_factors,
-                    sums,
-                    stored,
-                    rows,
-                    columns,
-                    EVEN_M,
-                )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.launch import INTERPRETED, Config, on_device, programs
+from fastqt.kernels.launch import INTERPRETED, Config, multiprocessors, on_device
 from fastqt.kernels.scores.epilogues import EXP
 
 if TYPE_CHECKING:
@@ -42,12 +42,11 @@ def why_not(
     config: Config,
     epilogue: tl.constexpr,
     operands: Mapping[str, Tensor | None],  # of the epilogue, by their names in the kernel
-    only_overflowed: bool,
 ) -> str | None:
     """Why the ordinary kernel has to make these scores, or None."""
     out, candidates = operands.get("out"), tile.candidates
-    if epilogue.value != EXP.value or only_overflowed:
-        return "it makes exponentials of all rows, and nothing else"
+    if epilogue.value != EXP.value:
+        return "it makes exponentials, and nothing else"
     if tile.mask is not None or tile.query_groups is not None or tile.bias is not None:
         return "masks, groups and biases would take the registers of its products"
     if operands.get("tile_column_sums") is not None:
@@ -92,7 +91,7 @@ def launch(
     out, half = operands["out"], config.rows // 2
     tiles = triton.cdiv(tile.rows, config.rows) * triton.cdiv(columns, config.columns)
     with on_device(queries):
-        warp_specialized_scores_kernel[(programs(queries, tiles),)](
+        warp_specialized_scores_kernel[(min(tiles, multiprocessors(queries)),)](
             descriptor(queries, half, config.width),
             descriptor(tile.candidates, config.columns, config.width),
             *(scale, operands["row_shift_log2"], tile.rows, columns, D, tile.first_row, tile.first_column),

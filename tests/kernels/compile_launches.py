@@ -58,7 +58,7 @@ def compiled(config: Any, *, first: int = 0, rows: int = 300) -> dict[str, Any]:
 
     log = io.StringIO()
     with mock.patch.object(JITFunction, "run", compile_only), contextlib.redirect_stdout(log):
-        refused = warp_specialized_launch.why_not(tile, queries, config, EXP, operands, False)
+        refused = warp_specialized_launch.why_not(tile, queries, config, EXP, operands)
         if refused is None:
             warp_specialized_launch.launch(tile, queries, torch.ones(()), config, operands)
     usage = _USAGE.search(log.getvalue())

@@ -128,20 +128,3 @@ def test_maxima(rows, columns, what):
     S = SCALE * queries.double().numpy() @ candidates.double().numpy().T / math.log(2)
     exact = np.where(kept, S[rows, columns], -np.inf).max(1)
     assert relative(maxima.amax(0), exact) < FLOAT32
-
-
-def test_only_rows_whose_shift_overflowed_are_written():
-    tile, queries, candidates, kept = excluding(slice(24, N), EVERYTHING, {"diagonal", "targets"})
-    overflowed = torch.zeros(N, dtype=torch.int32)
-    overflowed[[30, 69]] = 1
-    E = torch.full(kept.shape, 7.0)
-    shifts = torch.zeros(N)
-    exp_scores(
-        *(tile, queries, torch.tensor(SCALE), shifts, WHEN_INTERPRETED),
-        exponentials=E,
-        shift_overflowed=(overflowed, overflowed.amax()),
-    )
-    S = SCALE * queries.double().numpy() @ candidates.double().numpy().T
-    exact = kept * np.exp(S)[24:]
-    assert relative(E[[6, 45]], exact[[6, 45]]) < FLOAT32
-    assert (E[overflowed[24:] == 0] == 7).all()

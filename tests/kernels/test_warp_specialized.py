@@ -215,18 +215,17 @@ def asked(**changes):
     """What the launcher is asked: matrices that suit the kernel, but for what is changed."""
     queries, candidates = (torch.zeros(64, 256, dtype=torch.bfloat16) for _ in range(2))
     out, sums = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(1, 64)
-    given = {"queries": queries, "out": out, "epilogue": EXP, "only_overflowed": False, **changes}
+    given = {"queries": queries, "out": out, "epilogue": EXP, **changes}
     of_tile = {name: x for name, x in given.items() if name in Tile.__dataclass_fields__}
     tile = Tile(0, 64, given.get("matrix", candidates), **of_tile)
     operands = {"out": given["out"], "tile_row_sums": sums, "tile_column_sums": given.get("column_sums")}
     config = given.get("config", Config(128, 256, 64, stages=4, warp_specialized=True))
-    return tile, given["queries"], config, given["epilogue"], operands, given["only_overflowed"]
+    return tile, given["queries"], config, given["epilogue"], operands
 
 
 BF16 = {"dtype": torch.bfloat16}
 LEFT = {
     "another epilogue": ({"epilogue": ROW_MAX}, "exponentials"),
-    "a repair": ({"only_overflowed": True}, "all rows"),
     "a mask": ({"mask": torch.zeros(64, 64, dtype=torch.bool)}, "masks"),
     "groups": ({"query_groups": torch.zeros(64, dtype=torch.int32)}, "groups"),
     "biases": ({"bias": torch.zeros(64)}, "biases"),

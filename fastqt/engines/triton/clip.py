@@ -82,9 +82,9 @@ def _sums(pairs: Problem) -> Tensor:
             tile_row_sums=tile_row_sums,
             tile_column_sums=tile_column_sums,
         )
-        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start, only_overflowed=False)
+        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start)
         torch.sum(tile_column_sums, 0, out=chunk_sums)
-    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0, only_overflowed=False)
+    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
     for chunk in chunks:
         rows.repair(chunk)
         columns.repair(chunk)

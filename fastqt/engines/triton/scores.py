@@ -108,6 +108,7 @@ def _row_state(operands: Operands, logsumexp: Tensor) -> RowState:
         exact_max_log2=new(N, dtype=torch.float32),
         row_shift_log2=new(N, dtype=torch.float32),
         shift_overflowed=new(N, dtype=torch.int32),
+        repairs_done=new(N, dtype=torch.int32),
         factors=new(N, dtype=torch.float64),
         logsumexp=logsumexp,
         mass=operands.mass,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.scores import Scores
-from fastqt.kernels.row_shifts import raise_row_shifts
+from fastqt.kernels.repair import repair_rows
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores
 
@@ -40,19 +40,14 @@ class Softmax:
             for block in o.blocks:
                 self._exp(scores.tile(block, rows), E[:, block.columns])
             return
-        self._sum_up(rows, E, None)
+        self._sum_up(rows, E)
         self.repair(rows, E)
 
     def repair(self, rows: slice, E: Tensor | None = None) -> None:
         """Computes those rows again whose shift was too far off, against their true maximum."""
         o, scores = self.operands, self.scores
-        overflowed = scores.state.shift_overflowed, scores.state.shift_overflowed[rows].amax()
-        maxima, parts = scores.tile_row_sums(rows)
-        for block, part in zip(o.blocks, parts, strict=True):
-            tile = scores.tile(block, rows)
-            max_scores(tile, o.p.queries, o.scale, part, scores.config, shift_overflowed=overflowed)
-        raise_row_shifts(scores.state, maxima, rows.start)
-        self._sum_up(rows, E, overflowed)
+        tiles = [scores.tile(block, rows) for block in o.blocks]
+        repair_rows(tiles, o.p.queries, o.scale, scores.cells, scores.state, E)
 
     def fill_weighted(self, tile: Tile, out: Tensor, tile_column_sums: Tensor | None) -> None:
         """Fills a tile of E times its rows' factors, once the rows are concluded."""
@@ -70,14 +65,13 @@ class Softmax:
         """The weights of all rows, (N,), to be read once all of them are concluded."""
         return self.column_weights(slice(None))
 
-    def _sum_up(self, rows: slice, E: Tensor | None, overflowed: tuple[Tensor, Tensor] | None) -> None:
-        """Fills E and concludes rows from their sums; only the rows that are flagged, if there are flags."""
+    def _sum_up(self, rows: slice, E: Tensor | None) -> None:
+        """Fills E and concludes rows from their sums."""
         sums, parts = self.scores.tile_row_sums(rows)
         for block, part in zip(self.operands.blocks, parts, strict=True):
             out = None if E is None else E[:, block.columns]
-            self._exp(self.scores.tile(block, rows), out, tile_row_sums=part, shift_overflowed=overflowed)
-        only_overflowed = overflowed is not None
-        row_stats(sums, self.scores.cells, self.scores.state, rows.start, only_overflowed=only_overflowed)
+            self._exp(self.scores.tile(block, rows), out, tile_row_sums=part)
+        row_stats(sums, self.scores.cells, self.scores.state, rows.start)
 
     def _exp(
         self,
@@ -87,7 +81,6 @@ class Softmax:
         factors: Tensor | None = None,
         tile_row_sums: Tensor | None = None,
         tile_column_sums: Tensor | None = None,
-        shift_overflowed: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         o, scores = self.operands, self.scores
         exp_scores(
@@ -96,7 +89,6 @@ class Softmax:
             factors=factors,
             tile_row_sums=tile_row_sums,
             tile_column_sums=tile_column_sums,
-            shift_overflowed=shift_overflowed,
         )
 
     def _shift_by_logsumexp(self, rows: slice) -> None:

@@ -38,6 +38,7 @@ D = 64
 FREE_MEMORY = 48 * 2**20  # half of which is too little for all rows at once, of 4,096
 SMALL_KERNEL, DESCRIPTORS = "small_contrastive_", "a kernel with descriptors"
 WARP_SPECIALIZED = "warp_specialized_scores_kernel"
+SCALING, KEPT = "scale_gradients_kernel", "nothing, but kept gradients"
 FUNCTIONS = [f for f in Function.__subclasses__() if f.__module__.startswith("fastqt.")]
 # A fake tensor is of a subclass of Tensor, as a tracer's is, which goes other ways.
 ASK_FOR_TRACERS = [
@@ -253,13 +254,16 @@ def check_alike(x: Tensor, y: Tensor) -> None:
     assert found == wanted, f"want {wanted}, got {found}"
 
 
-def checked(function: type[Function]) -> Iterator[tuple[type[Function], str, Any]]:
+def checked(function: type[Function], launched: set[str]) -> Iterator[tuple[type[Function], str, Any]]:
     """What to replace of a function: autograd would convert gradients of other dtypes without a word."""
     genuine_forward, genuine_backward = function.forward, function.backward
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         ctx.given = inputs
-        return genuine_forward(ctx, *inputs)
+        out = genuine_forward(ctx, *inputs)
+        if getattr(ctx, "in_forward", False):
+            launched.add(KEPT)
+        return out
 
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         gradients = genuine_backward(ctx, *upstream)
@@ -317,7 +321,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         (ops, "cuda_error", None if p.small else "it is not built"),
         (torch.ops.fastqt, SMALL_KERNEL, SimpleNamespace(default=small_contrastive)),
         *((module, "is_traced", lambda *_: False) for module in ASK_FOR_TRACERS),
-        *(one for function in FUNCTIONS for one in checked(function)),
+        *(one for function in FUNCTIONS for one in checked(function, launched)),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
@@ -326,6 +330,8 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         table = None if p.warp_specialized is None else warp_specialized_table(GPU, width=16)
         stack.enter_context(standing_in(GPU, p.descriptors, note, table))
         stack.enter_context(mock.patch.object(torch.cuda, "device", device))
+        # Another one than the tensors', so that every launch has to make theirs the current one.
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: 1))
         stack.enter_context(OnGpu())
         yield launched
 
@@ -340,6 +346,8 @@ def check(p: Problem) -> None:
         for x, g in zip(given.leaves, gradients, strict=True):
             check_alike(x, g)
     assert launched, "nothing was launched"
+    wanted = KEPT in launched and not p.small
+    assert (SCALING in launched) == wanted, "torch multiplies by an upstream gradient that may be 1"
     assert (SMALL_KERNEL in launched, DESCRIPTORS in launched) == (p.small, p.descriptors), launched
     assert (WARP_SPECIALIZED in launched) == bool(p.warp_specialized), launched
 

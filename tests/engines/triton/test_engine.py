@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case
-from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
+from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, FLUSHED, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
 from fastqt.engines.triton import loop, operands, softmax
@@ -160,12 +160,13 @@ def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypat
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
     raised = []
 
-    def raise_row_shifts(state, maxima, first_row):
-        raised.extend(state.shift_overflowed[first_row : first_row + maxima.shape[1]].tolist())
-        genuine(state, maxima, first_row)
+    def repair_rows(tiles, queries, scale, cells, state, *more):
+        first = tiles[0].first_row
+        raised.extend(state.shift_overflowed[first : first + tiles[0].rows].tolist())
+        genuine(tiles, queries, scale, cells, state, *more)
 
-    genuine = softmax.raise_row_shifts
-    monkeypatch.setattr(softmax, "raise_row_shifts", raise_row_shifts)
+    genuine = softmax.repair_rows
+    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
@@ -173,6 +174,67 @@ def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypat
     assert relative(loss, exact.loss.mean()) < FLOAT32
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
         assert relative(gradient, wanted) < 10 * FLOAT32 + 2 * THREE_ROUNDINGS[dtype]
+
+
+OVERFLOWING = {
+    "none": [],
+    "the first chunk's": list(range(5)),
+    "one of a middle chunk": [7],
+    "the last row": [19],
+    "all": list(range(20)),
+}
+
+
+@pytest.mark.parametrize("loud", OVERFLOWING.values(), ids=OVERFLOWING)
+@pytest.mark.parametrize("memory", ["fast", pytest.param("low", marks=pytest.mark.slow)])
+def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory, monkeypatch):
+    """With all that the repair has to leave out or to add: groups, a mask, a bias, row negatives."""
+    for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
+        monkeypatch.setattr(operands, name, value)
+    monkeypatch.setattr(loop, "ROW_MULTIPLE", 5)
+    flagged, genuine = set(), softmax.repair_rows
+
+    def repair_rows(tiles, queries, scale, cells, state, *more):
+        first = tiles[0].first_row
+        found = state.shift_overflowed[first : first + tiles[0].rows].nonzero().flatten() + first
+        flagged.update(found.tolist())
+        genuine(tiles, queries, scale, cells, state, *more)
+
+    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
+    N, K, D = 20, 9, 5
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates, row_negatives = (torch.randn(N, D, generator=generator) for _ in range(3))
+    negatives = torch.randn(K, D, generator=generator)
+    for x in (queries, candidates, negatives, row_negatives):
+        x[:, :2] = 0
+    queries[loud[::2], 0], queries[loud[1::2], 1] = 12.0, 12.0
+    candidates[3, 0], negatives[6, 1] = 11.0, 10.9  # scores about 130
+    groups = torch.arange(N) % 7, (torch.arange(N) + 3) % 7
+    mask = torch.zeros(N, N, dtype=torch.bool)
+    mask[torch.arange(N), (torch.arange(N) + 5) % N] = True
+    mask[:, 3] = False
+    groups[1][3] = 9  # the loud candidate is of no query's group
+    inputs = {"queries": queries, "candidates": candidates, "negatives": negatives}
+    inputs |= {"row_negatives": row_negatives, "bias": torch.linspace(-1, 1, N)}
+    inputs = {name: x.requires_grad_() for name, x in inputs.items()}
+    T = oracle.window(N, N, [6])
+    options = {"query_groups": groups[0], "candidate_groups": groups[1], "mask": mask}
+    exact = oracle.contrastive(
+        *(x.detach().double().numpy() for x in (queries, candidates)),
+        T,
+        **{name: inputs[name].detach().double().numpy() for name in ("negatives", "row_negatives", "bias")},
+        **{name: x.numpy() for name, x in options.items()},
+    )
+    targets = fastqt.Window(offsets=[6])
+    loss = fastqt.contrastive_loss(**inputs, targets=targets, **options, memory=memory, backend="triton")
+    found = torch.autograd.grad(loss, list(inputs.values()))
+    # Row 17 has no target, and the shift of row 3 does not see the diagonal's score, which is 0.
+    assert flagged == {i for i in loud if T[i].any() and not (i == 3 and i in loud[::2])}
+    assert relative(loss, exact.loss.mean()) < FLOAT32
+    for name, gradient in zip(inputs, found, strict=True):
+        wanted = getattr(exact, name)
+        difference = np.abs(gradient.double().numpy() - wanted).max()
+        assert difference < 10 * FLOAT32 * np.abs(wanted).max() + FLUSHED[torch.float32], name
 
 
 def test_row_shifts_from_a_sample_of_candidates(monkeypatch):

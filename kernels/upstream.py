@@ -1,0 +1,88 @@
+"""Gradients times the upstream gradient, in place: nothing is read or written where that is 1.
+
+Only the device knows the upstream gradient. In nearly every training it is 1: to multiply by it would read
+and write all gradients once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastqt.kernels.launch import INTERPRETED, cdiv, multiprocessors, on_device
+from fastqt.kernels.plan import planned
+
+BLOCK = 256 if INTERPRETED else 4096  # elements that a program multiplies at once
+PROGRAMS = 4  # for each multiprocessor
+AT_ONCE = 4  # gradients of one launch
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit
+def scale_elements(gradient, size, factor, BLOCK: tl.constexpr):
+    """Multiplies a program's share of a gradient."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    for start in range(first, size, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        scaled = tl.load(gradient + at, mask=at < size, other=0.0).to(tl.float32) * factor
+        tl.store(gradient + at, scaled.to(gradient.dtype.element_ty), mask=at < size)
+
+
+@planned
+@triton.jit
+def scale_gradients_kernel(
+    upstream,  # () float32
+    multiplier,
+    size,  # elements of the first gradient, and of the others
+    second_size,
+    third_size,
+    fourth_size,
+    first,
+    BLOCK: tl.constexpr,
+    second=None,
+    third=None,
+    fourth=None,
+):
+    """Multiplies up to four gradients by upstream * multiplier, in float32."""
+    factor = tl.load(upstream) * multiplier
+    if factor != 1.0:  # which is so where it is not a number
+        scale_elements(first, size, factor, BLOCK)
+        if second is not None:
+            scale_elements(second, second_size, factor, BLOCK)
+        if third is not None:
+            scale_elements(third, third_size, factor, BLOCK)
+        if fourth is not None:
+            scale_elements(fourth, fourth_size, factor, BLOCK)
+
+
+def scalable(gradient: Tensor, upstream: Tensor) -> bool:
+    """Whether `scale_gradients` takes a gradient."""
+    known = gradient.dtype in DTYPES and upstream.dtype is torch.float32
+    return known and gradient.device == upstream.device and gradient.is_contiguous()
+
+
+def scale_gradients(gradients: Sequence[Tensor], upstream: Tensor, multiplier: float) -> None:
+    """Multiplies gradients in place by upstream * multiplier, if that is not 1.
+
+    Args:
+        gradients: contiguous, of any shapes, in float32, bfloat16 or float16.
+        upstream: () float32, on their device. Nothing waits for its value.
+        multiplier: a power of 2.
+    """
+    for start in range(0, len(gradients), AT_ONCE):
+        first, *others = gradients[start : start + AT_ONCE]
+        sizes = [x.numel() for x in (first, *others)]
+        names = ("second", "third", "fourth")
+        programs = min(cdiv(max(sizes), BLOCK), PROGRAMS * multiprocessors(first))
+        with on_device(first):
+            scale_gradients_kernel[(max(programs, 1),)](
+                *(upstream, multiplier, *sizes, *[0] * (AT_ONCE - len(sizes)), first),
+                BLOCK=BLOCK,
+                **dict(zip(names, others, strict=False)),
+                num_warps=8,
+                enable_fp_fusion=True,
+            )

@@ -1,0 +1,169 @@
+"""The launch that repairs rows, interpreted: flagged rows get another shift and mean the same."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tolerances import FLOAT32, relative
+
+from fastqt.engines.triton.operands import Operands
+from fastqt.engines.triton.softmax import Softmax
+from fastqt.kernels import repair
+from fastqt.kernels.scores import exp_scores
+from fastqt.problem import Needs, Problem
+from fastqt.targets import NoTargets, Window
+
+N, K, D = 53, 40, 5
+CHUNK = slice(16, N)  # whose last block of rows is not whole
+FLAGGED = {
+    "none": [],
+    "the first": [16],
+    "of all blocks": [20, 31, 32, 52],
+    "all": list(range(16, N)),
+}
+
+
+def problem(name: str) -> Problem:
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates, row_negatives = (torch.randn(N, D, generator=generator) for _ in range(3))
+    negatives = torch.randn(K, D, generator=generator)
+    plain = Problem(
+        *(queries, candidates, None, None, 1.3, Window(1).rows(N, N, queries.device)),
+        *("keep", None, None, None, "fast"),
+    )
+    groups = torch.randint(5, (2, N), generator=generator)
+    everything = replace(
+        plain,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        diagonal="zero",
+        query_groups=groups[0],
+        candidate_groups=groups[1],
+        bias=torch.randn(N, generator=generator),
+    )
+    mask = torch.rand(N, N, generator=generator) < 0.2
+    mask[torch.arange(N - 1), torch.arange(1, N)] = mask[torch.arange(1, N), torch.arange(N - 1)] = False
+    masked = replace(plain, diagonal="exclude", mask=mask)
+    masked.mask[30] = True  # a row of which nothing is left
+    return {
+        "plain": plain,
+        "everything": everything,
+        "mask": masked,
+        "logsumexp": replace(
+            masked, targets=NoTargets().rows(N, N, queries.device), link="log_sum_exp", negatives=negatives
+        ),
+    }[name]
+
+
+@dataclass
+class Known:
+    """What is known of a chunk of rows."""
+
+    E: torch.Tensor | None  # (rows, columns)
+    shift: torch.Tensor  # (N,), to base 2
+    of_rows: list[torch.Tensor]  # (N,)
+    of_targets: torch.Tensor
+
+    def copy(self) -> "Known":
+        E = None if self.E is None else self.E.clone()
+        return Known(E, self.shift.clone(), [x.clone() for x in self.of_rows], self.of_targets.clone())
+
+
+def concluded(p: Problem, *, stored: bool = True) -> tuple[Softmax, Known]:
+    """A link that has concluded the chunk, and what it knows, of which repairs change the memory."""
+    link = Softmax(Operands(p, 1 / N, Needs(queries=True)))
+    width = link.operands.width
+    E = None
+    if stored:
+        E = p.queries.new_full((CHUNK.stop - CHUNK.start, width + 3), math.nan)
+    link.whole_rows(CHUNK, E)
+    state, cells = link.scores.state, link.scores.cells
+    of_rows = [state.loss, state.logsumexp, state.mass]
+    if cells.row_negatives is not None:
+        of_rows.append(cells.row_negatives.coefficients)
+    of_targets = cells.coefficients[cells.starts[CHUNK.start] :]
+    known = Known(None if E is None else E[:, :width], state.row_shift_log2, of_rows, of_targets)
+    return link, known
+
+
+def repaired(link: Softmax, known: Known, flagged: list[int]) -> None:
+    state = link.scores.state
+    state.shift_overflowed.zero_()[flagged] = 1
+    state.repairs_done.zero_()
+    E = None if known.E is None else known.E._base
+    link.repair(CHUNK, E)
+
+
+def combinations():
+    for name in ("plain", "everything", "mask", "logsumexp"):
+        for flagged, rows in FLAGGED.items():
+            quick = flagged == "of all blocks" or name == "everything"
+            marks = () if quick else pytest.mark.slow
+            yield pytest.param(name, rows, id=f"{name}, {flagged}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "flagged"), list(combinations()))
+def test_a_repair_changes_the_shift_and_nothing_that_the_row_means(name, flagged):
+    p = problem(name)
+    link, known = concluded(p)
+    before = known.copy()
+    repaired(link, known, flagged)
+    others = torch.ones(N, dtype=torch.bool)
+    others[flagged] = False
+    for a, b in ((known.shift, before.shift), *zip(known.of_rows, before.of_rows, strict=True)):
+        assert torch.equal(a[CHUNK][others[CHUNK]], b[CHUNK][others[CHUNK]])
+    assert torch.equal(known.E[others[CHUNK]], before.E[others[CHUNK]])
+    mine = torch.tensor([i for i in flagged if before.shift[i].isfinite()], dtype=torch.int64)
+    if name == "logsumexp":  # of a row without any cell that counts
+        mine = mine[before.of_rows[1][mine].isfinite()]
+    at = mine - CHUNK.start
+    for a, b in zip(known.of_rows, before.of_rows, strict=True):
+        assert relative(a[mine], b[mine]) < FLOAT32
+    assert relative(known.of_targets, before.of_targets) < FLOAT32
+    moved = (before.shift - known.shift)[mine]
+    expected = before.E[at].double() * moved.double().exp2()[:, None]
+    assert relative(known.E[at], expected) < FLOAT32
+    # The shift is the largest score, rounded up.
+    assert (known.shift[mine] == known.shift[mine].round()).all()
+    largest = torch.maximum(
+        known.E[at].amax(1), (link.scores.state.exact_max_log2 - known.shift)[mine].exp2()
+    )
+    assert ((largest > 0.49) & (largest <= 1)).all()
+
+
+@pytest.mark.parametrize("name", ["everything", "logsumexp"])
+def test_the_result_is_the_same_however_many_programs_share_a_block(name, monkeypatch):
+    found = []
+    for count in (1, 7, 100):
+        monkeypatch.setattr(repair, "multiprocessors", lambda _, count=count: count)
+        link, known = concluded(problem(name))
+        repaired(link, known, FLAGGED["of all blocks"])
+        found.append(known)
+    for known in found[1:]:
+        assert torch.equal(known.E, found[0].E)
+        for a, b in zip(known.of_rows, found[0].of_rows, strict=True):
+            assert torch.equal(a[CHUNK], b[CHUNK])
+
+
+def test_what_is_stored_is_rounded_once():
+    """As if it had been computed against the row's shift at once; only some last digits of exp differ."""
+    plain = problem("plain")
+    halves = (x.bfloat16() for x in (plain.queries, plain.candidates))
+    link, known = concluded(replace(plain, **dict(zip(("queries", "candidates"), halves, strict=True))))
+    repaired(link, known, FLAGGED["all"])
+    at_once = torch.empty_like(known.E)
+    tile = link.scores.tile(link.operands.blocks[0], CHUNK)
+    exp_scores(
+        *(tile, link.operands.p.queries, link.operands.scale, known.shift, link.scores.config),
+        exponentials=at_once,
+    )
+    assert (at_once != known.E).double().mean() < 0.01
+
+
+def test_sums_alone_are_repaired_where_nothing_is_stored():
+    link, known = concluded(problem("everything"), stored=False)
+    before = known.copy()
+    known.of_rows[0][FLAGGED["of all blocks"]] = math.nan
+    repaired(link, known, FLAGGED["of all blocks"])
+    assert relative(known.of_rows[0][CHUNK], before.of_rows[0][CHUNK]) < FLOAT32
