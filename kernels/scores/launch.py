@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastqt.kernels.launch import Config, compute_dtype, on_device, precision, programs
+from fastqt.kernels.launch import INTERPRETED, Config, compute_dtype, on_device, precision, programs
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
 
@@ -148,6 +149,8 @@ def _launch(
     shift_overflowed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     columns, D = tile.candidates.shape
+    if shift_overflowed is not None:  # The code that looks at flags takes registers of a large tile.
+        config = replace(config, rows=min(config.rows, 64))
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
     overflowed, any_overflowed = shift_overflowed or (None, None)
     # Sixteen bytes are copied at a time where rows begin at multiples of them; else single elements,
@@ -165,7 +168,7 @@ def _launch(
         )
     out = operands.get("out")
     with on_device(queries):
-        scores_kernel[(tiles if shift_overflowed is None else programs(queries, tiles),)](
+        scores_kernel[(_programs(queries, tiles, config, step, shift_overflowed is not None),)](
             *(*matrices, scale, tile.rows, columns, D // unit, tile.first_row, tile.first_column),
             *(queries.stride(0) // unit, queries.stride(1)),
             *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
@@ -198,6 +201,20 @@ def _launch(
             enable_fp_fusion=True,
             num_stages=config.stages,
         )
+
+
+def _programs(queries: Tensor, tiles: int, config: Config, step: int, only_overflowed: bool) -> int:
+    """The grid: as many programs as are resident at once, each of which walks over tiles.
+
+    A new program would wait for the memory of the one before it. Of programs that often have nothing to do
+    there is one for each multiprocessor.
+    """
+    if INTERPRETED or only_overflowed:
+        return programs(queries, tiles)
+    stage = (config.rows + config.columns) * step * queries.element_size()
+    gpu = torch.cuda.get_device_properties(queries.device)
+    resident = max(gpu.shared_memory_per_block_optin // (config.stages * stage), 1)
+    return min(tiles, resident * gpu.multi_processor_count)
 
 
 def _has_descriptor(x: Tensor) -> bool:
