@@ -53,7 +53,7 @@ CASES = (
         memory="low",
         groups=True,
         mask=True,
-        wanted=("scores_kernel row_factors",),
+        wanted=("scores_kernel row_factors", "row_products_kernel mask"),
     ),
     Case(
         "bf16, low, groups, mask",
@@ -64,14 +64,25 @@ CASES = (
         wanted=(
             "row_shifts_kernel GROUPS MASK",
             "scores_kernel row_factors",
-            "scores_kernel out tile_row_sums shift_overflowed",
+            "row_products_kernel query_groups mask",
         ),
     ),
     Case(
         "bf16, low, groups",
         memory="low",
         groups=True,
-        wanted=("scores_kernel row_factors", "scores_kernel out tile_row_sums shift_overflowed"),
+        wanted=("scores_kernel row_factors", "row_products_kernel query_groups -mask EXCLUDE_DIAGONAL"),
+    ),
+    Case(
+        "bf16, low, D=75, biases, negatives",
+        N=4000,
+        D=75,
+        memory="low",
+        diagonal="keep",
+        negatives=64,
+        bias=True,
+        wanted=("row_products_kernel bias -ADD", "row_products_kernel ADD"),
+        loads_ahead=False,
     ),
     Case(
         "bf16, descriptors",

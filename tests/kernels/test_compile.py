@@ -41,7 +41,7 @@ FROM_HOPPER = {"DESCRIPTORS"}
 # of 1/16 or 1/8 of the scores.
 COSTS = {
     "softmax": (25, 3 + 1 / 16),
-    "softmax, low": (31, 4 + 1 / 16),
+    "softmax, low": (43, 4 + 1 / 16),
     "sigmoid": (24, 3),
     "CLIP": (48, 4 + 1 / 8),
     "MixCSE released": (19, 3),

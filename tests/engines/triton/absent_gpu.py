@@ -166,7 +166,7 @@ class Problem:
     loss: Loss
     N: int
     dtype: torch.dtype = torch.bfloat16
-    memory: str = "fast"
+    memory: str | int = "fast"
     reduction: str = "mean"
     captured: bool = False  # in a CUDA graph
     descriptors: bool = False  # read the operands of the scores' product
@@ -178,7 +178,7 @@ def problems() -> dict[str, Problem]:
 
     def add(name: str, *p: Any, **more: Any) -> None:
         made = Problem(*p, **more)
-        words = [name, f"N={made.N}", str(made.dtype)[6:], made.memory, made.reduction]
+        words = [name, f"N={made.N}", str(made.dtype)[6:], str(made.memory), made.reduction]
         words += [word for word in ("captured", "descriptors", "small") if getattr(made, word)]
         found[", ".join(words)] = made
 
@@ -194,6 +194,8 @@ def problems() -> dict[str, Problem]:
     for name, dtype in product(OF_EVERY_DTYPE, (torch.float16, torch.float32)):
         for N, memory in ((13, "low"), (4096, "fast")):
             add(name, LOSSES[name], N, dtype, memory)
+    for name in OF_EVERY_DTYPE:
+        add(name, LOSSES[name], 4096, memory=2**24)
     for name in CAPTURED:
         add(name, LOSSES[name], 4096, captured=True)
     for name in ("contrastive", "CLIP", "SigLIP"):
