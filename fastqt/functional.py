@@ -21,7 +21,14 @@ from fastqt.checks import (
 )
 from fastqt.engines import reference
 from fastqt.negatives import Mixed, mixed_rows
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS, Problem, loss_dtype
+from fastqt.problem import (
+    DIAGONALS,
+    REDUCTIONS,
+    TARGET_REDUCTIONS,
+    Problem,
+    check_memory,
+    loss_dtype,
+)
 from fastqt.targets import NoTargets, Targets, TargetsLike, given_or_window
 
 FUNCTIONS = {
@@ -48,7 +55,7 @@ def contrastive_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence from the targets to the softmax of each query's scores.
@@ -81,8 +88,10 @@ def contrastive_loss(
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
-        memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU) and takes three
-            matrix products; "low" takes four, on tiles whose size does not depend on N and M.
+        memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU; on a GPU 1/85 of its
+            memory, but at least 512 MiB) and takes three matrix products; "low" takes four, on tiles whose
+            size does not depend on N and M. An integer, at least 2**24, is about how many bytes the loss may
+            take beside inputs and gradients; it takes three products if these are enough for that.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
             (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
 
@@ -137,7 +146,7 @@ def sigmoid_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every query with every candidate: is this one of its targets?
@@ -153,7 +162,8 @@ def sigmoid_loss(
             `Window(context_size, document_ids=document_ids, normalize=False)`: each sentence's neighbours.
         diagonal: "keep"; "zero": the scores of cells (i, i) are replaced by 0, which adds log 2;
             "exclude": these cells leave the loss.
-        memory: both modes need three matrix products; "low" works in tiles of fixed size.
+        memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
+            float32 sums of the candidates' gradients fit.
         context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
             candidate_groups, mask, reduction, backend: as of `contrastive_loss`.
 
@@ -200,7 +210,7 @@ def log_sum_exp(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """log sum_j exp(S_ij) of each query's scores: the logarithm of its softmax's denominator.
@@ -273,7 +283,7 @@ def _lowered(
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,
-    memory: str,
+    memory: str | int,
     backend: str | None,
 ) -> tuple[Problem, engines.Engine]:
     """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
@@ -287,7 +297,7 @@ def _lowered(
         row_negatives=given_rows,
     )
     check_option("diagonal", diagonal, DIAGONALS)
-    check_option("memory", memory, MEMORY_MODES)
+    check_memory(memory)
     check_flag("normalize", normalize)
     N, M, device = queries.shape[0], candidates.shape[0], queries.device
     targets.check(N, M, diagonal)

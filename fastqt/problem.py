@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 import torch
 from torch import Tensor
 
+from fastqt.checks import check_option, shown
 from fastqt.targets import TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
@@ -28,6 +29,25 @@ LINKS = ("softmax", "sigmoid", "log_sum_exp")
 REDUCTIONS = ("mean", "sum", "none")
 TARGET_REDUCTIONS = (*REDUCTIONS, "mean_of_targets")  # where rows may lack targets
 MEMORY_MODES = ("fast", "low")
+LEAST_MEMORY = 16 * 2**20  # bytes that may be asked for in place of a mode
+
+
+def check_memory(memory: object) -> None:
+    """Raises ValueError or TypeError unless `memory` is a mode or a number of bytes."""
+    if isinstance(memory, str) or memory is None:
+        check_option("memory", memory, MEMORY_MODES)
+    elif isinstance(memory, bool) or not isinstance(memory, int):
+        modes = " or ".join(map(repr, MEMORY_MODES))
+        raise TypeError(f"memory: want {modes}, or a number of bytes as an integer, got {shown(memory)}")
+    elif memory < LEAST_MEMORY:
+        raise ValueError(f"memory: want at least {LEAST_MEMORY} bytes, got {memory}")
+
+
+def room_of(memory: str | int, fast: int, low: int) -> int:
+    """The bytes that a loss may take, of which a mode stands for as many as the engine says."""
+    if isinstance(memory, str):
+        return fast if memory == "fast" else low
+    return memory
 
 
 class Needs(NamedTuple):
@@ -103,7 +123,7 @@ class Problem:
     query_groups: Tensor | None  # (N,) int64
     candidate_groups: Tensor | None  # (M,) int64
     mask: Tensor | None  # (N, M) bool, True = excluded
-    memory: str = "fast"
+    memory: str | int = "fast"
     # In place of row_negatives: row i's negative is the mix of candidates i and partners[i], at norm 1.
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
@@ -133,7 +153,7 @@ class ClipProblem:
     queries: Tensor  # (N, D)
     candidates: Tensor  # (N, D)
     scale: float | Tensor  # ()
-    memory: str = "fast"
+    memory: str | int = "fast"
 
     needs_type: ClassVar[type[Needs]] = Needs
 
@@ -173,7 +193,7 @@ class ThreeBlockProblem:
     masks_excluded: bool
     own_mixture_weight: float
     stop_gradient: bool
-    memory: str = "fast"
+    memory: str | int = "fast"
 
     needs_type: ClassVar[type[ThreeBlockNeeds]] = ThreeBlockNeeds
 

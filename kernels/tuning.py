@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -17,8 +18,11 @@ DEFAULT = {
     torch.float16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
-# For problems with enough tiles to occupy every multiprocessor: larger tiles load less.
-HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
+# For problems with enough tiles to occupy every multiprocessor: larger tiles load less. With 256 columns each
+# group of warps reads the candidates' part of a tile once, with 256 rows twice.
+HOPPER = Config(rows=128, columns=256, width=64, group=8, warps=8, stages=4, descriptors=True)
+# The sums of columns take fewer instructions where a tile has fewer of them.
+HOPPER_PAIRS = replace(HOPPER, rows=256, columns=128)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 # Programs that repair rows hold all scores twice. A tile has few rows, because most of them need no repair.
@@ -26,13 +30,19 @@ REPAIR = WHEN_INTERPRETED if INTERPRETED else Config(rows=64, columns=128, width
 
 
 def score_config(
-    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, heavy: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    N: int,
+    M: int,
+    D: int,
+    heavy: bool = False,
+    pairs: bool = False,
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
     The first entry of the GPU's table that covers the problem is used. Only such an entry can ask for the
     warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the registers that a
-    large tile takes.
+    large tile takes. That of `pairs` sums up columns as well as rows.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
@@ -46,7 +56,9 @@ def score_config(
         return SMALL_MEMORY
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
-    return HOPPER if large and not heavy else DEFAULT[dtype]
+    if not large or heavy:
+        return DEFAULT[dtype]
+    return HOPPER_PAIRS if pairs else HOPPER
 
 
 @functools.cache

@@ -54,6 +54,13 @@ REFUSED = {
     "diagonal": ({"diagonal": "none"}, ValueError, r"diagonal: want one of 'zero', .* got 'none'"),
     "reduction": ({"reduction": "max"}, ValueError, r"reduction: want one of 'mean', .* got 'max'"),
     "memory": ({"memory": "none"}, ValueError, r"memory: want one of 'fast', 'low', got 'none'"),
+    "memory of few bytes": ({"memory": 64}, ValueError, r"memory: want at least 16777216 bytes, got 64"),
+    "memory of no integer": (
+        {"memory": 1e9},
+        TypeError,
+        r"memory: want 'fast' or 'low', or a number of bytes as an integer, got 1000000000.0",
+    ),
+    "memory as a flag": ({"memory": True}, TypeError, r"memory: want 'fast' or 'low', .*, got True"),
     "backend": (
         {"backend": "cudnn"},
         ValueError,

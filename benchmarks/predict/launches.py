@@ -29,12 +29,13 @@ class Gpu:
     arch: int
     multiprocessors: int
     shared: int  # that a block can have
+    memory: int
 
 
 GPUS = (
-    Gpu("NVIDIA A100-SXM4-80GB", 80, 108, 163 * 1024),
-    Gpu("NVIDIA H100 80GB HBM3", 90, 132, 227 * 1024),
-    Gpu("NVIDIA B200", 100, 148, 227 * 1024),
+    Gpu("NVIDIA A100-SXM4-80GB", 80, 108, 163 * 1024, 79 * 2**30),
+    Gpu("NVIDIA H100 80GB HBM3", 90, 132, 227 * 1024, 79 * 2**30),
+    Gpu("NVIDIA B200", 100, 148, 227 * 1024, 178 * 2**30),
 )
 
 
@@ -219,6 +220,7 @@ def standing_in(
         minor=gpu.arch % 10,
         multi_processor_count=gpu.multiprocessors,
         shared_memory_per_block_optin=gpu.shared,
+        total_memory=gpu.memory,
     )
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (JITFunction, "run", launch),

@@ -19,10 +19,10 @@ from fastqt.targets import TargetRows
 _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
-    "Tensor? partners, float mix, Tensor? bias, str link"
+    "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str? memory, "
+    "int? memory_bytes, Tensor? partners, float mix, Tensor? bias, str link"
 )
-_PROBLEM_SIZE = 19
+_PROBLEM_SIZE = 20
 _GRADIENTS = ", ".join(f"Tensor d{name}" for name in Needs._fields)
 
 
@@ -117,10 +117,11 @@ def _flat(p: Problem) -> tuple[Any, ...]:
     scale = p.scale
     if not isinstance(scale, Tensor):
         scale = torch.tensor(scale, dtype=torch.float64, device="cpu")
+    memory = (p.memory, None) if isinstance(p.memory, str) else (None, p.memory)
     return (
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory, p.partners, p.mix),
+        *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, *memory, p.partners, p.mix),
         *(p.bias, p.link),
     )
 
@@ -134,9 +135,9 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
 
     def flattened(*args: Any) -> tuple[Tensor, ...]:
         queries, candidates, negatives, row_negatives, scale = args[:5]
-        diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link = args[
-            10:_PROBLEM_SIZE
-        ]
+        diagonal, query_groups, candidate_groups, mask, memory, memory_bytes, partners, mix, bias, link = (
+            args[10:_PROBLEM_SIZE]
+        )
         p = Problem(
             *(queries, candidates, negatives, row_negatives, scale),
             targets=TargetRows(*args[5:10]),
@@ -144,7 +145,7 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
             query_groups=query_groups,
             candidate_groups=candidate_groups,
             mask=mask,
-            memory=memory,
+            memory=memory_bytes if memory is None else memory,
             partners=partners,
             mix=mix,
             bias=bias,

@@ -26,6 +26,7 @@ from fastqt.problem import (
     Rows,
     ThreeBlockProblem,
     finite_scale,
+    room_of,
     target_error,
 )
 
@@ -54,10 +55,12 @@ def computation(p: AnyProblem) -> str | None:
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass.
 
-    With memory="low" a softmax first reduces its scores in tiles and computes them once more for the
-    gradients, which is then as well done in the backward pass.
+    With memory="low", or bytes that do not hold enough whole rows, a softmax first reduces its scores in
+    tiles and computes them once more for the gradients, which is then as well done in the backward pass.
     """
-    return p.memory == "fast" or p.link == "sigmoid"
+    if p.memory == "fast" or p.link == "sigmoid":
+        return True
+    return p.memory != "low" and _chunk_rows(p) >= min(len(p.queries), MIN_CHUNK_ROWS)
 
 
 def forward(p: Problem) -> Rows:
@@ -93,14 +96,23 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
     """Rows and columns of the tiles on which loss and gradients are found at once; None: whole rows."""
     if p.link == "sigmoid" and p.memory == "low":
         return TILE_ROWS, TILE_COLUMNS
-    N, width = p.queries.shape[0], p.candidates.shape[0]
-    if p.negatives is not None:
-        width += p.negatives.shape[0]
+    N = p.queries.shape[0]
     if p.link != "sigmoid":
-        cells = CHUNK_BYTES // p.queries.element_size()
-        return _even(N, max(cells // (width + (p.row_negatives is not None)), MIN_CHUNK_ROWS)), None
+        return _even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
     rows = _even(N, TILE_ROWS)
-    return rows, _even(width, TILE_BYTES // p.queries.element_size() // rows)
+    return rows, _even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
+
+
+def _chunk_rows(p: Problem) -> int:
+    """How many whole rows of scores fit the memory of a chunk."""
+    room = min(room_of(p.memory, CHUNK_BYTES, CHUNK_BYTES), CHUNK_BYTES)
+    cells = room // p.queries.element_size()
+    return cells // (_width(p) + (p.row_negatives is not None))
+
+
+def _width(p: Problem) -> int:
+    """How many candidates and negatives there are."""
+    return p.candidates.shape[0] + (0 if p.negatives is None else p.negatives.shape[0])
 
 
 def _even(length: int, most: int) -> int:

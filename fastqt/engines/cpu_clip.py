@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines import cpu
-from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale
+from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale, room_of
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -63,6 +63,6 @@ def _walk(
 def _tile(p: ClipProblem) -> tuple[int, int]:
     """Rows and columns of the scores that are computed at once."""
     N = len(p.queries)
-    if p.memory == "fast" and N * N * p.queries.element_size() <= cpu.CHUNK_BYTES:
+    if N * N * p.queries.element_size() <= min(room_of(p.memory, cpu.CHUNK_BYTES, 0), cpu.CHUNK_BYTES):
         return N, N
     return cpu.TILE_ROWS, cpu.TILE_COLUMNS

@@ -17,7 +17,7 @@ from fastqt.checks import (
 )
 from fastqt.losses.common import unit
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.problem import MEMORY_MODES, REDUCTIONS, ClipProblem
+from fastqt.problem import REDUCTIONS, ClipProblem, check_memory
 
 
 def clip_loss(
@@ -27,7 +27,7 @@ def clip_loss(
     scale: float | Tensor,
     normalize: bool = True,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
@@ -53,7 +53,7 @@ def clip_loss(
         raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     check_scale(scale, a.dtype)
     check_option("reduction", reduction, REDUCTIONS)
-    check_option("memory", memory, MEMORY_MODES)
+    check_memory(memory)
     check_flag("normalize", normalize)
     if normalize:
         a, b = unit(a), unit(b)

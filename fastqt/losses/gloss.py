@@ -25,7 +25,7 @@ from fastqt.losses.gloss_factored import (
     ScoresTooFarApartError,
     score_positions,
 )
-from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
+from fastqt.problem import REDUCTIONS, check_memory, reduce
 from fastqt.targets import Bags
 
 
@@ -37,7 +37,7 @@ def gloss_bow_loss(
     offsets: Tensor,
     *,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Binary cross-entropy, summed over the vocabulary, of which words a sentence's latent vector names.
@@ -67,7 +67,7 @@ def gloss_pos_loss(
     lengths: Tensor,
     *,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Cross-entropy of the word at each position given the sentence's latent vector, summed over positions.
@@ -86,7 +86,7 @@ def gloss_pos_loss(
     """
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
-    check_option("memory", memory, MEMORY_MODES)
+    check_memory(memory)
     B, L, device = len(latents), len(positions), latents.device
     check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):

@@ -16,7 +16,7 @@ def info_nce_loss(
     normalize: bool = True,
     negatives: Tensor | None = None,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Cross-entropy of each query with its own candidate, among all candidates.

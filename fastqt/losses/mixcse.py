@@ -13,7 +13,7 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores, unit
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
-from fastqt.problem import MEMORY_MODES, REDUCTIONS, reduce
+from fastqt.problem import REDUCTIONS, check_memory, reduce
 from fastqt.targets import Diagonal
 
 
@@ -31,7 +31,7 @@ def mixcse_loss(
     hard_negative_weight: float = 0.0,
     stop_gradient: bool = True,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """SimCSE's loss with mixtures of views as further, hard negatives; cosines throughout.
@@ -92,7 +92,7 @@ def mixcse_loss(
         )
     Mixed(mix)  # refuses a mix outside 0..1
     check_option("reduction", reduction, REDUCTIONS)
-    check_option("memory", memory, MEMORY_MODES)
+    check_memory(memory)
     flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
     if not is_traced(z1, z2):
         loss = _in_three_blocks(z1, z2, mix, flags, order, reduction, options)

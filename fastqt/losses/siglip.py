@@ -17,7 +17,7 @@ def siglip_loss(
     bias: float | Tensor,
     normalize: bool = True,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every pair of rows, whose label is whether they have the same index.

@@ -21,7 +21,7 @@ def simcse_loss(
     scale: float | Tensor = 20.0,
     hard_negative_weight: float = 0.0,
     reduction: str = "mean",
-    memory: str = "fast",
+    memory: str | int = "fast",
     backend: str | None = None,
 ) -> Tensor:
     """Cross-entropy of each sentence with its second view by cosine, among all second views.

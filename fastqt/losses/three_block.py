@@ -25,7 +25,7 @@ def three_block_problem(
     masks_excluded: bool,
     own_mixture_weight: float,
     stop_gradient: bool,
-    memory: str,
+    memory: str | int,
 ) -> ThreeBlockProblem:
     """The problem of two views of sentences whose partners are the next ones; see `ThreeBlockProblem`."""
     u, v = (unit(z).to(input_dtype(z)) for z in (z1, z2))

@@ -294,7 +294,7 @@ class Gloss(nn.Module):
         lengths: Tensor,
         *,
         reduction: str,
-        memory: str = "fast",
+        memory: str | int = "fast",
     ) -> Tensor:
         is_target = self.targets(tokens, lengths)
         counts = is_target.sum(1)
@@ -352,7 +352,7 @@ def _pos_loss(
     lengths: Tensor,
     *,
     reduction: str,
-    memory: str = "fast",
+    memory: str | int = "fast",
     position_scores: PositionScores | None = None,
 ) -> Tensor:
     """`gloss_pos_loss` of checked arguments, whose positions' scores may be known already."""

@@ -23,13 +23,12 @@ from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
 from fastqt.negatives import Mixed
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS
+from fastqt.problem import DIAGONALS, REDUCTIONS, TARGET_REDUCTIONS, check_memory
 from fastqt.targets import Window
 
 # What each option may be. The functions check most of it again in each call, with the same words.
 CHOICES: dict[str, tuple[str, ...]] = {
     "reduction": REDUCTIONS,
-    "memory": MEMORY_MODES,
     "diagonal": DIAGONALS,
     "form": ("slides", "released"),
     "partner": ("next", "random"),
@@ -39,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
+    "memory": check_memory,
     "mix": Mixed,
     "scale": check_scale,
     **{name: partial(check_number, name) for name in ("margin", "hard_negative_weight")},

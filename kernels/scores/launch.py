@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastqt.kernels.launch import Config, cdiv, compute_dtype, on_device, precision
+from fastqt.kernels.launch import (
+    INTERPRETED,
+    Config,
+    cdiv,
+    compute_dtype,
+    multiprocessors,
+    on_device,
+    precision,
+)
 from fastqt.kernels.scores import warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
@@ -170,7 +179,7 @@ def _launch(
         )
     out = operands.get("out")
     with on_device(queries):
-        scores_kernel[(tiles,)](
+        scores_kernel[(_programs(queries, tiles, config, step),)](
             *(*matrices, scale, tile.rows, columns, D // unit, tile.first_row, tile.first_column),
             *(queries.stride(0) // unit, queries.stride(1)),
             *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
@@ -201,6 +210,19 @@ def _launch(
             enable_fp_fusion=True,
             num_stages=config.stages,
         )
+
+
+def _programs(queries: Tensor, tiles: int, config: Config, step: int) -> int:
+    """The grid: as many programs as are resident at once, each of which walks over tiles.
+
+    A new program would wait for the memory of the one before it.
+    """
+    if INTERPRETED:
+        return min(tiles, multiprocessors(queries))
+    stage = (config.rows + config.columns) * step * queries.element_size()
+    gpu = torch.cuda.get_device_properties(queries.device)
+    resident = max(gpu.shared_memory_per_block_optin // (config.stages * stage), 1)
+    return min(tiles, resident * gpu.multi_processor_count)
 
 
 def _has_descriptor(x: Tensor) -> bool:

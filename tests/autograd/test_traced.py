@@ -15,7 +15,7 @@ from fastqt.targets import Window
 from fastqt.targets.base import TargetRows
 
 ALL = next(case for case in CASES if case.name == "all at once")
-MODES = ({}, {"memory": "low"}, {"reduction": "none"}, {"reduction": "sum"})
+MODES = ({}, {"memory": "low"}, {"memory": 2**25}, {"reduction": "none"}, {"reduction": "sum"})
 by_mode = pytest.mark.parametrize("mode", MODES, ids=str)
 
 
@@ -67,7 +67,7 @@ def test_opcheck_whole_losses(dtype, needs):
     for changes in (
         {},
         {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()},
-        {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype)},
+        {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype), "memory": 2**25},
     ):
         p = problem(dtype, **changes)
         inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
@@ -80,13 +80,14 @@ def test_opcheck_whole_losses(dtype, needs):
         )
 
 
-def test_operators_carry_every_field_of_a_problem():
+@pytest.mark.parametrize("memory", ["low", 2**25])
+def test_operators_carry_every_field_of_a_problem(memory):
     """A field that is not listed would have its default value in a compiled loss, without a word."""
     rows, columns = torch.ones(9, dtype=torch.int64), torch.ones(7, dtype=torch.int64)
     targets = TargetRows(*(torch.rand(9) for _ in range(5)))
     given = Problem(
         *(torch.rand(9, 3) for _ in range(4)),
-        *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), "low", rows, 0.5),
+        *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), memory, rows, 0.5),
         *(torch.rand(7), "sigmoid"),
     )
     (received,) = traced._flattened(lambda p: (p,))(*traced._flat(given))

@@ -1,11 +1,14 @@
 """The C++ engine gives the same results for any chunks and tiles, layouts and numbers of threads."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import CASES, Case
 from tolerances import REORDERED, relative
 
 import fastqt
+from fastqt import functional
 from fastqt.engines import cpu as schedule
 
 LARGE = (
@@ -63,6 +66,24 @@ def test_fast_and_low_agree_to_rounding_in_float32(case):
         value_and_gradients(case, inputs, memory="fast"),
         REORDERED[torch.float32],
     )
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid", "log_sum_exp"])
+def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
+    """A softmax has its gradients from chunks of whole rows where enough of these fit."""
+    case = next(c for c in CASES if c.name == "all at once")
+    problems = []
+    monkeypatch.setattr(functional, "_loss", lambda p, *_: problems.append(p) or p.queries.sum())
+    case.loss(case.inputs(torch.float32), memory=2**24)
+    p = replace(problems[0], link=link)
+    row = 4 * (len(p.candidates) + len(p.negatives) + 1)
+    monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", 5)
+    for memory, in_forward in ((5 * row, True), (5 * row - 1, link == "sigmoid"), ("fast", True)):
+        assert schedule.gradients_in_forward(replace(p, memory=memory)) == in_forward
+    if link != "sigmoid":
+        assert schedule._gradient_tile(replace(p, memory=6 * row)) == (5, None)  # of 13 rows
+        monkeypatch.setattr(schedule, "CHUNK_BYTES", 5 * row)  # more is no faster
+        assert schedule._gradient_tile(replace(p, memory=2**30)) == (5, None)
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])

@@ -80,11 +80,12 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
 
 
 def test_tiles_of_the_memory_modes():
-    def tile(N: int, memory: str) -> tuple[int, int]:
+    def tile(N: int, memory: str | int) -> tuple[int, int]:
         return cpu_clip._tile(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
 
     assert tile(2000, "fast") == (2000, 2000)
-    for rows, memory in ((2000, "low"), (5000, "fast"), (5000, "low")):
+    assert tile(2000, 2**24) == (2000, 2000)
+    for rows, memory in ((2000, "low"), (2100, 2**24), (5000, "fast"), (5000, "low"), (5000, 2**30)):
         assert tile(rows, memory) == (cpu.TILE_ROWS, cpu.TILE_COLUMNS)
 
 

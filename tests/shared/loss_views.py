@@ -7,7 +7,7 @@ from tolerances import FLOAT64, relative
 N, D, K = 9, 5, 4
 BACKENDS = ("cpu", "reference")
 by_backend = pytest.mark.parametrize("backend", BACKENDS)
-by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
+by_memory = pytest.mark.parametrize("memory", ["fast", "low", 2**25])
 
 
 def views(*rows: int, seed: int = 0) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from fastqt.problem import (
     Problem,
     Rows,
     ThreeBlockProblem,
+    room_of,
 )
 
 # Importing Triton takes a second, so the modules with kernels are imported when they are first used.
@@ -47,12 +48,13 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
 def computation(p: AnyProblem) -> str | None:
     """The module that computes problems of this kind.
 
-    None for MixCSE's three blocks with memory="low" where only a few rows of them would fit beside the sums:
-    three losses of one block each are faster then.
+    None for MixCSE's three blocks, unless with memory="fast", where only a few rows of them would fit beside
+    the sums: three losses of one block each are faster then.
     """
-    if isinstance(p, ThreeBlockProblem) and p.memory == "low":
+    if isinstance(p, ThreeBlockProblem) and p.memory != "fast":
         N, D = p.queries.shape
-        if 4 * N * D + 12 * N * memory.ROW_MULTIPLE > memory.LOW_BYTES:
+        room = room_of(p.memory, memory.FAST_BYTES, memory.LOW_BYTES)
+        if room < 4 * N * D + 12 * N * memory.ROW_MULTIPLE:
             return None
     return COMPUTATIONS[type(p)]
 

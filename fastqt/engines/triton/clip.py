@@ -129,6 +129,9 @@ class _RowsAndColumns:
         if E is not None:
             self.fill(self.scores.tile(self.operands.blocks[0], rows), E[:, : self.operands.N], None, None)
 
+    def begin(self, rows: slice) -> None:
+        """Nothing has to be known of rows before."""
+
     def fill(
         self, tile: Tile, out: Tensor | None, tile_row_sums: Tensor | None, tile_column_sums: Tensor | None
     ) -> None:
@@ -142,7 +145,7 @@ class _RowsAndColumns:
             total=out,
         )
 
-    def conclude(self, rows: slice, tile_row_sums: Tensor) -> None:
+    def conclude(self, rows: slice, tile_row_sums: Tensor, product: Tensor | None) -> None:
         """There is nothing left to find."""
 
     def fill_weighted(self, tile: Tile, out: Tensor, tile_column_sums: Tensor | None) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import is_capturing
-from fastqt.problem import Gradients, Needs, Problem
+from fastqt.problem import Gradients, Needs, Problem, room_of
 
-FAST_BYTES = 512 * 2**20  # beside inputs and gradients
+FAST_BYTES = 512 * 2**20  # beside inputs and gradients, the least
+FAST_SHARE = 85  # of the device's memory, where that is more: 1 GB on a GPU of 80 GiB
 LOW_BYTES = 40 * 2**20
 ROW_MULTIPLE = 128
 
@@ -99,10 +100,10 @@ class Operands:
                     else block.gradient.new_empty(block.gradient.shape, dtype=torch.float32)
                 )
 
-    @property
+    @functools.cached_property
     def room(self) -> int:
         """Bytes that may be taken beside inputs and gradients."""
-        return FAST_BYTES if self.p.memory == "fast" else LOW_BYTES
+        return room_of(self.p.memory, fast_bytes(self.p.queries), LOW_BYTES)
 
     @property
     def product_bytes(self) -> int:
@@ -120,10 +121,6 @@ class Operands:
             reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             most = min(most, int(free + reusable) // 2)
         return max(most - self.product_bytes, most // 2)
-
-    def fitting_rows(self, row_bytes: int) -> int:
-        """As many rows as fit there, at most N."""
-        return min(fitting(self.room_beside_products, row_bytes), self.N)
 
     def gradients(self) -> Gradients:
         by_row = self.scale_gradient
@@ -168,6 +165,14 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
     else:
         out.addmm_(a.float(), b.float(), beta=int(add))
+
+
+def fast_bytes(x: Tensor) -> int:
+    """What memory="fast" may take on the device of `x`."""
+    if not x.is_cuda:
+        return FAST_BYTES
+    total: int = torch.cuda.get_device_properties(x.device).total_memory
+    return max(FAST_BYTES, total // FAST_SHARE)
 
 
 def fitting(room: int, line_bytes: int) -> int:

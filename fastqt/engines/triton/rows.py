@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastqt.engines.triton.heights import chunk_rows
 from fastqt.engines.triton.operands import TARGETS_WANTED, Operands, aligned, multiply, ranges
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
@@ -26,7 +27,7 @@ def run(o: Operands) -> None:
     queries, itemsize = p.queries, p.queries.element_size()
     width = o.width + (p.row_negatives is not None)
     cell_bytes = 4 if itemsize == 4 else 4 + itemsize
-    height = o.fitting_rows(cell_bytes * aligned(width) + 4 * o.D)
+    height = chunk_rows(o, cell_bytes * aligned(width) + 4 * o.D)
     S = queries.new_empty(height, aligned(width), dtype=torch.float32)
     dS = S if itemsize == 4 else queries.new_empty(S.shape)
     weights = o.prob_scale / o.weight_norm * o.weights

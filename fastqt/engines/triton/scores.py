@@ -28,7 +28,7 @@ class Scores:
         p = operands.p
         shape = operands.N, operands.width, operands.D
         heavy = p.mask is not None or p.link == "sigmoid"
-        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy)
+        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, pairs)
         self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = _exact_cells(operands)
         self.state = _row_state(operands, operands.logsumexp if logsumexp is None else logsumexp)

@@ -31,6 +31,9 @@ class Sigmoid:
             self.fill(self.scores.tile(block, rows), out, part, None)
         self.conclude(rows, sums)
 
+    def begin(self, rows: slice) -> None:
+        """Nothing has to be known of rows before."""
+
     def fill(
         self, tile: Tile, out: Tensor | None, tile_row_sums: Tensor | None, tile_column_sums: Tensor | None
     ) -> None:
@@ -43,7 +46,7 @@ class Sigmoid:
             tile_column_sums=tile_column_sums,
         )
 
-    def conclude(self, rows: slice, tile_row_sums: Tensor) -> None:
+    def conclude(self, rows: slice, tile_row_sums: Tensor, product: Tensor | None = None) -> None:
         """Losses and exact cells of some rows from the sums over their other cells."""
         sigmoid_row_stats(tile_row_sums, self.scores.cells, self.scores.state, rows.start)
 

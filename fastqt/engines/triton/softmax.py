@@ -16,6 +16,7 @@ from torch import Tensor
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.scores import Scores
 from fastqt.kernels.repair import repair_rows
+from fastqt.kernels.row_products import multiply_overflowed_rows
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores
 
@@ -42,6 +43,31 @@ class Softmax:
             return
         self._sum_up(rows, E)
         self.repair(rows, E)
+
+    def begin(self, rows: slice) -> None:
+        """Finds the shifts of some rows of float16 from their logsumexp."""
+        if self.operands.prob_scale != 1:
+            self.whole_rows(rows, None)
+            self._shift_by_logsumexp(rows)
+
+    def fill(
+        self, tile: Tile, out: Tensor | None, tile_row_sums: Tensor | None, tile_column_sums: Tensor | None
+    ) -> None:
+        """Fills a tile of E, and its sums of rows, which are known of float16. Columns need the weights."""
+        known = self.operands.prob_scale != 1
+        self._exp(tile, out, tile_row_sums=None if known else tile_row_sums)
+
+    def conclude(self, rows: slice, tile_row_sums: Tensor, product: Tensor | None) -> None:
+        """Concludes some rows from their sums by tiles, and those again whose shift was too far off."""
+        o, scores = self.operands, self.scores
+        if o.prob_scale != 1:
+            return
+        row_stats(tile_row_sums, scores.cells, scores.state, rows.start)
+        self.repair(rows)
+        if product is not None:
+            for block in o.blocks:
+                tile, add = scores.tile(block, rows), block.first > 0
+                multiply_overflowed_rows(tile, o.p.queries, o.scale, scores.state, product, add=add)
 
     def repair(self, rows: slice, E: Tensor | None = None) -> None:
         """Computes those rows again whose shift was too far off, against their true maximum."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.operands import Operands, aligned, even, multiply, ranges, weighted_sum
+from fastqt.engines.triton.heights import rows_that_fit
+from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges, weighted_sum
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
 from fastqt.kernels.three_block_gradients import three_block_gradients
 from fastqt.problem import Needs, Problem, Rows, ThreeBlockGradients, ThreeBlockNeeds, ThreeBlockProblem
@@ -88,9 +89,9 @@ class _Walk:
         queries, candidates = self.needs.queries, self.needs.candidates
         folded = (queries or candidates, False) if self.joined else (queries, candidates)
         cell_bytes = 4 + sum(folded) * v.element_size()
-        height = o.fitting_rows(cell_bytes * width + (4 + v.element_size()) * o.D)
+        fitting = o.room_beside_products // (cell_bytes * width + (4 + v.element_size()) * o.D)
         # A chunk needs the lines above and below it, which are its own where it has all rows.
-        step = N if height == N else even(N, height - 2, 1)
+        step = rows_that_fit(o, fitting if fitting >= N else fitting - 2)
         cosines = v.new_empty(N if step == N else step + 2, width, dtype=torch.float32)
         matrices = [v.new_empty(step, width) if x else None for x in folded]
         o.make_products()

@@ -171,7 +171,7 @@ class Problem:
     loss: Loss
     N: int
     dtype: torch.dtype = torch.bfloat16
-    memory: str = "fast"
+    memory: str | int = "fast"
     reduction: str = "mean"
     captured: bool = False  # in a CUDA graph
     descriptors: bool = False  # read the operands of the scores' product
@@ -184,7 +184,7 @@ def problems() -> dict[str, Problem]:
 
     def add(name: str, *p: Any, **more: Any) -> None:
         made = Problem(*p, **more)
-        words = [name, f"N={made.N}", str(made.dtype)[6:], made.memory, made.reduction]
+        words = [name, f"N={made.N}", str(made.dtype)[6:], str(made.memory), made.reduction]
         words += [word for word in ("captured", "descriptors", "small") if getattr(made, word)]
         words += [] if made.warp_specialized is None else ["warp-specialised where that can be"]
         found[", ".join(words)] = made
@@ -201,6 +201,8 @@ def problems() -> dict[str, Problem]:
     for name, dtype in product(OF_EVERY_DTYPE, (torch.float16, torch.float32)):
         for N, memory in ((13, "low"), (4096, "fast")):
             add(name, LOSSES[name], N, dtype, memory)
+    for name in OF_EVERY_DTYPE:
+        add(name, LOSSES[name], 4096, memory=2**24)
     for name in CAPTURED:
         add(name, LOSSES[name], 4096, captured=True)
     for name in ("contrastive", "CLIP", "SigLIP"):
@@ -331,7 +333,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         stack.enter_context(standing_in(GPU, p.descriptors, note, table))
         stack.enter_context(mock.patch.object(torch.cuda, "device", device))
         # Another one than the tensors', so that every launch has to make theirs the current one.
-        stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: 1))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=1))
         stack.enter_context(OnGpu())
         yield launched
 

@@ -11,7 +11,8 @@ from cases import CASES, Case
 from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, FLUSHED, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
-from fastqt.engines.triton import loop, operands, softmax
+from fastqt import problem
+from fastqt.engines.triton import loop, operands, softmax, two_walks
 
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -53,12 +54,28 @@ def test_half_precision(case, memory, dtype):
 
 
 @by_large
+def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
+    """One where the float32 sums and enough rows fit; the results are the same."""
+    inputs = case.inputs(torch.bfloat16)
+    monkeypatch.setattr(problem, "LEAST_MEMORY", 0)
+    walks, genuine = [], two_walks.run
+    monkeypatch.setattr(two_walks, "run", lambda walk: walks.append(walk) or genuine(walk))
+    fast, low, enough, few = (
+        value_and_gradients(case, inputs, memory=m) for m in ("fast", "low", 2**20, 999)
+    )
+    # A target of every cell takes whole rows in any memory, and the sums of 13 rows fit 40 MiB.
+    assert len(walks) == {"smoothed window": 0, "sigmoid, all at once": 1}.get(case.name, 2)
+    for found, same in ((enough, fast), (few, low)):
+        for a, b in zip(found, same, strict=True):
+            assert relative(a, b) < REORDERED[torch.float32] + THREE_ROUNDINGS[torch.bfloat16]
+
+
+@by_large
 def test_chunks_do_not_change_the_result(case, monkeypatch):
     inputs = case.inputs(torch.float32)
     whole = value_and_gradients(case, inputs)
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(operands, name, value)
-    monkeypatch.setattr(loop, "ROW_MULTIPLE", 5)
     monkeypatch.setattr(loop, "SUM_ROWS", 4)
     for memory in ("fast", "low"):
         for a, b in zip(value_and_gradients(case, inputs, memory=memory), whole, strict=True):
@@ -68,26 +85,30 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_of_scores_in_the_memory_of_a_gradient(dtype, monkeypatch):
-    """Where memory is short, the rows lie in the buffer that later takes the candidates' gradient."""
-    N, D = 20, 30
+def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
+    """Where memory is short, E lies in the buffer that later takes the candidates' gradient."""
+    N, D = 70, 40
     for name, value in {"ROW_MULTIPLE": 5, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(operands, name, value)
-    kept, genuine = [], loop._Loop._rows_at_once
+    kept, genuine = [], two_walks._matrix
 
-    def rows_at_once(self):
-        E = genuine(self)
-        kept.append((E.data_ptr() == self.operands.blocks[0].gradient.data_ptr(), len(E)))
+    def matrix(o, height, length, lent):
+        E = genuine(o, height, length, lent)
+        gradient = o.blocks[0].gradient
+        begins = (E.data_ptr() - gradient.data_ptr()) / (gradient.element_size() * D)
+        kept.append((begins if 0 <= begins < N else None, E.shape))
         return E
 
-    monkeypatch.setattr(loop._Loop, "_rows_at_once", rows_at_once)
+    monkeypatch.setattr(two_walks, "_matrix", matrix)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(N, D, generator=generator).to(dtype).requires_grad_() for _ in range(2)]
     T = oracle.window(N, N, [-1, 1])
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in inputs), T)
     loss = fastqt.contrastive_loss(*inputs, backend="triton", memory="low")
     found = torch.autograd.grad(loss, inputs)
-    assert kept == [(True, 5)]
+    # First rows against all columns, then columns: 38 rows of the gradient are free after the first 32, 6
+    # are after the next, which are too few.
+    assert kept == [(0, (5, 96)), (32, (20, 64)), (None, (5, 64)), (None, (5, 64))]
     for gradient, wanted in zip(found, (exact.queries, exact.candidates), strict=True):
         assert relative(gradient, wanted) < FLOAT32 + THREE_ROUNDINGS[dtype]
 

@@ -1,0 +1,79 @@
+"""What the Triton engine would allocate at a time on a GPU that is only described, of problems without data.
+
+A process runs this in which Triton does not interpret.
+"""
+
+import json
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.predict.launches import GPUS, Case, problem_of, standing_in
+from fastqt import engines
+
+GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
+OF_SIGLIP = {"targets": "own", "diagonal": "keep", "link": "sigmoid", "bias": True, "scale": True}
+LOSSES = {
+    "softmax": {},
+    "softmax, negatives": {"negatives": 8192, "diagonal": "keep"},
+    "float16": {"dtype": "float16"},
+    "sigmoid": OF_SIGLIP,
+    "CLIP": {"clip": True, "scale": True},
+}
+SHAPES = ((65536, 768), (16384, 1024), (8192, 2400))
+MEMORY = ("fast", "low", 128 * 2**20, 2**29)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of all tensors that were made and are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[StorageWeakRef, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "addmm" in function.overloadpacket.__name__:  # writes into its first argument
+            return args[0]
+        out = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            for x in tree_leaves(out):
+                if isinstance(x, Tensor):
+                    self.alive[StorageWeakRef(x.untyped_storage())] = x.untyped_storage().nbytes()
+        self.alive = {storage: size for storage, size in self.alive.items() if not storage.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+        return out
+
+
+def peak(case: Case) -> tuple[int, int]:
+    """The most bytes beside inputs, and those of the gradients."""
+    with torch.device("meta"):
+        problem, needs = problem_of(case)
+        computation = engines.computation("triton", problem)
+        on_gpu = mock.patch.object(Tensor, "is_cuda", True, create=True)
+        with standing_in(GPU, False, lambda _: None), on_gpu, Peak() as allocated:
+            _, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
+    given = [g for g in gradients if g is not None]
+    return allocated.most, sum(g.numel() * g.element_size() for g in given)
+
+
+def name_of(loss: str, N: int, D: int, memory: str | int) -> str:
+    return f"{loss}, {N} x {D}, {memory}"
+
+
+def main() -> None:
+    found = {
+        name_of(loss, N, D, memory): peak(Case(loss, N=N, D=D, memory=memory, **options))
+        for loss, options in LOSSES.items()
+        for N, D in SHAPES
+        for memory in MEMORY
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
