@@ -47,8 +47,7 @@ def test_large_tiles_where_there_are_enough(config_for):
 def test_as_many_programs_as_are_resident(config_for):
     queries = torch.empty(8, 8, dtype=torch.bfloat16)
     config = config_for(8192)
-    assert (
-        launch._programs(queries, 5000, config, 64, False) == 132
-    )  # a program takes most of the shared memory
-    assert launch._programs(queries, 100, config, 64, False) == 100
-    assert launch._programs(queries, 5000, tuning.SMALL_MEMORY, 32, False) == 4 * 132
+    # A program takes most of the shared memory.
+    assert launch._programs(queries, 5000, config, 64) == 132
+    assert launch._programs(queries, 100, config, 64) == 100
+    assert launch._programs(queries, 5000, tuning.SMALL_MEMORY, 32) == 4 * 132
