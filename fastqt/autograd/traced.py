@@ -20,9 +20,9 @@ _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
     "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str memory, "
-    "Tensor? partners, float mix, Tensor? bias, str link"
+    "Tensor? partners, float mix, Tensor? bias, str link, bool normalize"
 )
-_PROBLEM_SIZE = 19
+_PROBLEM_SIZE = 20
 _GRADIENTS = ", ".join(f"Tensor d{name}" for name in Needs._fields)
 
 
@@ -121,7 +121,7 @@ def _flat(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, p.memory, p.partners, p.mix),
-        *(p.bias, p.link),
+        *(p.bias, p.link, p.normalize),
     )
 
 
@@ -134,7 +134,7 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
 
     def flattened(*args: Any) -> tuple[Tensor, ...]:
         queries, candidates, negatives, row_negatives, scale = args[:5]
-        diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link = args[
+        diagonal, query_groups, candidate_groups, mask, memory, partners, mix, bias, link, normalize = args[
             10:_PROBLEM_SIZE
         ]
         p = Problem(
@@ -149,6 +149,7 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
             mix=mix,
             bias=bias,
             link=link,
+            normalize=normalize,
         )
         return function(p, *args[_PROBLEM_SIZE:])
 
