@@ -321,7 +321,8 @@ def _lowered(
     if mixed is not None:
         p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
     engine = engines.choose(backend, p, dtype)
-    computed, in_copies = engine.dtype_for(dtype), normalize and not engine.normalizes(p)
+    computed = engine.dtype_for(dtype)
+    in_copies = normalize and not engine.normalizes(p, computed)
     p.normalize = normalize and not in_copies
     p.queries = _prepare(queries, in_copies, dtype, computed)
     p.candidates = _prepare(candidates, in_copies, dtype, computed)

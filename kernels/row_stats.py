@@ -11,6 +11,8 @@ from fastqt.kernels.launch import ROWS_AT_ONCE, block, on_device
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
+# The same where E is stored times inverse norms, of which none is larger than 1e12.
+MOST_OF_COSINES = tl.constexpr(1e24)
 
 
 @triton.jit
@@ -62,6 +64,7 @@ def row_stats_kernel(
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,  # rows have mass 1 and no targets
+    COSINES: tl.constexpr,
     ONLY_OVERFLOWED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -122,7 +125,7 @@ def row_stats_kernel(
         tl.store(loss + row, row_loss, mask=inside)
         tl.store(factors + row, tl.where(has_gradient, w * rho / total, 0.0), mask=inside)
         if not ONLY_OVERFLOWED:
-            sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
+            sound = ((total > LEAST) & (total < (MOST_OF_COSINES if COSINES else MOST))) | (rho == 0)
             tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
 
 
@@ -149,6 +152,7 @@ def row_stats(
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
+            COSINES=state.of_cosines,
             ONLY_OVERFLOWED=only_overflowed,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),

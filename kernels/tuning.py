@@ -20,16 +20,21 @@ DEFAULT = {
 # For problems with enough tiles to occupy every multiprocessor: larger tiles load less.
 HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
+# For epilogues with several values of each column: a thread of Blackwell has half of the columns of a tile.
+NARROW = {
+    torch.bfloat16: Config(rows=128, columns=64, width=64, group=8, warps=8, stages=4),
+    torch.float32: Config(rows=128, columns=64, width=32, group=8, warps=8, stages=3),
+}
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 
 
 def score_config(
-    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, heavy: bool = False
+    device: torch.device, dtype: torch.dtype, N: int, M: int, D: int, heavy: bool = False, wide: bool = False
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
     The first entry of the GPU's table that covers the problem is used. A heavy epilogue, that of a sigmoid or
-    of a mask, needs the registers that a large tile takes.
+    of a mask, needs the registers that a large tile takes; a wide one needs several values of each column.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
@@ -41,6 +46,8 @@ def score_config(
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY
+    if wide and gpu.major == 10 and dtype in NARROW:
+        return NARROW[dtype]
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     return HOPPER if large and not heavy else DEFAULT[dtype]

@@ -34,7 +34,7 @@ def computation(p: AnyProblem) -> str | None:
     return None
 
 
-def normalizes(p: AnyProblem) -> bool:
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised: no."""
     return False
 

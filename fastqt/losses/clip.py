@@ -61,7 +61,7 @@ def clip_loss(
         if engine.computes(p):
             computed = engine.dtype_for(dtype)
             p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
-            if normalize and not engine.normalizes(p):
+            if normalize and not engine.normalizes(p, computed):
                 p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
             return autograd.loss_of(p, reduction, engine.name, "fastqt.clip_loss")
     options: dict[str, Any] = {

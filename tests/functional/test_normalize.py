@@ -9,25 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case
+from cosines import ALL
 from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED_FLOAT64, relative
 
 import fastqt
 from fastqt.engines import cpu, reference
 
-NO_TARGETS = np.zeros((13, 17))
-LOG_SUM_EXP = [
-    Case("sums", {"diagonal": "keep"}, NO_TARGETS, {"diagonal": "keep"}, square=False, link="log_sum_exp"),
-    Case(
-        "sums, all at once",
-        {"diagonal": "exclude"},
-        NO_TARGETS,
-        {"diagonal": "exclude"},
-        ("negatives", "row_negatives", "scale", "bias"),
-        square=False,
-        link="log_sum_exp",
-    ),
-]
-ALL = [*CASES, *LOG_SUM_EXP]
 by_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -5,12 +5,26 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import torch
-from cases import Case
+from cases import CASES, Case
 from tolerances import relative
 from torch import Tensor
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
 LEAST_NORM = 1e-12  # rows that are shorter are divided by this
+NO_TARGETS = np.zeros((13, 17))
+LOG_SUM_EXP = [
+    Case("sums", {"diagonal": "keep"}, NO_TARGETS, {"diagonal": "keep"}, square=False, link="log_sum_exp"),
+    Case(
+        "sums, all at once",
+        {"diagonal": "exclude"},
+        NO_TARGETS,
+        {"diagonal": "exclude"},
+        ("negatives", "row_negatives", "scale", "bias"),
+        square=False,
+        link="log_sum_exp",
+    ),
+]
+ALL = [*CASES, *LOG_SUM_EXP]
 
 
 def inputs_of(case: Case, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
