@@ -278,10 +278,10 @@ def converged(generator: torch.Generator, N: int, D: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", ["random", "converged"])
 def test_error_is_at_most_eagers(kind, memory, dtype):
     """Eager PyTorch normalises in float32, rounds to the dtype, and multiplies and sums up in float32."""
-    N, D, scale = 64, 96, 40.0
+    N, D, scale = 48, 64, 40.0
     case = Case("pairs", {}, np.eye(N), {"diagonal": "keep", "scale": scale})
     ours, eagers = [], []
-    for seed in range(3):
+    for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
         pair = (
             converged(generator, N, D) if kind == "converged" else torch.randn(2, N, D, generator=generator)
