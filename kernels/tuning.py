@@ -20,7 +20,8 @@ DEFAULT = {
 # For problems with enough tiles to occupy every multiprocessor: larger tiles load less.
 HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
-# For epilogues with several values of each column: a thread of Blackwell has half of the columns of a tile.
+# For epilogues with several values of each column. A thread of Blackwell has half of the columns of a tile, and
+# products of float32 take more registers than others.
 NARROW = {
     torch.bfloat16: Config(rows=128, columns=64, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=64, width=32, group=8, warps=8, stages=3),
@@ -46,7 +47,7 @@ def score_config(
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY
-    if wide and gpu.major == 10 and dtype in NARROW:
+    if wide and (gpu.major == 10 or dtype is torch.float32) and dtype in NARROW:
         return NARROW[dtype]
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
