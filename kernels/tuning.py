@@ -20,7 +20,7 @@ DEFAULT = {
 # For problems with enough tiles to occupy every multiprocessor: larger tiles load less.
 HOPPER = Config(rows=256, columns=128, width=64, group=8, warps=8, stages=4)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
-# For epilogues with several values of each column. A thread of Blackwell has half of the columns of a tile, and
+# For epilogues with several values of each column. A thread of Blackwell has half of a tile's columns, and
 # products of float32 take more registers than others.
 NARROW = {
     torch.bfloat16: Config(rows=128, columns=64, width=64, group=8, warps=8, stages=4),

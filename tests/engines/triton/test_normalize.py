@@ -94,19 +94,18 @@ def test_shifts_from_a_sample(case, memory, monkeypatch):
 
 @by_memory
 def test_shifts_that_are_too_low(memory):
-    """A shift is that of a row's target, whose cosine is -1 where that of another is 1, at a scale of 40.
+    """A shift is that of a row's target, whose cosine is -1 where all others are 0, at a scale of 70.
 
-    E would then be as large as exp(80), which times the inverse norm of a row of zeros is beyond float32.
+    A row of zeros then has E = exp(70), which times its inverse norm of 1e12 is beyond float32. Where another
+    cosine is 1, E itself is.
     """
-    generator = torch.Generator().manual_seed(0)
-    queries, candidates = torch.randn(13, 6, generator=generator), torch.randn(17, 6, generator=generator)
-    candidates[:13] = -queries
+    queries, candidates = 3 * torch.eye(13, 16), torch.zeros(17, 16)
+    candidates[:13] = -2 * queries
     candidates[13:16] = queries[:3]
-    candidates[16] = 0
     inputs = {
         "queries": queries.requires_grad_(),
         "candidates": candidates.requires_grad_(),
-        "scale": torch.tensor(40.0, requires_grad=True),
+        "scale": torch.tensor(70.0, requires_grad=True),
     }
     own = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
     case = Case("opposite", own, np.eye(13, 17), {"diagonal": "keep"}, ("scale",), square=False)
@@ -146,6 +145,8 @@ def test_norms_near_the_ends_of_the_range(long, short, memory, dtype):
             inputs[long][rows] *= 1e18
         inputs[short][2] *= 1e-20
         inputs[long][7] *= 1e-20
+        for x in (inputs[long][8], inputs[short][8]):  # of length 0.3 after the division by 1e-12
+            x *= 3e-13 / x.norm()
     inputs = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
     assert_oracles(case, inputs, memory)
 
