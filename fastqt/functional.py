@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd, engines
@@ -28,6 +27,7 @@ from fastqt.problem import (
     Problem,
     check_memory,
     loss_dtype,
+    unit_rows,
 )
 from fastqt.targets import NoTargets, Targets, TargetsLike, given_or_window
 
@@ -325,14 +325,17 @@ def _lowered(
         p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
     engine = engines.choose(backend, p, dtype)
     computed = engine.dtype_for(dtype)
-    p.queries = _prepare(queries, normalize, dtype, computed)
-    p.candidates = _prepare(candidates, normalize, dtype, computed)
+    in_copies = normalize and not engine.normalizes(p, computed)
+    p.normalize = normalize and not in_copies
+    p.queries = _prepare(queries, in_copies, dtype, computed)
+    p.candidates = _prepare(candidates, in_copies, dtype, computed)
     if negatives is not None:
-        p.negatives = _prepare(negatives, normalize, dtype, computed)
+        p.negatives = _prepare(negatives, in_copies, dtype, computed)
     if given_rows is not None:
-        p.row_negatives = _prepare(given_rows, normalize, dtype, computed)
+        p.row_negatives = _prepare(given_rows, in_copies, dtype, computed)
     if p.partners is not None and not engine.mixes:
-        p.row_negatives, p.partners = mixed_rows(p.candidates, p.mix, p.partners), None
+        mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates
+        p.row_negatives, p.partners = mixed_rows(mixed_from, p.mix, p.partners), None
     if p.targets.dense is not None and not engine.eager:
         # The kernels read a target matrix in the scores' dtype.
         p.targets = replace(p.targets, dense=p.targets.dense.to(loss_dtype(p.queries)))
@@ -358,9 +361,7 @@ def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dty
     """Embeddings, rounded to the inputs' dtype as a matrix product would do, in that of the computation."""
     x = x if x.dtype is dtype else x.to(dtype)
     x = x if dtype is computed else x.to(computed)
-    if not normalize:
-        return x
-    return F.normalize(x.to(torch.promote_types(dtype, torch.float32)), dim=1).to(x.dtype)
+    return unit_rows(x) if normalize else x
 
 
 def _check_smoothing(p: Problem) -> None:

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
@@ -131,6 +132,8 @@ class Problem:
     # A "softmax" over each row, a "sigmoid" of each cell, or the "log_sum_exp" of each row. That is the loss
     # of a softmax for a target mass of 1 that is on no candidate, and it has no targets.
     link: str = "softmax"
+    # The rows of all embeddings count at norm 1. An engine that does not take that is given normalised rows.
+    normalize: bool = False
 
     needs_type: ClassVar[type[Needs]] = Needs
 
@@ -154,6 +157,7 @@ class ClipProblem:
     candidates: Tensor  # (N, D)
     scale: float | Tensor  # ()
     memory: str | int = "fast"
+    normalize: bool = False  # as of `Problem`
 
     needs_type: ClassVar[type[Needs]] = Needs
 
@@ -285,6 +289,11 @@ def reduce(rows: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return rows
     return rows.mean() if reduction == "mean" else rows.sum()
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows at norm 1, computed in float32 at least and rounded to the dtype of `x`."""
+    return F.normalize(x.to(loss_dtype(x)), dim=1).to(x.dtype)
 
 
 def finite_scale(scale: float | Tensor) -> float:

@@ -21,12 +21,17 @@ NO_ROW_NEGATIVE, GIVEN_ROW_NEGATIVE, MIXED_ROW_NEGATIVE = tl.constexpr(0), tl.co
 
 
 @triton.jit
-def row_negative_part(matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr):
-    """Elements d of row i's negative, float32. A mix is not normalised here."""
+def row_negative_part(
+    matrix, partners, mix, i, d, inside, row_stride, stride, KIND: tl.constexpr, inverse_norms=None
+):
+    """Elements d of row i's negative, float32. A mix, of rows times inverse norms, is not normalised here."""
     negative = tl.load(matrix + i * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
     if KIND == MIXED_ROW_NEGATIVE:
         partner = tl.load(partners + i)
         other = tl.load(matrix + partner * row_stride + d * stride, mask=inside, other=0.0).to(tl.float32)
+        if inverse_norms is not None:
+            negative *= tl.load(inverse_norms + i)
+            other *= tl.load(inverse_norms + partner)
         return mix * negative + (1 - mix) * other
     return negative
 
@@ -100,11 +105,14 @@ class RowState:
     row_shift_log2: Tensor  # float32, to base 2
     shift_overflowed: Tensor  # int32: whether sums over- or underflow with the shift
     repairs_done: Tensor  # int32: how many programs have done their part of a row block's repair
-    factors: Tensor  # float64, as the following: dL/dS = factor * E
+    # float64, as the following: dL/dS = factor * E. Where E is stored times inverse norms, factor * E times
+    # the inverse norm of the query is dL/dS times both inverse norms.
+    factors: Tensor
     logsumexp: Tensor
     mass: Tensor
     loss: Tensor
     of_log_sum_exp: bool = False  # rows have mass 1 and no targets, so that their loss is their logsumexp
+    of_cosines: bool = False  # E is stored times inverse norms
 
     @property
     def found(self) -> tuple[Tensor, ...]:

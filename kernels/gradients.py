@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_negative_part
 from fastqt.kernels.launch import block, cdiv, on_device
+from fastqt.kernels.norms import LEAST_NORM, store_through_norms
 from fastqt.kernels.plan import planned
 
 BIASES_AT_ONCE = 128  # of a program
@@ -49,21 +50,32 @@ def query_gradient_kernel(
     ROW_NEGATIVE_GRADIENT: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
+    query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
+    candidate_inverse_norms=None,  # (M,) float32
 ):
     """One row per program: its gradient, and the weighted query that the candidates' product takes.
 
     The gradient is dF_i = s (factor (E G)_i + sum over exact cells of c g). The weighted query is
     prob_scale * factor / weight_norm * f_i. The division makes it about as large as f_i whatever the weights
     are, so that it fits the dtype of the queries.
+
+    With inverse norms a_i and b_j, E G is that of E times b_j, and factor and c are multiplied by a_i and by
+    a_i b_j. What this gives, y_i, lacks the derivative of the norm: dF_i = y_i - a_i^2 <f_i, y_i> f_i. The
+    inner product needs all of y_i, which is kept in `product` meanwhile.
     """
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
     factor64 = tl.load(row_factors + i)
+    norm = 1.0
+    if query_inverse_norms is not None:
+        norm = tl.load(query_inverse_norms + i)
+        factor64 *= norm
     factor = factor64.to(tl.float32)
     query_weight = (prob_scale * (factor64 / tl.load(weight_norm))).to(tl.float32)
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
+    by_row_negative = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
@@ -72,10 +84,14 @@ def query_gradient_kernel(
             at = weighted_queries + at_row * width + d
             tl.store(at, (query_weight * f).to(weighted_queries.dtype.element_ty), mask=inside)
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-            c = tl.load(row_negative_coefficients + i)
+            c = tl.load(row_negative_coefficients + i) * norm
         if ROW_NEGATIVE_GRADIENT:
-            at = row_negative_gradient + i * width + d
-            tl.store(at, (s * c * f).to(row_negative_gradient.dtype.element_ty), mask=inside)
+            if query_inverse_norms is None:
+                at = row_negative_gradient + i * width + d
+                tl.store(at, (s * c * f).to(row_negative_gradient.dtype.element_ty), mask=inside)
+            else:
+                r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
+                by_row_negative += f * tl.load(r, mask=inside, other=0.0).to(tl.float32)
         if QUERIES or SCALE:
             gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0)
             for t in range(first, last):
@@ -83,6 +99,8 @@ def query_gradient_kernel(
                 if column >= 0:
                     g = candidates + column * candidate_row_stride + d * candidate_stride
                     coefficient = tl.load(target_coefficients + t)
+                    if candidate_inverse_norms is not None:
+                        coefficient *= norm * tl.load(candidate_inverse_norms + column)
                     gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
             if ROW_NEGATIVE != NO_ROW_NEGATIVE:
                 r = row_negative_part(
@@ -95,14 +113,45 @@ def query_gradient_kernel(
                     row_negative_row_stride,
                     row_negative_stride,
                     ROW_NEGATIVE,
+                    candidate_inverse_norms,
                 )
                 gradient += c / tl.load(row_negative_norms + i) * r
             by_scale += f * gradient
-            if QUERIES:
+            if QUERIES and query_inverse_norms is not None:
+                tl.store(product + at_row * width + d, gradient, mask=inside)
+            elif QUERIES:
                 at = query_gradient + i * width + d
                 tl.store(at, (s * gradient).to(query_gradient.dtype.element_ty), mask=inside)
     if SCALE:
         tl.store(scale_gradient + i, tl.sum(by_scale, 0))
+    if query_inverse_norms is not None:
+        if QUERIES:
+            store_through_norms(
+                query_gradient + i * width,
+                s,
+                product + at_row * width,
+                norm,
+                norm * by_scale,
+                queries + i * query_row_stride,
+                query_stride,
+                width,
+                BLOCK,
+            )
+        if ROW_NEGATIVE_GRADIENT:
+            negative_norm = tl.load(row_negative_norms + i)
+            # Of the cosine, and once more divided by the norm: both factors of r in what is subtracted.
+            cosine = tl.sum(by_row_negative, 0) * norm / negative_norm
+            cosine = tl.where(negative_norm > 1.0001 * LEAST_NORM, cosine, 0.0) / negative_norm
+            c = s * tl.load(row_negative_coefficients + i) / negative_norm
+            for start in range(0, width, BLOCK):
+                d = start + tl.arange(0, BLOCK)
+                inside = d < width
+                f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0)
+                r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
+                r = tl.load(r, mask=inside, other=0.0).to(tl.float32)
+                at = row_negative_gradient + i * width + d
+                gradient = c * (norm * f.to(tl.float32) - cosine * r)
+                tl.store(at, gradient.to(row_negative_gradient.dtype.element_ty), mask=inside)
 
 
 @planned
@@ -124,16 +173,28 @@ def candidate_gradient_kernel(
     query_stride,
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
+    candidate_row_stride=0,  # of `candidates`, which are given with inverse norms
+    candidate_stride=0,
+    candidates=None,  # (columns, D)
+    query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
+    candidate_inverse_norms=None,  # (columns,) float32
 ):
     """One candidate per program.
 
     Its gradient is dG_j = s (weight_norm / prob_scale * product_j + sum over its targets of c f).
+
+    With inverse norms a_i and b_j, the product is that of E and F times both, and c is multiplied by both.
+    The derivative of the norm is added as to the queries' gradients.
     """
     j = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     if TARGETS:
         first, last = tl.load(column_starts + j), tl.load(column_starts + j + 1)
+    norm = 1.0
+    if candidate_inverse_norms is not None:
+        norm = tl.load(candidate_inverse_norms + j)
+    along = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
@@ -142,11 +203,31 @@ def candidate_gradient_kernel(
             for k in range(first, last):
                 t = tl.load(column_targets + k)
                 if (t >= 0) & (t < targets):
-                    f = queries + tl.load(target_rows + t) * query_row_stride + d * query_stride
+                    row = tl.load(target_rows + t)
+                    f = queries + row * query_row_stride + d * query_stride
                     coefficient = tl.load(target_coefficients + t)
+                    if query_inverse_norms is not None:
+                        coefficient *= norm * tl.load(query_inverse_norms + row)
                     gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
-        at = candidate_gradient + j * width + d
-        tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
+        if candidate_inverse_norms is None:
+            at = candidate_gradient + j * width + d
+            tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
+        else:
+            g = candidates + j * candidate_row_stride + d * candidate_stride
+            along += norm * tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
+            tl.store(product + j * width + d, gradient, mask=inside)
+    if candidate_inverse_norms is not None:
+        store_through_norms(
+            candidate_gradient + j * width,
+            s,
+            product + j * width,
+            norm,
+            along,
+            candidates + j * candidate_row_stride,
+            candidate_stride,
+            width,
+            BLOCK,
+        )
 
 
 @planned
@@ -195,8 +276,11 @@ def query_gradient_epilogue(
     weighted_queries: Tensor | None,  # (rows, D)
     row_negative_gradient: Tensor | None,  # (N, D)
     scale_gradient: Tensor | None,  # (N,) float32
+    inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (M,) float32
 ) -> None:
     """Finishes the gradients of some rows; those that are None are not computed.
+
+    With inverse norms `product` is overwritten.
 
     `prob_scale` is a power of 2 by which fp16 probabilities are scaled to keep small ones in range; other
     dtypes have 1. `weight_norm` is the size of the rows' weights.
@@ -215,6 +299,8 @@ def query_gradient_epilogue(
             ROW_NEGATIVE_GRADIENT=row_negative_gradient is not None,
             SCALE=scale_gradient is not None,
             BLOCK=block(D, 1024),
+            query_inverse_norms=inverse_norms[0],
+            candidate_inverse_norms=inverse_norms[1],
             num_warps=4,
             enable_fp_fusion=True,
         )
@@ -230,8 +316,10 @@ def candidate_gradient_epilogue(
     *,
     by_column: tuple[Tensor, Tensor, Tensor] | None,  # starts, targets, and the targets' rows
     coefficients: Tensor,
+    candidates: Tensor | None = None,  # (columns, D), given with the following
+    inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (columns,) float32
 ) -> None:
-    """Finishes the gradients of some candidates."""
+    """Finishes the gradients of some candidates. With inverse norms `product` is overwritten."""
     columns, D = product.shape
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
@@ -239,6 +327,11 @@ def candidate_gradient_epilogue(
             *(candidate_gradient, prob_scale, len(coefficients), D, *queries.stride()),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
+            candidate_row_stride=0 if candidates is None else candidates.stride(0),
+            candidate_stride=0 if candidates is None else candidates.stride(1),
+            candidates=candidates,
+            query_inverse_norms=inverse_norms[0],
+            candidate_inverse_norms=inverse_norms[1],
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -26,7 +26,7 @@ from fastqt.kernels.launch import (
 )
 from fastqt.kernels.plan import planned
 from fastqt.kernels.row_stats import conclude_rows
-from fastqt.kernels.scores.epilogues import EXP, ROW_MAX, scores_log2, store_tile
+from fastqt.kernels.scores.epilogues import EXP, ROW_MAX, load_once, scores_log2, store_tile
 from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
@@ -54,6 +54,7 @@ def exponentials_of_block(
     target_columns,
     groups,
     cell_mask,
+    norms,  # the inverse norms of all rows and of the block's columns, or None
     of_tiles,  # (blocks of columns, rows): the maxima of E's tiles, and their sums against these
     out,  # (rows, M): E, and its row stride
     EXCLUDE_DIAGONAL: tl.constexpr,
@@ -71,6 +72,8 @@ def exponentials_of_block(
     tile_maxima, tile_row_sums = of_tiles
     mask_n = offs_n < N - start_n
     row = first_n + start_n + offs_n
+    if norms[0] is not None:
+        scale_log2 = (scale_log2 * tl.load(norms[0] + row, mask=mask_n, other=0.0))[:, None]
     for block_m in tl.range(number, tl.cdiv(M, BLOCK_M), splits, disable_licm=True):
         start_m = block_m * BLOCK_M
         offs_m = tl.arange(0, BLOCK_M)
@@ -91,6 +94,9 @@ def exponentials_of_block(
             BLOCK_M,
             BLOCK_D,
         )
+        columns = start_m, offs_m, mask_m
+        if norms[0] is not None:
+            scores *= load_once(norms[1], columns)[None, :]
         x = add_bias(scores_log2(scores, scale_log2, None, mask_n, ROW_MAX), bias, start_m, offs_m, mask_m)
         x = tl.where(mask_m[None, :], x, LEAST)
         corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)
@@ -105,7 +111,9 @@ def exponentials_of_block(
         tl.store(tile_maxima + at, highest, mask=written)
         tl.store(tile_row_sums + at, tl.sum(e, 1), mask=written)
         if out[0] is not None:
-            store_tile(e, out, (start_n, offs_n, written), (start_m, offs_m, mask_m), False)
+            if norms[0] is not None:
+                e *= load_once(norms[1], columns)[None, :]
+            store_tile(e, out, (start_n, offs_n, written), columns, False)
 
 
 @triton.jit
@@ -215,6 +223,9 @@ def repair_rows_kernel(
     query_groups=None,  # (all rows,) int32
     candidate_groups=None,  # (M,) int32
     mask=None,  # (all rows, M) bool
+    query_inverse_norms=None,  # (all rows,) float32, given with the two following: scores are cosines
+    candidate_inverse_norms=None,  # (M,) float32
+    negative_inverse_norms=None,  # (K,) float32
     out=None,  # (N, M + K): E
 ):
     start_n, number = tl.program_id(0) // splits * BLOCK_N, tl.program_id(0) % splits
@@ -245,6 +256,7 @@ def repair_rows_kernel(
             target_columns if LISTED else None,
             (query_groups, candidate_groups),
             (mask, stride_mask_n, stride_mask_m),
+            (query_inverse_norms, candidate_inverse_norms),
             (tile_maxima, tile_row_sums),
             (out, stride_out_n),
             EXCLUDE_DIAGONAL,
@@ -270,6 +282,7 @@ def repair_rows_kernel(
                 None,
                 (None, None),
                 (None, 0, 0),
+                (query_inverse_norms, negative_inverse_norms),
                 (tile_maxima + of_negatives, tile_row_sums + of_negatives),
                 (out + M if out is not None else None, stride_out_n),
                 False,
@@ -372,6 +385,9 @@ def repair_rows(
             query_groups=tile.query_groups,
             candidate_groups=tile.candidate_groups,
             mask=tile.mask,
+            query_inverse_norms=tile.query_inverse_norms,
+            candidate_inverse_norms=tile.candidate_inverse_norms,
+            negative_inverse_norms=others[0].candidate_inverse_norms if others else None,
             out=exponentials,
             num_warps=REPAIR.warps,
             enable_fp_fusion=True,

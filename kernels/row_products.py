@@ -13,7 +13,7 @@ from torch import Tensor
 from fastqt.kernels.cells import LOG2_E, RowState
 from fastqt.kernels.launch import block, cdiv, compute_dtype, on_device, precision
 from fastqt.kernels.plan import planned
-from fastqt.kernels.scores.epilogues import EXP, scores_log2
+from fastqt.kernels.scores.epilogues import EXP, load_once, scores_log2
 from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
@@ -63,6 +63,8 @@ def row_products_kernel(
     query_groups=None,
     candidate_groups=None,
     mask=None,
+    query_inverse_norms=None,
+    candidate_inverse_norms=None,
 ):
     D *= UNIT
     tl.assume(D > 0)
@@ -76,6 +78,8 @@ def row_products_kernel(
     written = mask_n & (tl.load(shift_overflowed + row, mask=mask_n, other=0) > 0)
     if tl.max(written.to(tl.int32), 0) > 0:
         scale_log2 = tl.load(scale) * LOG2_E
+        if query_inverse_norms is not None:
+            scale_log2 = (scale_log2 * tl.load(query_inverse_norms + row, mask=mask_n, other=0.0))[:, None]
         row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
         row_targets = None
         if target_starts is not None:
@@ -106,6 +110,9 @@ def row_products_kernel(
                 BLOCK_M,
                 BLOCK_D,
             )
+            columns = start_m, offs_m, mask_m
+            if query_inverse_norms is not None:
+                scores *= load_once(candidate_inverse_norms, columns)[None, :]
             x = scores_log2(scores, scale_log2, row_shift, mask_n, EXP)
             x = add_bias(x, bias, start_m, offs_m, mask_m)
             x = tl.where(mask_m[None, :], x, float("-inf"))
@@ -118,8 +125,10 @@ def row_products_kernel(
             g_rows = candidates + tl.cast(start_m, tl.int64) * stride_cm + offs_m[:, None] * stride_cm
             inside = mask_m[:, None] & (d < D)[None, :]
             g = tl.load(g_rows + d[None, :] * stride_cd, mask=inside, other=0.0)
-            e = tl.exp2(x).to(COMPUTE)
-            total = tl.dot(e, g.to(COMPUTE), total, input_precision=PRECISION)
+            e = tl.exp2(x)
+            if query_inverse_norms is not None:
+                e *= load_once(candidate_inverse_norms, columns)[None, :]
+            total = tl.dot(e.to(COMPUTE), g.to(COMPUTE), total, input_precision=PRECISION)
         tl.store(at, total, mask=cells)
 
 
@@ -163,6 +172,8 @@ def multiply_overflowed_rows(
             query_groups=tile.query_groups,
             candidate_groups=tile.candidate_groups,
             mask=tile.mask,
+            query_inverse_norms=tile.query_inverse_norms,
+            candidate_inverse_norms=tile.candidate_inverse_norms,
             num_warps=4 if unit == 4 else 8,
             num_stages=2,
             enable_fp_fusion=True,

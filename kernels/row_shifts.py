@@ -70,16 +70,21 @@ def row_shifts_kernel(
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,
     BLOCK: tl.constexpr,
+    query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
+    candidate_inverse_norms=None,  # (M,) float32
 ):
     """One row per program: scores of its exact cells, and the shift of its exponentials.
 
     The shift is the largest score among the exact cells and the sample. A row without targets has a shift of
     +inf, so that E = 0, unless its logsumexp is wanted: without exact cells and a sample its shift is then 0.
     A target of weight 0 is ignored. A target is not sound if its weight is negative or NaN, if its column
-    does not exist or is masked, or if it is on a diagonal that is replaced.
+    does not exist or is masked, or if it is on a diagonal that is replaced. With inverse norms, the norms of
+    given row negatives are read.
     """
     i = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
+    if query_inverse_norms is not None:
+        s *= tl.load(query_inverse_norms + i)
     f = queries + i * query_row_stride
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
     exact_max = float("-inf")
@@ -108,6 +113,8 @@ def row_shifts_kernel(
                 b = tl.load(g + d * candidate_stride, mask=d < width, other=0.0)
                 dot += a.to(tl.float32) * b.to(tl.float32)
         score = s * tl.sum(dot, 0)
+        if candidate_inverse_norms is not None:
+            score *= tl.load(candidate_inverse_norms + at, mask=at >= 0, other=0.0)
         if BIAS:
             score += tl.load(bias + at, mask=at >= 0, other=0.0)
         tl.store(target_scores + t, score)
@@ -142,12 +149,15 @@ def row_shifts_kernel(
                 row_negative_row_stride,
                 row_negative_stride,
                 ROW_NEGATIVE,
+                candidate_inverse_norms,
             )
             dot += a * r
             square += r * r
         norm = 1.0
         if ROW_NEGATIVE == MIXED_ROW_NEGATIVE:
             norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
+        elif query_inverse_norms is not None:
+            norm = tl.load(row_negative_norms + i)
         score = s * tl.sum(dot, 0) / norm
         tl.store(row_negative_scores + i, score)
         tl.store(row_negative_norms + i, norm)
@@ -173,6 +183,7 @@ def choose_row_shifts(
     cells: ExactCells,
     state: RowState,
     sampled: Tensor | None,  # (N,) float32: the largest score among a sample of candidates, to base 2
+    inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (M,) float32
 ) -> None:
     """Finds the exact cells, their scores, and from these the shifts of rows."""
     queries, candidates, mask = p.queries, p.candidates, p.mask
@@ -202,6 +213,8 @@ def choose_row_shifts(
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             BLOCK=block(D, 1024),
+            query_inverse_norms=inverse_norms[0],
+            candidate_inverse_norms=inverse_norms[1],
             num_warps=4,
             enable_fp_fusion=True,
         )

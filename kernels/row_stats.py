@@ -12,6 +12,8 @@ from fastqt.kernels.plan import planned
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
+# The same where E is stored times inverse norms, of which none is larger than 1e12.
+MOST_OF_COSINES = tl.constexpr(1e24)
 
 
 @triton.jit
@@ -131,6 +133,7 @@ def row_stats_kernel(
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,  # rows have mass 1 and no targets
+    COSINES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -145,7 +148,7 @@ def row_stats_kernel(
     total, rho = conclude_rows(
         row, inside, shift_log2, others, exact, row_weights, found, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
     )
-    sound = ((total > LEAST) & (total < MOST)) | (rho == 0)
+    sound = ((total > LEAST) & (total < (MOST_OF_COSINES if COSINES else MOST))) | (rho == 0)
     tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
     tl.store(repairs_done + row, tl.zeros(row.shape, dtype=tl.int32), mask=inside)
 
@@ -163,6 +166,7 @@ def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_r
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
+            COSINES=state.of_cosines,
             BLOCK_ROWS=ROWS_AT_ONCE,
             BLOCK=block(blocks, 128),
             num_warps=4,

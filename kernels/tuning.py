@@ -21,9 +21,15 @@ DEFAULT = {
 # For problems with enough tiles to occupy every multiprocessor: larger tiles load less. With 256 columns each
 # group of warps reads the candidates' part of a tile once, with 256 rows twice.
 HOPPER = Config(rows=128, columns=256, width=64, group=8, warps=8, stages=4, descriptors=True)
-# The sums of columns take fewer instructions where a tile has fewer of them.
-HOPPER_PAIRS = replace(HOPPER, rows=256, columns=128)
+# The sums of columns take fewer instructions where a tile has fewer of them, and their norms fewer registers.
+HOPPER_TALL = replace(HOPPER, rows=256, columns=128)
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
+# For epilogues with several values of each column. A thread of Blackwell has half of a tile's columns, and
+# products of float32 take more registers than others.
+NARROW = {
+    torch.bfloat16: Config(rows=128, columns=64, width=64, group=8, warps=8, stages=4),
+    torch.float32: Config(rows=128, columns=64, width=32, group=8, warps=8, stages=3),
+}
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 # Programs that repair rows hold all scores twice. A tile has few rows, because most of them need no repair.
 REPAIR = WHEN_INTERPRETED if INTERPRETED else Config(rows=64, columns=128, width=32, warps=8, stages=3)
@@ -36,13 +42,15 @@ def score_config(
     M: int,
     D: int,
     heavy: bool = False,
-    pairs: bool = False,
+    few_columns: bool = False,
+    wide: bool = False,
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
     The first entry of the GPU's table that covers the problem is used. Only such an entry can ask for the
     warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the registers that a
-    large tile takes. That of `pairs` sums up columns as well as rows.
+    large tile takes. One that sums up columns, or reads a value of each, is better off with few of them;
+    a wide one reads several.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
@@ -54,11 +62,13 @@ def score_config(
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY
+    if wide and (gpu.major == 10 or dtype is torch.float32) and dtype in NARROW:
+        return NARROW[dtype]
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
         return DEFAULT[dtype]
-    return HOPPER_PAIRS if pairs else HOPPER
+    return HOPPER_TALL if few_columns else HOPPER
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class Case:
     scale: bool = False  # has a gradient
     bias: bool = False
     link: str = "softmax"
+    normalize: bool = False
     clip: bool = False  # CLIP's loss, of rows and of columns
     descriptors: bool | None = False  # read the operands of the scores' product; None: as the engine chooses
     warp_specialized: bool = False  # the GPU's table chooses that kernel
@@ -299,7 +300,7 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
     of_general = Needs(True, True, negatives, row_negatives, case.scale, case.bias)
     if case.clip:
         sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
-        return ClipProblem(*sides, 1.0, case.memory), of_general
+        return ClipProblem(*sides, 1.0, case.memory, case.normalize), of_general
     return general_problem_of(case), of_general
 
 
@@ -330,4 +331,5 @@ def general_problem_of(case: Case) -> Problem:
         mix=0.2,
         bias=torch.empty(N, dtype=torch.float32) if case.bias else None,
         link=case.link,
+        normalize=case.normalize,
     )

@@ -39,6 +39,7 @@ class Clip {
       clip_tile_backward(walk_.tile(), of_rows, of_columns);
       walk_.differentiate();
     });
+    walk_.finish();
   }
 
   // Finds both from one tile that holds all scores.
@@ -46,9 +47,11 @@ class Clip {
     clear();
     walk_.for_tiles(n_, n_, [&] {
       clip_tile(walk_.tile(), sums_);
-      clip_tile_backward(walk_.tile(), softmax(sums_.row_others, weights), softmax(sums_.column_others, weights));
+      clip_tile_backward(walk_.tile(), softmax(sums_.row_others, weights), softmax(sums_.column_others, weights),
+                         true);
       walk_.differentiate();
     });
+    walk_.finish();
   }
 
  private:
@@ -86,10 +89,10 @@ void check(const Tensor& queries, const Tensor& candidates, const Tensor& sums, 
 // Writes the loss of each pair, half that of its row and half that of its column. It is computed from `sums`,
 // (3, N) as in PairSums, which are read if `known` and else found. With weights, writes the gradients of
 // sum_i weights_i loss_i to those of dqueries, dcandidates and dscale that are given.
-void clip_walk_(const Tensor queries, const Tensor candidates, double scale, int64_t tile_rows, int64_t tile_columns,
-                bool known, const Tensor sums, const Tensor loss, const std::optional<Tensor> weights,
-                const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
-                const std::optional<Tensor> dscale) {
+void clip_walk_(const Tensor queries, const Tensor candidates, double scale, bool normalize, int64_t tile_rows,
+                int64_t tile_columns, bool known, const Tensor sums, const Tensor loss,
+                const std::optional<Tensor> weights, const std::optional<Tensor> dqueries,
+                const std::optional<Tensor> dcandidates, const std::optional<Tensor> dscale) {
   check(queries, candidates, sums, loss, weights, dqueries, dcandidates, dscale);
   check_tile(tile_rows, tile_columns);
   const std::optional<Tensor> none;
@@ -98,7 +101,8 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, int
   const PairSums pairs{first, first + n, first + 2 * n};
   const double* const w = weights ? weights->const_data_ptr<double>() : nullptr;
   const auto run = [&]<class T>(T) {
-    Walk<T> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none});
+    Walk<T> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none},
+                 normalize);
     Clip<T> clip(walk, pairs, n);
     if (w && !known && tile_rows >= n && tile_columns >= n) return clip.find_sums_and_gradients(w);
     if (!known) clip.find_sums(tile_rows, tile_columns);
@@ -115,8 +119,8 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, int
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "clip_walk_(Tensor queries, Tensor candidates, float scale, int tile_rows, int tile_columns, bool known, "
-      "Tensor(a!) sums, Tensor(b!) loss, Tensor? weights, Tensor(c!)? dqueries, Tensor(d!)? dcandidates, "
+      "clip_walk_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, int tile_columns, "
+      "bool known, Tensor(a!) sums, Tensor(b!) loss, Tensor? weights, Tensor(c!)? dqueries, Tensor(d!)? dcandidates, "
       "Tensor(e!)? dscale) -> ()");
 }
 

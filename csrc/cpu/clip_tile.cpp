@@ -16,6 +16,7 @@ void add_rows(const Tile<T>& tile, const PairSums& sums) {
     for (int64_t i = begin; i < end; ++i) {
       T* const scores = tile.scores + i * tile.row_stride;
       const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
+      tile.scale_row(i);
       if (diagonal >= 0 && diagonal < tile.columns) {
         sums.positive[row] = scores[diagonal];
         scores[diagonal] = -std::numeric_limits<T>::infinity();
@@ -66,22 +67,24 @@ void clip_tile(const Tile<T>& tile, const PairSums& sums) {
 }
 
 template <class T>
-void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns) {
+void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns, bool visited) {
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       T* const scores = tile.scores + i * tile.row_stride;
       const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
+      if (!visited) tile.scale_row(i);
       row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
                    columns.shifts.data() + tile.first_column, columns.factors.data() + tile.first_column);
       if (diagonal >= 0 && diagonal < tile.columns)
         scores[diagonal] = static_cast<T>(rows.diagonal[row] + columns.diagonal[row]);
+      tile.scale_row(i);
     }
   });
 }
 
 #define FASTQT_INSTANTIATE(T)                            \
   template void clip_tile(const Tile<T>&, const PairSums&); \
-  template void clip_tile_backward(const Tile<T>&, const Softmax<T>&, const Softmax<T>&);
+  template void clip_tile_backward(const Tile<T>&, const Softmax<T>&, const Softmax<T>&, bool);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 

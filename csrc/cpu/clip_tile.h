@@ -43,8 +43,9 @@ struct Softmax {
   std::vector<double> diagonal;  // the gradient at the scores of the pairs
 };
 
-// Turns the scores of a tile into the gradient of sum_i weights_i loss_i, the sum of both directions.
+// Turns the scores of a tile into the gradient of sum_i weights_i loss_i, the sum of both directions. A tile that
+// `clip_tile` has had before is `visited`: its scores have their factors.
 template <class T>
-void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns);
+void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns, bool visited = false);
 
 }  // namespace fastqt

@@ -100,9 +100,10 @@ template <class F>
 TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const F& compute) {
   const auto run = [&]<class T>(T) -> TargetFault {
     const Cells<T> cells = cells_of<T>(p);
-    Walk<T> walk(p.embeddings(), p.scale, gradients);
+    Walk<T> walk(p.embeddings(), p.scale, gradients, p.normalize);
     RowLosses<T> losses(walk, cells, p);
     compute(losses);
+    walk.finish();
     return {losses.report.status, losses.report.row, losses.report.column};
   };
   return p.queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
@@ -219,7 +220,7 @@ std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
 const std::string kProblem =
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, float scale, int link, "
     "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, ";
+    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, bool normalize, ";
 
 template <auto function>
 struct WithProblem;
@@ -232,10 +233,10 @@ struct WithProblem<function> {
                      const std::optional<Tensor> columns, const std::optional<Tensor> weights,
                      const std::optional<Tensor> dense, const std::optional<Tensor> background,
                      const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
-                     const std::optional<Tensor> mask, const More... more) {
+                     const std::optional<Tensor> mask, bool normalize, const More... more) {
     const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,
                     diagonal,   row_starts, columns,   weights,       dense,      background,   query_groups,
-                    candidate_groups, mask};
+                    candidate_groups, mask, normalize};
     return function(p, more...);
   }
 };

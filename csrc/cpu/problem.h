@@ -29,6 +29,7 @@ struct Problem {
   const std::optional<Tensor>& query_groups;     // (N,) int64
   const std::optional<Tensor>& candidate_groups; // (M,) int64
   const std::optional<Tensor>& mask;             // (N, M) bool, true where a cell is excluded
+  const bool normalize;                          // scores are of the rows of all embeddings at norm 1
 
   int64_t rows() const { return queries.size(0); }
   Embeddings embeddings() const { return {queries, candidates, negatives, row_negatives}; }

@@ -113,6 +113,12 @@ FASTQT_INLINE void affine_body(T* x, int64_t n, T factor, T offset) {
 }
 
 template <class T>
+FASTQT_INLINE void scale_body(T* x, const T* factors, int64_t n, T factor) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) x[j] = without_subnormals(factor * factors[j] * x[j]);
+}
+
+template <class T>
 FASTQT_INLINE void raise_body(T* m, const T* x, int64_t n) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) m[j] = x[j] > m[j] ? x[j] : m[j];
@@ -185,6 +191,13 @@ FASTQT_CLONES void row_add(double* x, const double* y, int64_t n) { add_body(x, 
 
 FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float offset) { affine_body(x, n, factor, offset); }
 FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double offset) { affine_body(x, n, factor, offset); }
+
+FASTQT_CLONES void row_scale(float* x, const float* factors, int64_t n, float factor) {
+  scale_body(x, factors, n, factor);
+}
+FASTQT_CLONES void row_scale(double* x, const double* factors, int64_t n, double factor) {
+  scale_body(x, factors, n, factor);
+}
 
 FASTQT_CLONES void row_raise(float* m, const float* x, int64_t n) { raise_body(m, x, n); }
 FASTQT_CLONES void row_raise(double* m, const double* x, int64_t n) { raise_body(m, x, n); }

@@ -37,6 +37,10 @@ void row_add(double* x, const double* y, int64_t n);
 void row_affine(float* x, int64_t n, float factor, float offset);
 void row_affine(double* x, int64_t n, double factor, double offset);
 
+// x_j = factor * factors_j * x_j
+void row_scale(float* x, const float* factors, int64_t n, float factor);
+void row_scale(double* x, const double* factors, int64_t n, double factor);
+
 // m_j = max(m_j, x_j), where a NaN in x_j is ignored
 void row_raise(float* m, const float* x, int64_t n);
 void row_raise(double* m, const double* x, int64_t n);

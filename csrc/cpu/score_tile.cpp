@@ -236,10 +236,20 @@ void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, cons
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     std::vector<ExactCell> exact;
     for (int64_t i = begin; i < end; ++i) {
+      tile.scale_row(i);
       Row<T> row(cells, report, tile.scores + i * tile.row_stride, tile.first_row + i, tile.first_column,
                  tile.columns, exact);
       visit(row, tile.first_row + i);
     }
+  });
+}
+
+// The same for a visit that turns the scores into their gradient.
+template <class T, class F>
+void differentiate_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, const F& visit) {
+  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+    visit(row, r);
+    tile.scale_row(r - tile.first_row);
   });
 }
 
@@ -248,7 +258,7 @@ void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, cons
 template <class T>
 void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
                   Report& report) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+  differentiate_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = row.logsumexp(true);
     row.differentiate_kept(sums.logsumexp[r], sums.mass[r], row_weights[r]);
@@ -266,8 +276,8 @@ void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sum
 template <class T>
 void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights,
                            const double* logsumexp, const double* mass, Report& report) {
-  visit_rows(cells, tile, report,
-             [&](Row<T>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
+  differentiate_rows(cells, tile, report,
+                     [&](Row<T>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
 }
 
 template <class T>
@@ -278,7 +288,7 @@ void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Repo
 template <class T>
 void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
                            Report& report) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+  differentiate_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
     loss[r] += row.differentiate_sigmoid(row_weights[r]);
   });
 }

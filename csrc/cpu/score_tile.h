@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "cpu/row_passes.h"
+
 namespace fastqt {
 
 // The values of `diagonal`, `link` and the status of a report, as in fastqt/problem.py.
@@ -79,6 +81,15 @@ struct Tile {
   int64_t row_stride;
   int64_t first_row, rows;
   int64_t first_column, columns;
+  // Of the tile's rows and columns, or both null: the functions below multiply the scores that they are given by both
+  // factors, and in the end the gradients. These are inverse norms: the scores are then cosines, and the products of
+  // the gradients with the embeddings lack the projection that UnitRows::finish_gradient makes.
+  const T* row_factors = nullptr;
+  const T* column_factors = nullptr;
+
+  void scale_row(int64_t i) const {
+    if (row_factors != nullptr) row_scale(scores + i * row_stride, column_factors, columns, row_factors[i]);
+  }
 };
 
 // N values each, of all rows of the score matrix. The softmax functions below add the targets' masses to those that

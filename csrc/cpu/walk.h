@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/matrix.h"
+#include "cpu/norms.h"
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
@@ -37,20 +38,23 @@ struct Gradients {
 
 // Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,
 // in which each row has an embedding of its own.
+template <class T>
 struct Block {
   Tensor embeddings;
   std::optional<Tensor> gradient;
   Range columns;
   bool is_row_negatives;
+  std::optional<UnitRows<T>> unit;  // the embeddings again, where they count at norm 1
 };
 
 template <class T>
 class Walk {
  public:
-  Walk(const Embeddings& given, double scale, const Gradients& gradients)
+  // With `normalize`, the rows of all embeddings count at norm 1.
+  Walk(const Embeddings& given, double scale, const Gradients& gradients, bool normalize)
       : scale_(scale), gradients_(gradients), queries_(with_blas_layout(given.queries)) {
     const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
-      blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false});
+      blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false, {}});
       width_ += columns;
     };
     add(with_blas_layout(given.candidates), gradients.candidates, given.candidates.size(0));
@@ -63,6 +67,7 @@ class Walk {
          {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
       ask_for_large_pages(*written);
     if (given.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
+    if (normalize) find_norms();
   }
 
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
@@ -72,7 +77,7 @@ class Walk {
     allocate_workspace(rows, columns);
     for_ranges(queries_.size(0), rows, [&](Range row_range) {
       enter_rows(row_range);
-      for (const Block& block : blocks_)
+      for (const Block<T>& block : blocks_)
         for_ranges(block.columns.size(), columns, [&](Range range) {
           columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
           scores_ = part(part(workspace_, 0, {0, row_range.size()}), 1, {0, range.size()});
@@ -92,7 +97,7 @@ class Walk {
       columns_ = {0, width_};
       scores_ = part(workspace_, 0, {0, range.size()});
       parts_.clear();
-      for (const Block& block : blocks_)
+      for (const Block<T>& block : blocks_)
         parts_.push_back({&block, {0, block.columns.size()}, part(scores_, 1, block.columns)});
       score();
       visit();
@@ -101,11 +106,16 @@ class Walk {
 
   // The tile that is visited.
   Tile<T> tile() const {
-    return {scores_.template mutable_data_ptr<T>(), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
-            columns_.size()};
+    Tile<T> made{scores_.template mutable_data_ptr<T>(), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
+                 columns_.size()};
+    if (unit_queries_) {
+      made.row_factors = unit_queries_->inverse_norms().data() + rows_.begin;
+      made.column_factors = column_factors_.data() + columns_.begin;
+    }
+    return made;
   }
 
-  // Adds this tile's share to all gradients. The tile now holds dS, the gradient of its scores.
+  // Adds this tile's share to all gradients. The tile now holds dS, the gradient of its scores, times its factors.
   void differentiate() {
     for (const Part& p : parts_)
       if (p.block->gradient) add_to_columns(p);
@@ -117,21 +127,56 @@ class Walk {
     }
   }
 
+  // Finishes the gradients of rows that count at norm 1, once all tiles have been visited.
+  void finish() const {
+    if (!unit_queries_) return;
+    if (gradients_.queries) unit_queries_->finish_gradient(*gradients_.queries);
+    for (const Block<T>& block : blocks_)
+      if (block.gradient) block.unit->finish_gradient(*block.gradient);
+    if (!gradients_.bias) return;
+    T* const bias = gradients_.bias->template mutable_data_ptr<T>();
+    for (int64_t j = 0; j < blocks_.front().columns.size(); ++j) bias[j] /= column_factors_[j];
+  }
+
  private:
   // The columns that the tile has of one block, counted from the first of the block, and their scores.
   struct Part {
-    const Block* block;
+    const Block<T>* block;
     Range columns;
     Tensor scores;
   };
 
   void allocate_workspace(int64_t rows, int64_t columns) {
     workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
-    if (gradients_.bias) {
-      ones_ = new_matrix(queries_, 1, workspace_.size(0));
-      torch::stable::fill_(ones_, 1);
-    }
+    if (gradients_.bias) allocate_row_weights();
     if (gradients_.scale) unscaled_queries_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
+  }
+
+  void find_norms() {
+    unit_queries_.emplace(queries_);
+    queries_ = unit_queries_->rows();
+    for (Block<T>& block : blocks_) {
+      block.unit.emplace(block.embeddings);
+      block.embeddings = block.unit->rows();
+      // Of the row negatives each row has its own factor, which the functions below apply.
+      const std::vector<T>& factors = block.unit->inverse_norms();
+      if (block.is_row_negatives) column_factors_.push_back(T(1));
+      else column_factors_.insert(column_factors_.end(), factors.begin(), factors.end());
+    }
+  }
+
+  // The weights of the rows of dS in the gradient of the biases, which takes the rows' factors off again.
+  void allocate_row_weights() {
+    row_weights_ = new_matrix(queries_, 1, queries_.size(0));
+    torch::stable::fill_(row_weights_, 1);
+    if (!unit_queries_) return;
+    T* const weights = row_weights_.template mutable_data_ptr<T>();
+    for (int64_t i = 0; i < queries_.size(0); ++i) weights[i] = 1 / unit_queries_->inverse_norms()[i];
+  }
+
+  // The factor of a row's own negative.
+  static double factor_of(const Block<T>& row_negatives, int64_t row) {
+    return row_negatives.unit ? row_negatives.unit->inverse_norms()[row] : 1;
   }
 
   void enter_rows(Range rows) {
@@ -153,7 +198,10 @@ class Walk {
         continue;
       }
       const RowsOf<T> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
-      for_rows([&](int64_t i) { *scores[i] = static_cast<T>(scale_ * row_dot(f[i], g[rows_.begin + i], f.width)); });
+      for_rows([&](int64_t i) {
+        const int64_t row = rows_.begin + i;
+        *scores[i] = static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width));
+      });
     }
   }
 
@@ -164,7 +212,8 @@ class Walk {
     }
     const RowsOf<T> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
-      row_multiple(gradient[rows_.begin + i], f[i], f.width, static_cast<T>(scale_ * *dS[i]), false);
+      const int64_t row = rows_.begin + i;
+      row_multiple(gradient[row], f[i], f.width, static_cast<T>(scale_ * factor_of(*p.block, row) * *dS[i]), false);
     });
   }
 
@@ -172,7 +221,7 @@ class Walk {
     const Tensor& whole = *gradients_.bias;
     const Tensor gradient =
         view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
-    multiply(gradient, part(ones_, 1, {0, rows_.size()}), candidates.scores, rows_.begin > 0, 1);
+    multiply(gradient, part(row_weights_, 1, rows_), candidates.scores, rows_.begin > 0, 1);
   }
 
   // Adds factor * dS G to `out`, or writes it there where `add` is false.
@@ -183,7 +232,8 @@ class Walk {
       } else {
         const RowsOf<T> dS(p.scores), g(p.block->embeddings), to(out);
         for_rows([&](int64_t i) {
-          row_multiple(to[i], g[rows_.begin + i], to.width, static_cast<T>(factor * *dS[i]), add);
+          const int64_t row = rows_.begin + i;
+          row_multiple(to[i], g[row], to.width, static_cast<T>(factor * factor_of(*p.block, row) * *dS[i]), add);
         });
       }
       add = true;
@@ -210,10 +260,12 @@ class Walk {
   const double scale_;
   const Gradients gradients_;
   Tensor queries_;
-  std::vector<Block> blocks_;
+  std::optional<UnitRows<T>> unit_queries_;  // the queries again, where they count at norm 1
+  std::vector<Block<T>> blocks_;
+  std::vector<T> column_factors_;
   int64_t width_ = 0;
 
-  Tensor workspace_, unscaled_queries_, ones_;
+  Tensor workspace_, unscaled_queries_, row_weights_;
   Range rows_{}, columns_{};  // of the tile that is visited
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;

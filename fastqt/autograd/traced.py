@@ -20,9 +20,9 @@ _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
     "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str? memory, "
-    "int? memory_bytes, Tensor? partners, float mix, Tensor? bias, str link"
+    "int? memory_bytes, Tensor? partners, float mix, Tensor? bias, str link, bool normalize"
 )
-_PROBLEM_SIZE = 20
+_PROBLEM_SIZE = 21
 _GRADIENTS = ", ".join(f"Tensor d{name}" for name in Needs._fields)
 
 
@@ -122,7 +122,7 @@ def _flat(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, *memory, p.partners, p.mix),
-        *(p.bias, p.link),
+        *(p.bias, p.link, p.normalize),
     )
 
 
@@ -135,9 +135,8 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
 
     def flattened(*args: Any) -> tuple[Tensor, ...]:
         queries, candidates, negatives, row_negatives, scale = args[:5]
-        diagonal, query_groups, candidate_groups, mask, memory, memory_bytes, partners, mix, bias, link = (
-            args[10:_PROBLEM_SIZE]
-        )
+        *of_scores, memory, memory_bytes, partners, mix, bias, link, normalize = args[10:_PROBLEM_SIZE]
+        diagonal, query_groups, candidate_groups, mask = of_scores
         p = Problem(
             *(queries, candidates, negatives, row_negatives, scale),
             targets=TargetRows(*args[5:10]),
@@ -150,6 +149,7 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
             mix=mix,
             bias=bias,
             link=link,
+            normalize=normalize,
         )
         return function(p, *args[_PROBLEM_SIZE:])
 

@@ -1,8 +1,9 @@
 """The engines and their registry: which of them computes a problem, and why the others do not.
 
 An engine is a module with `why_not(p, device, dtype)`, which says why it cannot compute a problem, or None,
-and `computation(p)`, which names the module that computes problems of its kind, or None. For a `Problem`
-that is the engine itself. Such a module has
+`computation(p)`, which names the module that computes problems of its kind, or None, and
+`normalizes(p, dtype)`, whether `Problem.normalize` may be set. For a `Problem` that module is the engine
+itself. Such a module has
 
     gradients_in_forward(p) -> bool
     forward(p) -> Rows
@@ -47,6 +48,7 @@ class EngineModule(Computation, Protocol):
 
     def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None: ...
     def computation(self, p: AnyProblem) -> str | None: ...
+    def normalizes(self, p: AnyProblem, dtype: torch.dtype) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,14 @@ class Engine:
     def computes(self, p: AnyProblem) -> bool:
         """Whether it has a computation of its own for a problem of this kind."""
         return self.module.computation(p) is not None
+
+    def normalizes(self, p: AnyProblem, dtype: torch.dtype) -> bool:
+        """Whether it takes embeddings as they are where their rows are to be normalised.
+
+        Another engine is given normalised copies, and a problem whose `normalize` is False. `dtype` is that
+        of the computation, which the problem's tensors may not have yet.
+        """
+        return self.module.normalizes(p, dtype)
 
     def dtype_for(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype that inputs of `dtype` are computed in."""

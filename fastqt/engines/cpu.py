@@ -52,6 +52,11 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS[type(p)]
 
 
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
+    """Whether it takes embeddings as they are where their rows are to be normalised."""
+    return not isinstance(p, ThreeBlockProblem)
+
+
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass.
 
@@ -127,7 +132,7 @@ def _problem_arguments(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p.scale)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.query_groups, p.candidate_groups, p.mask),
+        *(p.query_groups, p.candidate_groups, p.mask, p.normalize),
     )
 
 

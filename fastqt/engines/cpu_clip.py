@@ -54,7 +54,8 @@ def _walk(
         scale=sums.new_empty(()) if needs.scale else None,
     )
     torch.ops.fastqt.clip_walk_.default(
-        *(p.queries, p.candidates, finite_scale(p.scale), *_tile(p), known, sums, loss, weights),
+        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tile(p), known),
+        *(sums, loss, weights),
         *(gradients.queries, gradients.candidates, gradients.scale),
     )
     return gradients

@@ -38,6 +38,11 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS.get(type(p))
 
 
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
+    """Whether it takes embeddings as they are where their rows are to be normalised: no."""
+    return False
+
+
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass."""
     return True

@@ -34,6 +34,11 @@ def computation(p: AnyProblem) -> str | None:
     return None
 
 
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
+    """Whether it takes embeddings as they are where their rows are to be normalised: no."""
+    return False
+
+
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
     """The reduced loss of a checked problem."""
     finite_scale(p.scale)

@@ -15,9 +15,8 @@ from fastqt.checks import (
     input_dtype,
     is_traced,
 )
-from fastqt.losses.common import unit
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.problem import REDUCTIONS, ClipProblem, check_memory
+from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 
 
 def clip_loss(
@@ -55,19 +54,19 @@ def clip_loss(
     check_option("reduction", reduction, REDUCTIONS)
     check_memory(memory)
     check_flag("normalize", normalize)
-    if normalize:
-        a, b = unit(a), unit(b)
     if not is_traced(a, b):
         dtype = input_dtype(a)
-        p = ClipProblem(a.to(dtype), b.to(dtype), scale, memory)
+        p = ClipProblem(a.to(dtype), b.to(dtype), scale, memory, normalize)
         engine = engines.choose(backend, p, dtype)
         if engine.computes(p):
             computed = engine.dtype_for(dtype)
             p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
+            if normalize and not engine.normalizes(p, computed):
+                p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
             return autograd.loss_of(p, reduction, engine.name, "fastqt.clip_loss")
     options: dict[str, Any] = {
         "scale": scale,
-        "normalize": False,
+        "normalize": normalize,
         "reduction": reduction,
         "memory": memory,
         "backend": backend,

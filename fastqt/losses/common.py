@@ -28,12 +28,6 @@ def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     return scale * (a.to(dtype) * b.to(dtype)).sum(1)
 
 
-def unit(x: Tensor) -> Tensor:
-    """Rows of norm 1, computed in float32 at least and rounded to the dtype of `x`."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return F.normalize(x.to(dtype), dim=1).to(x.dtype)
-
-
 def row_numbers(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from fastqt import autograd, engines
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced, shown
 from fastqt.functional import contrastive_loss, log_sum_exp
-from fastqt.losses.common import joined_loss, random_order, row_numbers, scores, unit
+from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
-from fastqt.problem import REDUCTIONS, check_memory, reduce
+from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
 
 
@@ -81,10 +81,10 @@ def mixcse_loss(
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
         partners = _partners(order, N, z1.device)
-        h = unit(z2)
+        h = unit_rows(z2)
         negatives = Mixed(mix, partners) if stop_gradient else _mixed(h, mix, partners)
         return contrastive_loss(
-            *(unit(z1), h, Diagonal()),
+            *(unit_rows(z1), h, Diagonal()),
             **options,
             diagonal="keep",
             row_negatives=negatives,
@@ -158,7 +158,7 @@ def _composed(
     """The released form's loss of each row, from the logsumexp of each block."""
     mixtures = (_mixed(z, mix, partners) for z in (z1, z2))
     a, m = (x.detach() if flags.stop_gradient else x for x in mixtures)
-    z1, z2 = unit(z1), unit(z2)
+    z1, z2 = unit_rows(z1), unit_rows(z2)
     # The columns are put into an order in which the masked cells, m_j with partner i and z2_j of a_i's
     # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
     rows = row_numbers(len(z1), z1.device)
@@ -184,4 +184,4 @@ def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
 
 
 def _mixed(x: Tensor, mix: float, partners: Tensor) -> Tensor:
-    return unit(mix * x + (1 - mix) * x[partners])
+    return unit_rows(mix * x + (1 - mix) * x[partners])

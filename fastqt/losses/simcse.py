@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_number, check_option, check_paired, check_scale
 from fastqt.functional import log_sum_exp
-from fastqt.losses.common import joined_loss, scores, unit
+from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.problem import REDUCTIONS, reduce
+from fastqt.problem import REDUCTIONS, reduce, unit_rows
 
 
 def simcse_loss(
@@ -56,7 +56,7 @@ def simcse_loss(
             z1, z2, scale=scale, negatives=z3, reduction=reduction, memory=memory, backend=backend
         )
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
-    z1, z2, z3 = (unit(z) for z in (z1, z2, z3))
+    z1, z2, z3 = (unit_rows(z) for z in (z1, z2, z3))
     others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (z2, z3)]
     others.append(scores(z1, z3, scale) + hard_negative_weight)
     return reduce(joined_loss(scores(z1, z2[: len(z1)], scale), others), reduction)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import input_dtype
-from fastqt.losses.common import unit
-from fastqt.problem import ThreeBlockProblem
+from fastqt.problem import ThreeBlockProblem, unit_rows
 
 
 def three_block_problem(
@@ -28,7 +27,7 @@ def three_block_problem(
     memory: str | int,
 ) -> ThreeBlockProblem:
     """The problem of two views of sentences whose partners are the next ones; see `ThreeBlockProblem`."""
-    u, v = (unit(z).to(input_dtype(z)) for z in (z1, z2))
+    u, v = (unit_rows(z).to(input_dtype(z)) for z in (z1, z2))
     dtype = torch.promote_types(u.dtype, torch.float32)
 
     def shares(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ void run(Source& source, bool large) {
   const Tensor queries = source.tensor({N, D}, dtype), candidates = source.tensor({N, D}, dtype);
   const double scale = source.number();
   const auto tile = [&] { return source.wild() ? source.any_integer() : source.between(large ? N / 3 : 1, N + 1); };
-  const bool known = !source.tame && source.flag();
+  const bool known = !source.tame && source.flag(), normalize = !source.tame && source.flag();
   const auto maybe = [&](std::vector<int64_t> sizes, at::ScalarType kind) {
     return source.flag() ? std::optional<Tensor>(source.contiguous(std::move(sizes), kind)) : std::nullopt;
   };
@@ -25,8 +25,8 @@ void run(Source& source, bool large) {
   const Tensor sums = source.contiguous({3, N}, at::kDouble), loss = source.contiguous({N}, at::kDouble);
   const auto walk = [&](int64_t rows, int64_t columns) {
     return call("clip_walk_",
-                {queries, candidates, scale, rows, columns, known, sums, loss, optional(weights), optional(dqueries),
-                 optional(dcandidates), optional(dscale)},
+                {queries, candidates, scale, normalize, rows, columns, known, sums, loss, optional(weights),
+                 optional(dqueries), optional(dcandidates), optional(dscale)},
                 source.tame);
   };
   const int64_t rows = tile(), columns = tile();

@@ -7,6 +7,9 @@ have these arguments in common, and a None among them is left out:
     row_factor: (BLOCK_N,) float32, what the row of E is multiplied by before it is stored.
     sums: where the sum of each row goes, (BLOCK_N,) pointers, and that of each column, (BLOCK_M,) pointers.
     out: the matrix that E is stored in, and its row stride.
+    norms: the inverse norms of the tile's rows, (BLOCK_N,), and of all columns, (M,). They do not enter the
+        sums. A column of what is stored is multiplied by the second, and if there is a row_factor, a row by
+        the first.
     rows, columns: the tile's first row (column), the offsets from it, and which of these are written.
 """
 
@@ -27,7 +30,7 @@ EXP_ROWS_AND_COLUMNS = tl.constexpr("EXP_ROWS_AND_COLUMNS")
 @triton.jit
 def scores_log2(
     scores,  # (BLOCK_N, BLOCK_M) float32, inner products
-    scale_log2,  # the scale times log2(e)
+    scale_log2,  # the scale times log2(e), or with inverse norms (BLOCK_N, 1): also times those of rows
     row_shift,  # (BLOCK_N,), of EXP alone
     mask_n,
     EPILOGUE: tl.constexpr,
@@ -61,6 +64,21 @@ def store_tile(
 
 
 @triton.jit
+def load_columns(of_columns, columns):
+    """Values (BLOCK_M,) of a tile's columns."""
+    start_m, offs_m, mask_m = columns
+    return tl.load(of_columns + (start_m + offs_m), mask=mask_m, other=0.0)
+
+
+@triton.jit
+def load_once(of_columns, columns):
+    """The same for one use. They take a register each until then, so that they are to be loaded here and not
+    before, nor kept for their next use: a volatile load stays where it is."""
+    start_m, offs_m, mask_m = columns
+    return tl.load(of_columns + (start_m + offs_m), mask=mask_m, other=0.0, volatile=True)
+
+
+@triton.jit
 def row_max_epilogue(x, sums, rows, columns):
     """The maximum of each row."""
     row_sums_at, _ = sums
@@ -68,27 +86,27 @@ def row_max_epilogue(x, sums, rows, columns):
 
 
 @triton.jit
-def exp_epilogue(x, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+def exp_epilogue(x, row_factor, norms, sums, out, rows, columns, EVEN_M: tl.constexpr):
     """E = 2^x: the sum of each row, then E times the row's factor."""
     row_sums_at, _ = sums
     e = tl.exp2(x)
     if row_sums_at is not None:
         tl.store(row_sums_at, tl.sum(e, 1), mask=rows[2])
-    weighted_epilogue(e, row_factor, sums, out, rows, columns, EVEN_M)
+    weighted_epilogue(e, row_factor, norms, sums, out, rows, columns, EVEN_M)
 
 
 @triton.jit
-def sigmoid_epilogue(x, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+def sigmoid_epilogue(x, row_factor, norms, sums, out, rows, columns, EVEN_M: tl.constexpr):
     """E = 1 / (1 + 2^-x): the sum of each row's log(1 + 2^x), then E times the row's factor."""
     row_sums_at, _ = sums
     e = tl.exp2(-tl.abs(x))
     if row_sums_at is not None:
         tl.store(row_sums_at, softplus_sums(x, e), mask=rows[2])
-    weighted_epilogue(sigmoids(x, e), row_factor, sums, out, rows, columns, EVEN_M)
+    weighted_epilogue(sigmoids(x, e), row_factor, norms, sums, out, rows, columns, EVEN_M)
 
 
 @triton.jit
-def weighted_epilogue(e, row_factor, sums, out, rows, columns, EVEN_M: tl.constexpr):
+def weighted_epilogue(e, row_factor, norms, sums, out, rows, columns, EVEN_M: tl.constexpr):
     """E times the row's factor, if there is one: the sum of each column, and the tile itself."""
     _, column_sums_at = sums
     if row_factor is not None:
@@ -96,6 +114,10 @@ def weighted_epilogue(e, row_factor, sums, out, rows, columns, EVEN_M: tl.conste
     if column_sums_at is not None:  # Rows beyond the last have a factor of 0.
         tl.store(column_sums_at, tl.sum(e, 0), mask=columns[2])
     if out[0] is not None:
+        if norms[0] is not None:
+            if row_factor is not None:
+                e *= norms[0][:, None]
+            e *= load_once(norms[1], columns)[None, :]
         store_tile(e, out, rows, columns, EVEN_M)
 
 
@@ -106,6 +128,7 @@ def exp_rows_and_columns_epilogue(
     row_factor,  # (BLOCK_N,), or None
     column_shift_log2,  # (M,)
     column_factors,  # (M,), given if row_factor is
+    norms,
     sums,
     out,
     rows,
@@ -118,15 +141,13 @@ def exp_rows_and_columns_epilogue(
     is both, each times its factor, added up.
     """
     row_sums_at, column_sums_at = sums
-    start_m, offs_m, mask_m = columns
     # Columns come first, because the values that each thread holds of them take many registers.
-    column_shift = tl.load(column_shift_log2 + (start_m + offs_m), mask=mask_m, other=0.0)
+    column_shift = load_columns(column_shift_log2, columns)
     of_columns = tl.exp2(x - column_shift[None, :])
     if column_sums_at is not None:
-        tl.store(column_sums_at, tl.sum(of_columns, 0), mask=mask_m)
+        tl.store(column_sums_at, tl.sum(of_columns, 0), mask=columns[2])
     if column_factors is not None:
-        column_factor = tl.load(column_factors + (start_m + offs_m), mask=mask_m, other=0.0)
-        of_columns *= column_factor[None, :]
+        of_columns *= load_columns(column_factors, columns)[None, :]
     x -= row_shift[:, None]
     e = tl.exp2(x)
     if row_sums_at is not None:
@@ -135,4 +156,7 @@ def exp_rows_and_columns_epilogue(
         e *= row_factor[:, None]
         e += of_columns
     if out[0] is not None:
+        if norms[0] is not None:
+            e *= norms[0][:, None]
+            e *= load_once(norms[1], columns)[None, :]
         store_tile(e, out, rows, columns, EVEN_M)

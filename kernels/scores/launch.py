@@ -43,6 +43,8 @@ class Tile:
     candidate_groups: Tensor | None = None  # (M,) int32
     mask: Tensor | None = None  # (N, M) bool
     bias: Tensor | None = None  # (columns,) float32
+    query_inverse_norms: Tensor | None = None  # (N,) float32, given with the following: scores are cosines
+    candidate_inverse_norms: Tensor | None = None  # (columns,) float32
 
 
 def row_tiles(rows: int, config: Config) -> int:
@@ -205,6 +207,8 @@ def _launch(
             query_groups=tile.query_groups,
             candidate_groups=tile.candidate_groups,
             mask=tile.mask,
+            query_inverse_norms=tile.query_inverse_norms,
+            candidate_inverse_norms=tile.candidate_inverse_norms,
             **operands,
             num_warps=config.warps,
             enable_fp_fusion=True,

@@ -9,6 +9,9 @@ No score reaches memory. The epilogue of a tile is one of
 - EXP_ROWS_AND_COLUMNS: exp(s <f_i, g_j> - r_i) and exp(s <f_i, g_j> - q_j), with a shift q_j of the column,
   the sums of the first over each row and those of the second over each column.
 
+With inverse norms a_i and b_j of queries and candidates, <f_i, g_j> is multiplied by both. `epilogues` says
+what E that is stored is then multiplied by.
+
 An operand that is None is not read or not written: its code is left out when the kernel is compiled.
 """
 
@@ -26,6 +29,7 @@ from fastqt.kernels.scores.epilogues import (
     SIGMOID,
     exp_epilogue,
     exp_rows_and_columns_epilogue,
+    load_once,
     row_max_epilogue,
     scores_log2,
     sigmoid_epilogue,
@@ -144,6 +148,8 @@ def scores_kernel(
     query_groups=None,  # (all rows,) int32
     candidate_groups=None,  # (all columns,) int32
     mask=None,  # (all rows, all columns) bool
+    query_inverse_norms=None,  # (all rows,) float32, given with the following: scores are cosines
+    candidate_inverse_norms=None,  # (M,) float32
 ):
     blocks_n = tl.cdiv(N, BLOCK_N)
     blocks_m = tl.cdiv(M, BLOCK_M)
@@ -162,12 +168,14 @@ def scores_kernel(
         mask_n, mask_m = offs_n < N - start_n, offs_m < M - start_m
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
-        row_shift, row_factor, row_targets = None, None, None
+        row_shift, row_factor, row_norm, row_targets = None, None, None, None
         if row_shift_log2 is not None:
             # Beyond the end E is to be 0: the last row, which is read there, may need its shift.
             row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=float("inf"))
         if row_factors is not None:
             row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
+        if query_inverse_norms is not None:
+            row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
         if target_starts is not None:
             targets = target_starts, target_columns, lowest_targets, highest_targets
             row_targets = load_row_targets(targets, row, mask_n)
@@ -190,7 +198,11 @@ def scores_kernel(
             BLOCK_D,
         )
 
-        x = scores_log2(scores, scale_log2, row_shift, mask_n, EPILOGUE)
+        tile_scale = scale_log2
+        if row_norm is not None:
+            scores *= load_once(candidate_inverse_norms, (start_m, offs_m, mask_m))[None, :]
+            tile_scale = (scale_log2 * row_norm)[:, None]
+        x = scores_log2(scores, tile_scale, row_shift, mask_n, EPILOGUE)
         x = add_bias(x, bias, start_m, offs_m, mask_m)
         if not EVEN_M:
             x = tl.where(mask_m[None, :], x, float("-inf"))
@@ -206,13 +218,14 @@ def scores_kernel(
         if tile_column_sums is not None:
             column_sums_at = tile_column_sums + tl.cast(block_n, tl.int64) * M + (start_m + offs_m)
         sums, stored = (row_sums_at, column_sums_at), (out, stride_out_n)
+        norms = row_norm, candidate_inverse_norms
         rows, columns = (start_n, offs_n, mask_n), (start_m, offs_m, mask_m)
         if EPILOGUE == ROW_MAX:
             row_max_epilogue(x, sums, rows, columns)
         elif EPILOGUE == EXP:
-            exp_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
+            exp_epilogue(x, row_factor, norms, sums, stored, rows, columns, EVEN_M)
         elif EPILOGUE == SIGMOID:
-            sigmoid_epilogue(x, row_factor, sums, stored, rows, columns, EVEN_M)
+            sigmoid_epilogue(x, row_factor, norms, sums, stored, rows, columns, EVEN_M)
         else:
             tl.static_assert(EPILOGUE == EXP_ROWS_AND_COLUMNS)
             exp_rows_and_columns_epilogue(
@@ -221,6 +234,7 @@ def scores_kernel(
                 row_factor,
                 column_shift_log2,
                 column_factors,
+                norms,
                 sums,
                 stored,
                 rows,

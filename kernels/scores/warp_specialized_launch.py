@@ -47,6 +47,8 @@ def why_not(
     out, candidates = operands.get("out"), tile.candidates
     if epilogue.value != EXP.value:
         return "it makes exponentials, and nothing else"
+    if tile.query_inverse_norms is not None:
+        return "inverse norms of columns would take the registers of its products"
     if tile.mask is not None or tile.query_groups is not None or tile.bias is not None:
         return "masks, groups and biases would take the registers of its products"
     if operands.get("tile_column_sums") is not None:

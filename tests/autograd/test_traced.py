@@ -68,6 +68,7 @@ def test_opcheck_whole_losses(dtype, needs):
         {},
         {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()},
         {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype), "memory": 2**25},
+        {"normalize": True, "bias": torch.zeros(9, dtype=dtype)},
     ):
         p = problem(dtype, **changes)
         inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
@@ -88,7 +89,7 @@ def test_operators_carry_every_field_of_a_problem(memory):
     given = Problem(
         *(torch.rand(9, 3) for _ in range(4)),
         *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), memory, rows, 0.5),
-        *(torch.rand(7), "sigmoid"),
+        *(torch.rand(7), "sigmoid", True),
     )
     (received,) = traced._flattened(lambda p: (p,))(*traced._flat(given))
     defaults = {f.name: f.default for f in dataclasses.fields(Problem)}

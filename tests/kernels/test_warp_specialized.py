@@ -226,6 +226,7 @@ def asked(**changes):
 BF16 = {"dtype": torch.bfloat16}
 LEFT = {
     "another epilogue": ({"epilogue": ROW_MAX}, "exponentials"),
+    "cosines": ({"query_inverse_norms": torch.ones(64)}, "norms"),
     "a mask": ({"mask": torch.zeros(64, 64, dtype=torch.bool)}, "masks"),
     "groups": ({"query_groups": torch.zeros(64, dtype=torch.int32)}, "groups"),
     "biases": ({"bias": torch.zeros(64)}, "biases"),

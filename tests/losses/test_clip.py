@@ -133,7 +133,7 @@ def test_compiled_and_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = loss(a, b)
     assert rounded.dtype == torch.float32
-    units = (F.normalize(x, dim=1).bfloat16().double() for x in (a, b))
+    units = (F.normalize(x.bfloat16().double(), dim=1) for x in (a, b))
     assert relative(rounded, expected(*units, torch.tensor(2.0), "mean")) < REORDERED[torch.float32]
 
 

@@ -49,7 +49,8 @@ class Case:
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        return fastqt.sigmoid_loss if self.link == "sigmoid" else fastqt.contrastive_loss
+        functions = {"sigmoid": fastqt.sigmoid_loss, "log_sum_exp": fastqt.log_sum_exp}
+        return functions.get(self.link, fastqt.contrastive_loss)
 
     def loss(self, inputs: dict[str, Tensor], **more: Any) -> Tensor:
         return self.function(**inputs, **self.arguments, **more)

@@ -59,6 +59,17 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS[type(p)]
 
 
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
+    """Whether it takes embeddings as they are where their rows are to be normalised.
+
+    It stores probabilities times inverse norms, which float16 has too little range for. A problem of whole
+    rows of scores has larger matrices than the copies.
+    """
+    if isinstance(p, ThreeBlockProblem) or dtype is torch.float16:
+        return False
+    return isinstance(p, ClipProblem) or not needs_whole_rows(p)
+
+
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass."""
     return True

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastqt.engines.triton import loop
 from fastqt.engines.triton.loop import SUM_ROWS
 from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on, weighted_sum
-from fastqt.engines.triton.scores import Scores
+from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
@@ -32,31 +32,35 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
-    found = _sums(_pairs(p))
+    pairs = _pairs(p)
+    found = _sums(pairs, Norms.of(pairs))
     return Rows(found[3], (found[:3],))
 
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     pairs = _pairs(p)
-    found = _sums(pairs)
-    return weighted_sum(found[3], row_weight), _gradients(pairs, found[:3], row_weight, needs)
+    norms = Norms.of(pairs)
+    found = _sums(pairs, norms)
+    return weighted_sum(found[3], row_weight), _gradients(pairs, norms, found[:3], row_weight, needs)
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     (sums,) = saved
-    return _gradients(_pairs(p), sums, row_weights, needs)
+    pairs = _pairs(p)
+    return _gradients(pairs, Norms.of(pairs), sums, row_weights, needs)
 
 
 def _pairs(p: ClipProblem) -> Problem:
     """The softmax over rows, whose targets are the pairs."""
     targets = Diagonal().rows(len(p.queries), len(p.candidates), p.queries.device)
     scale = scale_on(p.queries.device, p.scale)
-    return Problem(p.queries, p.candidates, None, None, scale, targets, "keep", None, None, None, p.memory)
+    options = "keep", None, None, None, p.memory
+    return Problem(p.queries, p.candidates, None, None, scale, targets, *options, normalize=p.normalize)
 
 
-def _sums(pairs: Problem) -> Tensor:
+def _sums(pairs: Problem, norms: Norms) -> Tensor:
     """What is known of each pair, (4, N) float64, from one walk over the scores.
 
     These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
@@ -64,9 +68,12 @@ def _sums(pairs: Problem) -> Tensor:
     found = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
     transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
     rows, columns = (
-        Softmax(operands, Scores(operands, pairs=True, logsumexp=logsumexp))
-        for operands, logsumexp in zip(
-            (Operands(p, 1.0, Needs()) for p in (pairs, transposed)), found[:2], strict=True
+        Softmax(operands, Scores(operands, pairs=True, logsumexp=logsumexp, norms=of_side))
+        for operands, logsumexp, of_side in zip(
+            (Operands(p, 1.0, Needs()) for p in (pairs, transposed)),
+            found[:2],
+            (norms, Norms(norms.candidates, norms.queries)),
+            strict=True,
         )
     )
     o, config = rows.operands, rows.scores.config
@@ -101,18 +108,20 @@ def _chunks(rows: Softmax) -> Iterator[slice]:
     return ranges(o.N, even(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows))
 
 
-def _gradients(pairs: Problem, sums: Tensor, weights: float | Tensor, needs: Needs) -> Gradients:
+def _gradients(
+    pairs: Problem, norms: Norms, sums: Tensor, weights: float | Tensor, needs: Needs
+) -> Gradients:
     operands = Operands(pairs, weights, needs)
-    loop.run_cells(_RowsAndColumns(operands, sums))
+    loop.run_cells(_RowsAndColumns(operands, norms, sums))
     return operands.gradients()
 
 
 class _RowsAndColumns:
     """The link of CLIP's gradients, once the sums of both softmaxes are known."""
 
-    def __init__(self, operands: Operands, sums: Tensor) -> None:
+    def __init__(self, operands: Operands, norms: Norms, sums: Tensor) -> None:
         self.operands = operands
-        self.scores = Scores(operands, pairs=True)
+        self.scores = Scores(operands, pairs=True, norms=norms, both_ways=True)
         # The targets of pairs are known, so that no kernel has to look at them.
         _, columns, _ = operands.p.targets.compressed()
         self.scores.cells = replace(self.scores.cells, columns=columns)
@@ -122,7 +131,7 @@ class _RowsAndColumns:
         weights = operands.prob_scale / 2 * operands.weights / operands.weight_norm
         self.row_weights, self.column_weights = (weights * (shifts - exact_log2).exp2_()).float()
         torch.mul(operands.weights, sums[2], out=self.scores.cells.coefficients)
-        self.scores.state.factors.copy_(operands.weight_norm / operands.prob_scale)
+        self.scores.set_factors(operands.weight_norm / operands.prob_scale)
 
     def whole_rows(self, rows: slice, E: Tensor | None) -> None:
         """Fills E, if given, with all columns of some rows, of which all is known."""

@@ -137,6 +137,8 @@ class Loop:
             if self.column_sums is not None:
                 weights = link.column_weights(rows).to(E.dtype)
                 multiply(self.column_sums[None], weights[None], E[:n, : o.M], add=True)
+        if self.column_sums is not None and self.scores.norms.candidates is not None:
+            self.column_sums.div_(self.scores.norms.candidates)  # by which E is stored multiplied
         self._finish_all_candidates()
 
     def tiles(self, link: CellLink) -> None:
@@ -228,6 +230,7 @@ class Loop:
             weighted_queries=weighted,
             row_negative_gradient=o.row_negative_gradient,
             scale_gradient=o.scale_gradient,
+            inverse_norms=self.scores.norms.of_pair(o.blocks[0]),
         )
 
     def _finish_all_candidates(self) -> None:
@@ -245,4 +248,6 @@ class Loop:
             *(o.p.queries, o.scale, product, o.weight_norm, o.prob_scale, block.gradient[columns]),
             by_column=by_column,
             coefficients=self.scores.cells.coefficients,
+            candidates=block.matrix[columns] if o.p.normalize else None,
+            inverse_norms=self.scores.norms.of_pair(block, columns),
         )

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastqt.engines.triton.operands import TARGETS_WANTED, Block, Operands
 from fastqt.kernels.cells import ExactCells, RowNegatives, RowState
+from fastqt.kernels.norms import inverse_norms
 from fastqt.kernels.row_shifts import choose_row_shifts
 from fastqt.kernels.scores import Tile, column_tiles
 from fastqt.kernels.tuning import score_config
+from fastqt.problem import Problem
+
+
+class Norms(NamedTuple):
+    """The inverse norms of rows, (rows,) float32; None where scores are no cosines, or rows are absent."""
+
+    queries: Tensor | None = None
+    candidates: Tensor | None = None
+    negatives: Tensor | None = None
+    row_negatives: Tensor | None = None
+
+    @classmethod
+    def of(cls, p: Problem) -> Norms:
+        if not p.normalize:
+            return cls()
+        matrices = p.queries, p.candidates, p.negatives, p.row_negatives
+        return cls(*(None if x is None else inverse_norms(x) for x in matrices))
+
+    def of_pair(
+        self, block: Block, columns: slice | None = None
+    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Those of the queries, and of a block or some of its columns."""
+        of_block = self.negatives if block.first else self.candidates
+        if self.queries is None or of_block is None:
+            return None, None
+        return self.queries, of_block if columns is None else of_block[columns]
 
 
 class Scores:
@@ -21,40 +49,65 @@ class Scores:
         operands: the problem.
         pairs: the exact cells are the diagonal's, so that tiles need no list of targets.
         logsumexp: where each row's goes, (N,) float64; by default the operands' own.
+        both_ways: whether E is stored of a softmax of rows and of one of columns.
+        norms: those of the problem, if they are known.
     """
 
-    def __init__(self, operands: Operands, *, pairs: bool = False, logsumexp: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        operands: Operands,
+        *,
+        pairs: bool = False,
+        logsumexp: Tensor | None = None,
+        norms: Norms | None = None,
+        both_ways: bool = False,
+    ) -> None:
         self.operands, self.pairs = operands, pairs
         p = operands.p
+        self.norms = norms or Norms.of(p)
         shape = operands.N, operands.width, operands.D
-        heavy = p.mask is not None or p.link == "sigmoid"
-        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, pairs)
+        wide = p.normalize and (p.mask is not None or both_ways)
+        heavy = p.mask is not None or p.link == "sigmoid" or wide
+        few_columns = pairs or p.normalize
+        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide)
         self.groups = _numbered(p.query_groups, p.candidate_groups)
-        self.cells = _exact_cells(operands)
+        self.cells = _exact_cells(operands, self.norms)
         self.state = _row_state(operands, operands.logsumexp if logsumexp is None else logsumexp)
 
     def choose_shifts(self, sampled: Tensor | None = None) -> None:
         """Finds the exact cells and the rows' shifts; on a GPU, asserts that the targets are sound."""
-        choose_row_shifts(self.operands.p, self.operands.scale, self.groups, self.cells, self.state, sampled)
+        choose_row_shifts(
+            *(self.operands.p, self.operands.scale, self.groups, self.cells, self.state, sampled),
+            self.norms.of_pair(self.operands.blocks[0]),
+        )
         # Nobody has looked at the targets on a GPU yet; those of pairs are the library's own.
         if self.operands.p.queries.is_cuda and not self.pairs:
             torch._assert_async(self.cells.sound.all(), TARGETS_WANTED)
+
+    def set_factors(self, factor: Tensor) -> None:
+        """Sets the factors of rows of which E holds all weights, their inverse norms among them."""
+        self.state.factors.copy_(factor)
+        if self.norms.queries is not None:
+            self.state.factors.div_(self.norms.queries)
 
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         """Some rows of E against a block, or against some of its columns."""
         p, height = self.operands.p, rows.stop - rows.start
         columns = columns or slice(0, block.matrix.shape[0])
         matrix = block.matrix[columns]
+        of_queries, of_columns = self.norms.of_pair(block, columns)
+        norms = {"query_inverse_norms": of_queries, "candidate_inverse_norms": of_columns}
         if self.pairs:
-            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=True)
+            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=True, **norms)
         if block.first:
-            return Tile(rows.start, height, matrix)
+            return Tile(rows.start, height, matrix, **norms)
         return Tile(
             *(rows.start, height, matrix, columns.start, p.diagonal != "keep"),
             *(self.cells.starts, self.cells.columns, self.cells.lowest, self.cells.highest),
             *self.groups,
             p.mask,
             None if p.bias is None else p.bias[columns],
+            **norms,
         )
 
     def tile_row_sums(self, rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -81,14 +134,16 @@ class Scores:
         return starts, order, cells.rows
 
 
-def _exact_cells(operands: Operands) -> ExactCells:
+def _exact_cells(operands: Operands, norms: Norms) -> ExactCells:
     p, N, new = operands.p, operands.N, operands.p.queries.new_empty
     starts, columns, weights = p.targets.compressed()
     row_negatives = None
     if p.row_negatives is not None or p.partners is not None:
         matrix = p.candidates if p.row_negatives is None else p.row_negatives
-        found = (new(N, dtype=torch.float32) for _ in range(3))
-        row_negatives = RowNegatives(matrix, *found, p.partners, p.mix)
+        scores, lengths, coefficients = (new(N, dtype=torch.float32) for _ in range(3))
+        if norms.row_negatives is not None:
+            torch.reciprocal(norms.row_negatives, out=lengths)
+        row_negatives = RowNegatives(matrix, scores, lengths, coefficients, p.partners, p.mix)
     return ExactCells(
         starts,
         weights,
@@ -114,6 +169,7 @@ def _row_state(operands: Operands, logsumexp: Tensor) -> RowState:
         mass=operands.mass,
         loss=operands.loss,
         of_log_sum_exp=operands.p.link == "log_sum_exp",
+        of_cosines=operands.p.normalize,
     )
 
 

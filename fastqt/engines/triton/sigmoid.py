@@ -20,7 +20,7 @@ class Sigmoid:
         self.operands, self.scores = operands, Scores(operands)
         self.scores.choose_shifts()
         self.row_weights = (operands.prob_scale * operands.weights / operands.weight_norm).float()
-        self.scores.state.factors.copy_(operands.weight_norm / operands.prob_scale)
+        self.scores.set_factors(operands.weight_norm / operands.prob_scale)
         operands.logsumexp.zero_(), operands.mass.zero_()
 
     def whole_rows(self, rows: slice, E: Tensor | None) -> None:

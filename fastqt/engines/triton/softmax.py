@@ -135,5 +135,12 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
     every = slice(None, SAMPLE * (o.M // SAMPLE), o.M // SAMPLE)
     bias = None if p.bias is None else p.bias[every].contiguous()
     maxima = p.queries.new_empty(column_tiles(SAMPLE, scores.config), o.N, dtype=torch.float32)
-    max_scores(Tile(0, o.N, p.candidates[every], bias=bias), p.queries, o.scale, maxima, scores.config)
+    of_queries, of_sample = scores.norms.of_pair(o.blocks[0], every)
+    tile = Tile(
+        *(0, o.N, p.candidates[every]),
+        bias=bias,
+        query_inverse_norms=of_queries,
+        candidate_inverse_norms=None if of_sample is None else of_sample.contiguous(),
+    )
+    max_scores(tile, p.queries, o.scale, maxima, scores.config)
     return maxima.amax(0)

@@ -47,6 +47,12 @@ void bind(py::module_& module) {
       "row_add", [](Array<T> x, const Array<T>& y) { fastqt::row_add(x.mutable_data(), as_long_as(x, y), x.size()); },
       x, y);
   module.def(
+      "row_scale",
+      [](Array<T> x, const Array<T>& factors, T factor) {
+        fastqt::row_scale(x.mutable_data(), as_long_as(x, factors), x.size(), factor);
+      },
+      x, y, py::arg("factor"));
+  module.def(
       "row_affine",
       [](Array<T> x, T factor, T offset) { fastqt::row_affine(x.mutable_data(), x.size(), factor, offset); }, x,
       py::arg("factor"), py::arg("offset"));

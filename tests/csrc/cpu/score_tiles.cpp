@@ -65,12 +65,28 @@ void expect_close(const ExactArray<T>& a, const ExactArray<T>& b, double toleran
   require(difference <= tolerance * largest, what, problem);
 }
 
+// What the scores of rows and columns are multiplied by, or two nulls.
+template <class T>
+struct Factors {
+  const T* rows;
+  const T* columns;
+};
+
 // Calls visit(tile) for the tiles of a matrix (n, width), which have each of its cells once.
 template <class T, class F>
-void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns, const F& visit) {
+void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns, Factors<T> factors, const F& visit) {
   for (int64_t r = 0; r < n; r += rows)
     for (int64_t c = 0; c < width; c += columns)
-      visit(Tile<T>{scores + r * width + c, width, r, std::min(rows, n - r), c, std::min(columns, width - c)});
+      visit(Tile<T>{scores + r * width + c, width, r, std::min(rows, n - r), c, std::min(columns, width - c),
+                    factors.rows ? factors.rows + r : nullptr, factors.columns ? factors.columns + c : nullptr});
+}
+
+// The inverse norms of rows of any lengths.
+template <class T>
+ExactArray<T> inverse_norms(int64_t size) {
+  ExactArray<T> made(size);
+  for (int64_t i = 0; i < size; ++i) made[i] = static_cast<T>(std::exp2(static_cast<double>(between(-3, 1))));
+  return made;
 }
 
 template <class T>
@@ -101,6 +117,8 @@ void run(int64_t problem) {
                        grouped ? query_groups.get() : nullptr, grouped ? candidate_groups.get() : nullptr,
                        masked ? mask.get() : nullptr, candidates, 1};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, width);
+  const auto row_factors = inverse_norms<T>(n), column_factors = inverse_norms<T>(width);
+  const Factors<T> factors = chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
   const auto copy = [&] {
     ExactArray<T> made(scores.size);
     std::copy_n(scores.get(), scores.size, made.get());
@@ -110,13 +128,13 @@ void run(int64_t problem) {
 
   const auto whole_rows = copy(), first_walk = copy(), second_walk = copy();
   ExactArray<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n), tiled_loss(n);
-  softmax_rows(cells, Tile<T>{whole_rows.get(), width, 0, n, 0, width}, row_weights.get(),
+  softmax_rows(cells, Tile<T>{whole_rows.get(), width, 0, n, 0, width, factors.rows, factors.columns}, row_weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   std::fill_n(tiled_logsumexp.get(), n, -INFINITY);
   const RowSums sums{tiled_logsumexp.get(), tiled_mass.get(), tiled_loss.get()};
-  for_tiles(first_walk.get(), n, width, tile_rows, tile_columns,
+  for_tiles(first_walk.get(), n, width, tile_rows, tile_columns, factors,
             [&](const Tile<T>& tile) { softmax_tile(cells, tile, sums, report); });
-  for_tiles(second_walk.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+  for_tiles(second_walk.get(), n, width, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
     softmax_tile_backward(cells, tile, row_weights.get(), sums.logsumexp, sums.mass, report);
   });
   expect_close(tiled_mass, mass, 1e-12, "mass of a softmax in tiles", problem);
@@ -125,9 +143,9 @@ void run(int64_t problem) {
 
   const auto forward = copy(), backward = copy();
   ExactArray<double> sigmoid(n), sigmoid_again(n);
-  for_tiles(forward.get(), n, width, n, width,
+  for_tiles(forward.get(), n, width, n, width, factors,
             [&](const Tile<T>& tile) { sigmoid_tile(cells, tile, sigmoid.get(), report); });
-  for_tiles(backward.get(), n, width, tile_rows, tile_columns, [&](const Tile<T>& tile) {
+  for_tiles(backward.get(), n, width, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
     sigmoid_tile_backward(cells, tile, row_weights.get(), sigmoid_again.get(), report);
   });
   expect_close(sigmoid_again, sigmoid, tolerance, "loss of a sigmoid in tiles", problem);
@@ -159,11 +177,13 @@ void run_clip(int64_t problem) {
   }
   const Cells<T> cells{n, kKeep, nullptr, starts.get(), columns.get(), ones.get(), nullptr, 0, 0,
                        nullptr, nullptr, nullptr, nullptr, 0, 0};
+  const auto row_factors = inverse_norms<T>(n), column_factors = inverse_norms<T>(n);
+  const Factors<T> factors = chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
   Report report;
-  softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n}, weights.get(),
+  softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n, factors.rows, factors.columns}, weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   std::fill_n(mass.get(), n, 0.0);  // which the next call adds to
-  softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n}, weights.get(),
+  softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n, factors.columns, factors.rows}, weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   for (int64_t i = 0; i < n * n; ++i) by_rows[i] = (by_rows[i] + by_columns[i % n * n + i / n]) / 2;
 
@@ -172,10 +192,11 @@ void run_clip(int64_t problem) {
   std::fill_n(column_others.get(), n, -INFINITY);
   const PairSums sums{positive.get(), row_others.get(), column_others.get()};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, n);
-  for_tiles(first_walk.get(), n, n, tile_rows, tile_columns, [&](const Tile<T>& tile) { clip_tile(tile, sums); });
+  for_tiles(first_walk.get(), n, n, tile_rows, tile_columns, factors,
+            [&](const Tile<T>& tile) { clip_tile(tile, sums); });
   const Softmax<T> rows(positive.get(), row_others.get(), weights.get(), n);
   const Softmax<T> of_columns(positive.get(), column_others.get(), weights.get(), n);
-  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns,
+  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors,
             [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns); });
   expect_close(second_walk, by_rows, tolerance, "gradient of pairs in tiles", problem);
 }

@@ -43,6 +43,7 @@ def problem(dtype: torch.dtype = torch.float32) -> Arguments:
         "query_groups": None,
         "candidate_groups": None,
         "mask": None,
+        "normalize": False,
         "tile_rows": 2,
     }
 
@@ -70,6 +71,7 @@ def clip() -> Arguments:
         "queries": torch.randn(N, D, generator=generator),
         "candidates": torch.randn(N, D, generator=generator),
         "scale": 2.0,
+        "normalize": False,
         "tile_rows": 2,
         "tile_columns": 4,
         "known": False,

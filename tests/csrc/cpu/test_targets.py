@@ -40,6 +40,7 @@ def problem(rows: list[list[tuple[int, float]]], **changes: Any) -> dict[str, An
         "query_groups": None,
         "candidate_groups": None,
         "mask": None,
+        "normalize": False,
         "tile_rows": 3,
         **changes,
     }

@@ -199,6 +199,7 @@ def test_linear_row_passes(build, level, dtype):
         for name, arguments, expected in (
             ("row_add", (y,), wide_x + wide_y),
             ("row_affine", (3.0, 0.5), 3 * wide_x - 0.5),
+            ("row_scale", (y, 3.0), 3 * wide_y * wide_x),
             ("row_multiple", (y, 3.0, False), 3 * wide_y),
             ("row_multiple", (y, 3.0, True), wide_x + 3 * wide_y),
         ):
@@ -216,8 +217,10 @@ def test_row_passes_leave_no_subnormal_number_and_keep_nan(build, level, dtype):
         ("row_exp", (0.0,)),
         ("row_sigmoid", (1e-30, 0.0)),
         ("row_affine", (float(tiny), 0.0)),
+        ("row_scale", (np.full(18, tiny, dtype), 1.0)),
     ):
-        out = x.copy() if name != "row_affine" else np.array([0.5, np.nan] * 9, dtype)
+        linear = name in ("row_affine", "row_scale")
+        out = np.array([0.5, np.nan] * 9, dtype) if linear else x.copy()
         given = np.isnan(out)
         total = getattr(module, name)(out, *arguments)
         assert (np.isnan(out) == given).all()

@@ -65,7 +65,7 @@ def test_is_the_oracles(dtype, memory):
 def test_pairs_weighted_by_an_upstream_gradient(dtype, memory, monkeypatch):
     """With reduction="none" any upstream gradient may come; backward reuses the sums of the forward pass."""
     found, genuine = [], clip._sums
-    monkeypatch.setattr(clip, "_sums", lambda pairs: found.append(genuine(pairs)) or found[-1])
+    monkeypatch.setattr(clip, "_sums", lambda *given: found.append(genuine(*given)) or found[-1])
     inputs = random_inputs(9, 5, dtype)
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0])
     loss = clip_loss(*inputs[:2], scale=inputs[2], reduction="none", memory=memory)

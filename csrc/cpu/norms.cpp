@@ -1,0 +1,109 @@
+#include "cpu/norms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/parallel.h"
+#include "cpu/row_passes.h"
+
+namespace fastqt {
+namespace {
+
+// As in torch.nn.functional.normalize: the norm of a shorter row counts as this.
+constexpr double kLeastNorm = 1e-12;
+
+// Products of two rows of this norm, multiplied by the inverse of both, stay far from the ends of the dtype's range.
+template <class T>
+constexpr double kMostNorm = sizeof(T) == 4 ? 0x1p26 : 0x1p200;
+
+// Rows with adjacent elements, one at a time: a row of another layout is gathered.
+template <class T>
+class Reader {
+ public:
+  explicit Reader(const Tensor& matrix)
+      : rows_(matrix), stride_(matrix.stride(1)), gathered_(stride_ == 1 ? 0 : rows_.width) {}
+
+  const T* operator[](int64_t row) {
+    if (stride_ == 1) return rows_[row];
+    for (int64_t d = 0; d < rows_.width; ++d) gathered_[d] = rows_[row][d * stride_];
+    return gathered_.data();
+  }
+
+ private:
+  const RowsOf<T> rows_;
+  const int64_t stride_;
+  std::vector<T> gathered_;
+};
+
+template <class T>
+double norm(const T* x, int64_t n) {
+  const double squares = row_dot(x, x, n);
+  if (squares != std::numeric_limits<double>::infinity()) return std::sqrt(squares);
+  double largest = 0;
+  for (int64_t d = 0; d < n; ++d) largest = std::max(largest, std::abs(static_cast<double>(x[d])));
+  if (largest == std::numeric_limits<double>::infinity()) return largest;
+  double relative = 0;
+  for (int64_t d = 0; d < n; ++d) relative += (x[d] / largest) * (x[d] / largest);
+  return largest * std::sqrt(relative);
+}
+
+}  // namespace
+
+template <class T>
+UnitRows<T>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matrix.size(0)) {
+  const int64_t D = matrix.size(1);
+  std::vector<double> norms(inverse_norms_.size());
+  in_parallel(matrix.size(0), D, [&](int64_t begin, int64_t end) {
+    Reader<T> rows(matrix);
+    for (int64_t i = begin; i < end; ++i) norms[i] = norm(rows[i], D);
+  });
+  if (std::any_of(norms.begin(), norms.end(), [](double x) { return x > kMostNorm<T>; })) scale_rows(norms);
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const double scaled = exponents_.empty() ? norms[i] : std::ldexp(norms[i], exponents_[i]);
+    // A NaN stays: the comparison is false for it.
+    inverse_norms_[i] = static_cast<T>(1 / (scaled < kLeastNorm ? kLeastNorm : scaled));
+  }
+}
+
+template <class T>
+void UnitRows<T>::scale_rows(const std::vector<double>& norms) {
+  const Tensor scaled = new_matrix(rows_, rows_.size(0), rows_.size(1));
+  exponents_.resize(norms.size());
+  in_parallel(rows_.size(0), rows_.size(1), [&](int64_t begin, int64_t end) {
+    Reader<T> from(rows_);
+    const RowsOf<T> to(scaled);
+    for (int64_t i = begin; i < end; ++i) {
+      exponents_[i] = norms[i] > kMostNorm<T> && std::isfinite(norms[i]) ? -std::ilogb(norms[i]) : 0;
+      const T* const row = from[i];
+      for (int64_t d = 0; d < to.width; ++d) to[i][d] = std::ldexp(row[d], exponents_[i]);
+    }
+  });
+  rows_ = scaled;
+}
+
+template <class T>
+void UnitRows<T>::finish_gradient(const Tensor& gradient) const {
+  constexpr auto kLargestInverse = static_cast<T>(1 / kLeastNorm);
+  in_parallel(rows_.size(0), rows_.size(1), [&](int64_t begin, int64_t end) {
+    Reader<T> rows(rows_);
+    const RowsOf<T> gradients(gradient);
+    for (int64_t i = begin; i < end; ++i) {
+      T* const dx = gradients[i];
+      const double inverse = inverse_norms_[i];
+      // A row of the least norm is divided by a constant, so that its gradient has a part along the row.
+      if (inverse < kLargestInverse) {
+        const T* const x = rows[i];
+        const double along = row_dot(x, dx, gradients.width) * inverse * inverse;
+        row_multiple(dx, x, gradients.width, static_cast<T>(-along), true);
+      }
+      if (!exponents_.empty() && exponents_[i] != 0)
+        for (int64_t d = 0; d < gradients.width; ++d) dx[d] = std::ldexp(dx[d], exponents_[i]);
+    }
+  });
+}
+
+template class UnitRows<float>;
+template class UnitRows<double>;
+
+}  // namespace fastqt
