@@ -55,7 +55,8 @@ REPLACED = (
     (absent, "OnGpu", FakeTensorMode),  # inputs are drawn on the host and copied
     (torch.cuda, "synchronize", lambda *_: None),
     (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
-    (torch.cuda, "current_device", lambda: 0),
+    # Another one than the current device, so that every launch has to make it the current one.
+    (Options, "device", torch.device("cuda", 0)),
 )
 
 
