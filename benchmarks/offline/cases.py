@@ -316,10 +316,10 @@ CASES = (
         wanted=(
             "inverse_norms_kernel",
             "row_shifts_kernel query_inverse_norms",
-            "scores_kernel EPILOGUE=ROW_MAX query_inverse_norms -shift_overflowed",
-            "scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms -shift_overflowed",
-            "scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms shift_overflowed",
-            "row_stats_kernel COSINES -ONLY_OVERFLOWED",
+            "scores_kernel EPILOGUE=ROW_MAX query_inverse_norms",
+            "scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms",
+            "repair_rows_kernel query_inverse_norms",
+            "row_stats_kernel COSINES",
             "query_gradient_kernel query_inverse_norms",
             "candidate_gradient_kernel query_inverse_norms",
         ),
@@ -336,7 +336,8 @@ CASES = (
         wanted=(
             "row_shifts_kernel query_inverse_norms",
             "scores_kernel EPILOGUE=EXP row_factors out query_inverse_norms",
-            "scores_kernel EPILOGUE=EXP out tile_row_sums shift_overflowed query_inverse_norms",
+            "repair_rows_kernel query_inverse_norms query_groups mask",
+            "row_products_kernel query_inverse_norms",
             "query_gradient_kernel query_inverse_norms",
         ),
     ),
@@ -344,7 +345,7 @@ CASES = (
         "cosines, tf32",
         dtype="float32",
         normalize=True,
-        wanted=("scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms -shift_overflowed",),
+        wanted=("scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms",),
     ),
     Case(
         "cosines, bf16, descriptors",
