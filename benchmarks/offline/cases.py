@@ -98,6 +98,12 @@ CASES = (
         loads_ahead=False,
     ),
     Case(
+        "bf16, pointers",  # which a GPU's table may choose
+        descriptors=False,
+        archs=(90,),
+        wanted=("scores_kernel out tile_row_sums -DESCRIPTORS",),
+    ),
+    Case(
         "bf16, descriptors",
         D=1000,
         descriptors=True,

@@ -68,7 +68,7 @@ class Case:
     link: str = "softmax"
     normalize: bool = False
     clip: bool = False  # CLIP's loss, of rows and of columns
-    descriptors: bool | None = False  # read the operands of the scores' product; None: as the engine chooses
+    descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     warp_specialized: bool = False  # the GPU's table chooses that kernel
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
@@ -240,7 +240,7 @@ def standing_in(
 
 @contextlib.contextmanager
 def described(
-    gpu: Gpu, descriptors: bool | None = False, table: dict[str, Any] | None = None
+    gpu: Gpu, descriptors: bool | None = None, table: dict[str, Any] | None = None
 ) -> Iterator[list[Event]]:
     """The schedule's tensors of device "meta" seem to be on `gpu`; what would be launched is noted."""
     events: list[Event] = []
@@ -273,16 +273,6 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
     finally:
         torch.set_float32_matmul_precision(before)
     return events
-
-
-def _multiplied(gradients: list[Tensor], needs: tuple[bool, ...]) -> None:
-    """Multiplies gradients by an upstream gradient, as the backward pass of a mean does."""
-    from fastqt.autograd import _Loss
-
-    how = "mean", "triton", "contrastive_loss", needs
-    context = SimpleNamespace(how=how, in_forward=True, traced=False, grad_scale=1.0, gradients=gradients)
-    with torch.no_grad():
-        _Loss.backward(context, torch.empty(()))
 
 
 def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:

@@ -44,11 +44,12 @@ HOPPER_ALONE = {"warp_specialized_scores_kernel"}
 # of 1/16 or 1/8 of the scores.
 COSTS = {
     "softmax": (21, 3 + 1 / 16),
-    "softmax, low": (37, 4 + 1 / 16),
+    "softmax, low": (30, 4 + 1 / 16),
     "sigmoid": (24, 3),
     "CLIP": (40, 4 + 1 / 8),
     "MixCSE released": (19, 3),
 }
+LAUNCHES = {(100, "softmax, low"): 35}  # all of whose chunks are of rows, with row kernels of their own
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +123,10 @@ def test_every_kernel_and_option_is_among_the_specialisations(found, gpu):
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: f"sm_{gpu.arch}")
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-def test_costs_no_more_launches_and_products(found, gpu, case):
+def test_costs_these_launches_and_products(found, gpu, case):
     cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
-    assert cost["launches"] <= launches
-    assert cost["products"] <= products
+    assert cost["launches"] == LAUNCHES.get((gpu.arch, case.name), launches)
+    assert cost["products"] == products
 
 
 @pytest.mark.parametrize(("gpu", "case", "wanted"), SPECIALIZED)
