@@ -10,8 +10,7 @@ import torch.nn.functional as F
 import fastqt
 from benchmarks.gpu import agreement
 from benchmarks.gpu.agreement import Sums, agree
-from fastqt.engines.triton import loop
-from fastqt.engines.triton.operands import Operands
+from fastqt.engines.triton import operands
 
 LOSSES = {
     "rows": (fastqt.contrastive_loss, lambda N, D: agreement.of_rows(N)),
@@ -69,8 +68,8 @@ def test_chunks_of_other_heights_agree(name, dtype, monkeypatch):
     N, D = 40, 16
     leaves = inputs(N, D, dtype)
     whole = step(name, leaves)
-    monkeypatch.setattr(Operands, "fitting_rows", lambda self, row_bytes: 11)
-    monkeypatch.setattr(loop, "ROW_MULTIPLE", 1)
+    for setting, value in {"ROW_MULTIPLE": 11, "FAST_BYTES": 0}.items():
+        monkeypatch.setattr(operands, setting, value)
     chunks = step(name, leaves)
     right, details = agree(chunks, whole, LOSSES[name][1](N, D))
     assert right, details

@@ -212,7 +212,6 @@ def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory
     """With all that the repair has to leave out or to add: groups, a mask, a bias, row negatives."""
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(operands, name, value)
-    monkeypatch.setattr(loop, "ROW_MULTIPLE", 5)
     flagged, genuine = set(), softmax.repair_rows
 
     def repair_rows(tiles, queries, scale, cells, state, *more):
