@@ -348,6 +348,12 @@ CASES = (
         ),
     ),
     Case(
+        "cosines, bf16, negatives",
+        negatives=64,
+        normalize=True,
+        wanted=("repair_rows_kernel query_inverse_norms negative_inverse_norms",),
+    ),
+    Case(
         "cosines, tf32",
         dtype="float32",
         normalize=True,

@@ -30,17 +30,21 @@ def config_for(monkeypatch):
 def test_large_tiles_where_there_are_enough(config_for):
     shapes = {
         "softmax": config_for(8192),
-        "pairs": config_for(8192, pairs=True),
+        "few columns": config_for(8192, few_columns=True),
         "heavy": config_for(8192, heavy=True),
         "few": config_for(1024),
         "float32": config_for(8192, torch.float32),
+        "wide": config_for(8192, wide=True),
+        "wide, float32": config_for(8192, torch.float32, wide=True),
     }
     assert {name: (c.rows, c.columns, c.descriptors) for name, c in shapes.items()} == {
         "softmax": (128, 256, True),
-        "pairs": (256, 128, True),
+        "few columns": (256, 128, True),
         "heavy": (128, 128, False),
         "few": (128, 128, False),
         "float32": (128, 128, False),
+        "wide": (128, 256, True),
+        "wide, float32": (128, 64, False),
     }
 
 

@@ -82,9 +82,9 @@ def contrastive(given: Given, **how: Any) -> Tensor:
     return fastqt.contrastive_loss(*given.embeddings(2), **how)
 
 
-def with_negatives(given: Given, **how: Any) -> Tensor:
+def with_negatives(function: Callable[..., Tensor], given: Given, **how: Any) -> Tensor:
     queries, candidates, negatives = given.embeddings(3)
-    return fastqt.info_nce_loss(queries, candidates, negatives=negatives, **how)
+    return function(queries, candidates, negatives=negatives, **how)
 
 
 def bags_of_words(given: Given, **how: Any) -> Tensor:
@@ -115,7 +115,8 @@ LOSSES: dict[str, Loss] = {
         given, scale=given.number(), bias=given.leaf(given.N), **how
     ),
     "GLOSS, bags of words": bags_of_words,
-    "InfoNCE with negatives": with_negatives,
+    "negatives": partial(with_negatives, fastqt.contrastive_loss),
+    "InfoNCE with negatives": partial(with_negatives, fastqt.info_nce_loss),  # of cosines
     "SimCSE": of_views(fastqt.simcse_loss),
     "SimCSE with hard negatives": of_views(fastqt.simcse_loss, 3, hard_negative_weight=0.3),
     "CLIP": of_views(fastqt.clip_loss, scale=20.0),
@@ -140,8 +141,8 @@ SMALL = (
     *("contrastive", "documents", "class indices", "mixed", "mixed with partners", "learnt scale"),
     *("SimCSE", "CLIP, learnt scale", "MixCSE", "MixCSE, mixtures learnt"),
 )
-TAKEN = ("contrastive", "InfoNCE with negatives", "documents", "mixed", "learnt scale")
-LEFT = ("groups", "mask", "learnt scale and biases", "SigLIP")
+TAKEN = ("contrastive", "negatives", "documents", "mixed", "learnt scale")
+LEFT = ("groups", "mask", "learnt scale and biases", "SigLIP", "InfoNCE with negatives")
 CAPTURED = (*OF_EVERY_DTYPE, "InfoNCE with negatives", "SimCSE with hard negatives", "MixCSE")
 
 
