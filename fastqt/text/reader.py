@@ -164,7 +164,11 @@ def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tu
     offset, line = start.offset, start.line
     rest = b""
     if offset:
-        handle.seek(offset)
+        # The offset is behind a line break, which the last line may lack: then it is beyond the end, and a
+        # read from there fails in an .xz file that something follows.
+        handle.seek(offset - 1)
+        if not handle.read(1):
+            return
     while data := handle.read(READ_BYTES):
         if offset == 0 and not rest and data.startswith(BOM):
             offset, data = len(BOM), data[len(BOM) :]
