@@ -6,6 +6,7 @@ Only a GPU's table chooses it, where `python -m benchmarks.tune` has found it to
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def unusable() -> str | None:
     if INTERPRETED:
         return "Triton's interpreter does not know Gluon"
     try:
-        import fastqt.kernels.scores.warp_specialized  # noqa: F401
+        importlib.import_module("fastqt.kernels.scores.warp_specialized")
     except (ImportError, AttributeError) as error:
         return f"Triton {triton.__version__} has another Gluon than the kernel is written in: {error}"
     return None

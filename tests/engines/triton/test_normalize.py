@@ -96,18 +96,20 @@ def test_shifts_that_are_too_low(memory):
     """A shift is that of a row's target, whose cosine is -1 where all others are 0, at a scale of 70.
 
     A row of zeros then has E = exp(70), which times its inverse norm of 1e12 is beyond float32. Where another
-    cosine is 1, E itself is.
+    cosine is 1, E itself is, among the candidates or the negatives.
     """
     queries, candidates = 3 * torch.eye(13, 16), torch.zeros(17, 16)
     candidates[:13] = -2 * queries
     candidates[13:16] = queries[:3]
+    negatives = 7 * queries[4:8]
     inputs = {
         "queries": queries.requires_grad_(),
         "candidates": candidates.requires_grad_(),
+        "negatives": negatives.requires_grad_(),
         "scale": torch.tensor(70.0, requires_grad=True),
     }
     own = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
-    case = Case("opposite", own, np.eye(13, 17), {"diagonal": "keep"}, ("scale",), square=False)
+    case = Case("opposite", own, np.eye(13, 17), {"diagonal": "keep"}, ("negatives", "scale"), square=False)
     assert_oracles(case, inputs, memory)
 
 
