@@ -324,7 +324,7 @@ def _lowered(
     if mixed is not None:
         p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
     engine = engines.choose(backend, p, dtype)
-    computed = engine.dtype_for(dtype)
+    computed = engine.dtype_for(p, dtype)
     in_copies = normalize and not engine.normalizes(p, computed)
     p.normalize = normalize and not in_copies
     p.queries = _prepare(queries, in_copies, dtype, computed)

@@ -3,16 +3,16 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
 
+#include "cpu/dtypes.h"
+
 namespace fastqt {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kAnySize = -1;  // in a shape: at least 1
@@ -32,7 +32,7 @@ inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, 
   if (tensor) check_tensor(name, *tensor, dtype, shape, layout);
 }
 
-// The matrix of the queries, from which other arguments take their dtype: float32 or float64, not empty.
+// The matrix of the queries, from which other arguments take their dtype: a floating-point one, not empty.
 void check_queries(const Tensor& queries);
 
 // A tile has at least one row and one column: with none, a walk over tiles would not end.

@@ -13,6 +13,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "cpu/checks.h"
+#include "cpu/dtypes.h"
 #include "cpu/problem.h"
 #include "cpu/score_tile.h"
 #include "cpu/walk.h"
@@ -30,10 +32,10 @@ namespace fastqt {
 namespace {
 
 // The losses of N rows, and the gradients of sum_i row_weights_i loss_i, found on one walk over the scores.
-template <class T>
+template <class S>
 class RowLosses {
  public:
-  RowLosses(Walk<T>& walk, const Cells<T>& cells, const Problem& p)
+  RowLosses(Walk<S>& walk, const Cells<Computed<S>>& cells, const Problem& p)
       : walk_(walk), cells_(cells), N_(p.rows()), mass_without_targets_(p.link == kLogSumExp ? 1 : 0) {}
 
   void softmax(int64_t tile_rows, int64_t tile_columns, const RowSums& sums) {
@@ -45,6 +47,7 @@ class RowLosses {
 
   void softmax_with_gradients(int64_t tile_rows, const double* row_weights, const RowSums& sums) {
     begin(sums);
+    row_weights = in_units(row_weights);
     walk_.for_chunks(tile_rows, [&] {
       softmax_rows(cells_, walk_.tile(), row_weights, sums, report);
       walk_.differentiate();
@@ -54,6 +57,7 @@ class RowLosses {
 
   void softmax_backward(int64_t tile_rows, int64_t tile_columns, const double* row_weights, const double* logsumexp,
                         const double* mass) {
+    row_weights = in_units(row_weights);
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       softmax_tile_backward(cells_, walk_.tile(), row_weights, logsumexp, mass, report);
       walk_.differentiate();
@@ -67,6 +71,7 @@ class RowLosses {
 
   void sigmoid_with_gradients(int64_t tile_rows, int64_t tile_columns, const double* row_weights, double* loss) {
     std::fill_n(loss, N_, 0.0);
+    row_weights = in_units(row_weights);
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       sigmoid_tile_backward(cells_, walk_.tile(), row_weights, loss, report);
       walk_.differentiate();
@@ -81,13 +86,26 @@ class RowLosses {
     std::fill_n(sums.loss, N_, 0.0);
   }
 
+  // The weights as the tiles take them: of 16 bits, divided by the largest.
+  const double* in_units(const double* row_weights) {
+    if (!kHas16Bits<S>) return row_weights;
+    double unit = 0;
+    for (int64_t i = 0; i < N_; ++i) unit = std::max(unit, std::abs(row_weights[i]));
+    if (unit == 0 || !std::isfinite(unit)) return row_weights;
+    walk_.set_weight_unit(unit);
+    weights_.assign(row_weights, row_weights + N_);
+    for (double& weight : weights_) weight /= unit;
+    return weights_.data();
+  }
+
   void add_logsumexp_to_loss(const RowSums& sums) const {
     for (int64_t i = 0; i < N_; ++i)
       sums.loss[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.loss[i] : 0;
   }
 
-  Walk<T>& walk_;
-  const Cells<T>& cells_;
+  Walk<S>& walk_;
+  const Cells<Computed<S>>& cells_;
+  std::vector<double> weights_;
   const int64_t N_;
   const double mass_without_targets_;
 };
@@ -95,18 +113,17 @@ class RowLosses {
 // The first target that a loss cannot have, as three numbers that an operator returns: status, row, column.
 using TargetFault = std::tuple<int64_t, int64_t, int64_t>;
 
-// Calls compute(RowLosses<T>&) with the dtype of the problem for T.
+// Calls compute(RowLosses<S>&) with the dtype of the problem for S.
 template <class F>
 TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const F& compute) {
-  const auto run = [&]<class T>(T) -> TargetFault {
-    const Cells<T> cells = cells_of<T>(p);
-    Walk<T> walk(p.embeddings(), p.scale, gradients, p.normalize);
-    RowLosses<T> losses(walk, cells, p);
+  return with_dtype(p.queries.scalar_type(), [&]<class S>(S) -> TargetFault {
+    const Cells<Computed<S>> cells = cells_of<Computed<S>>(p);
+    Walk<S> walk(p.embeddings(), p.scale, gradients, p.normalize);
+    RowLosses<S> losses(walk, cells, p);
     compute(losses);
     walk.finish();
     return {losses.report.status, losses.report.row, losses.report.column};
-  };
-  return p.queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
+  });
 }
 
 Tensor row_zeros(int64_t rows) {
@@ -115,13 +132,15 @@ Tensor row_zeros(int64_t rows) {
   return made;
 }
 
-Tensor scalar_like(const Tensor& tensor, double value) {
-  const Tensor made = new_tensor<0>({}, dtype_of(tensor));
-  if (tensor.scalar_type() == ScalarType::Float) {
-    *made.mutable_data_ptr<float>() = static_cast<float>(value);
-  } else {
+// A scalar of the dtype of losses.
+Tensor scalar_loss(ScalarType embeddings, double value) {
+  if (computed_dtype(embeddings) == ScalarType::Double) {
+    const Tensor made = new_tensor<0>({}, aoti_torch_dtype_float64());
     *made.mutable_data_ptr<double>() = value;
+    return made;
   }
+  const Tensor made = new_tensor<0>({}, aoti_torch_dtype_float32());
+  *made.mutable_data_ptr<float>() = static_cast<float>(value);
   return made;
 }
 
@@ -165,7 +184,7 @@ std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(const Pr
   return {logsumexp, mass, loss, status, row, column};
 }
 
-// total = row_weight * sum_i loss_i, of the dtype of the queries, and its gradients that are needed.
+// total = row_weight * sum_i loss_i, and its gradients that are needed.
 std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gradients(
     const Problem& p, int64_t tile_rows, std::optional<int64_t> tile_columns, double row_weight,
     const std::vector<bool> needs) {
@@ -187,7 +206,7 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
       losses.softmax_with_gradients(tile_rows, row_weights.data(), sums);
     }
   });
-  const Tensor total = scalar_like(p.queries, row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0));
+  const Tensor total = scalar_loss(p.queries.scalar_type(), row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0));
   return {total, present(gradients), status, row, column};
 }
 

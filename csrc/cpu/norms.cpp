@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/computed_row.h"
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
@@ -15,25 +16,30 @@ constexpr double kLeastNorm = 1e-12;
 
 // Products of two rows of this norm, multiplied by the inverse of both, stay far from the ends of the dtype's range.
 template <class T>
-constexpr double kMostNorm = sizeof(T) == 4 ? 0x1p26 : 0x1p200;
+constexpr double kMostNorm = sizeof(T) == 8 ? 0x1p200 : 0x1p26;
 
-// Rows with adjacent elements, one at a time: a row of another layout is gathered.
-template <class T>
+// Rows with adjacent elements in the dtype of the computation, one at a time: a row of another layout or of 16 bits
+// is copied.
+template <class S>
 class Reader {
  public:
-  explicit Reader(const Tensor& matrix)
-      : rows_(matrix), stride_(matrix.stride(1)), gathered_(stride_ == 1 ? 0 : rows_.width) {}
+  using T = Computed<S>;
+
+  explicit Reader(const Tensor& matrix) : rows_(matrix), stride_(matrix.stride(1)) {
+    if (kHas16Bits<S> || stride_ != 1) copy_.resize(rows_.width);
+  }
 
   const T* operator[](int64_t row) {
-    if (stride_ == 1) return rows_[row];
-    for (int64_t d = 0; d < rows_.width; ++d) gathered_[d] = rows_[row][d * stride_];
-    return gathered_.data();
+    if constexpr (!kHas16Bits<S>)
+      if (stride_ == 1) return rows_[row];
+    for (int64_t d = 0; d < rows_.width; ++d) copy_[d] = rows_[row][d * stride_];
+    return copy_.data();
   }
 
  private:
-  const RowsOf<T> rows_;
+  const RowsOf<S> rows_;
   const int64_t stride_;
-  std::vector<T> gathered_;
+  std::vector<T> copy_;
 };
 
 template <class T>
@@ -50,12 +56,12 @@ double norm(const T* x, int64_t n) {
 
 }  // namespace
 
-template <class T>
-UnitRows<T>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matrix.size(0)) {
+template <class S>
+UnitRows<S>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matrix.size(0)) {
   const int64_t D = matrix.size(1);
   std::vector<double> norms(inverse_norms_.size());
   in_parallel(matrix.size(0), D, [&](int64_t begin, int64_t end) {
-    Reader<T> rows(matrix);
+    Reader<S> rows(matrix);
     for (int64_t i = begin; i < end; ++i) norms[i] = norm(rows[i], D);
   });
   if (std::any_of(norms.begin(), norms.end(), [](double x) { return x > kMostNorm<T>; })) scale_rows(norms);
@@ -66,44 +72,50 @@ UnitRows<T>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matr
   }
 }
 
-template <class T>
-void UnitRows<T>::scale_rows(const std::vector<double>& norms) {
+template <class S>
+void UnitRows<S>::scale_rows(const std::vector<double>& norms) {
   const Tensor scaled = new_matrix(rows_, rows_.size(0), rows_.size(1));
   exponents_.resize(norms.size());
   in_parallel(rows_.size(0), rows_.size(1), [&](int64_t begin, int64_t end) {
-    Reader<T> from(rows_);
-    const RowsOf<T> to(scaled);
+    Reader<S> from(rows_);
+    const RowsOf<S> to(scaled);
     for (int64_t i = begin; i < end; ++i) {
       exponents_[i] = norms[i] > kMostNorm<T> && std::isfinite(norms[i]) ? -std::ilogb(norms[i]) : 0;
       const T* const row = from[i];
-      for (int64_t d = 0; d < to.width; ++d) to[i][d] = std::ldexp(row[d], exponents_[i]);
+      for (int64_t d = 0; d < to.width; ++d) to[i][d] = static_cast<S>(std::ldexp(row[d], exponents_[i]));
     }
   });
   rows_ = scaled;
 }
 
-template <class T>
-void UnitRows<T>::finish_gradient(const Tensor& gradient) const {
+template <class S>
+void UnitRows<S>::finish_gradient(const Tensor& gradient) const {
   constexpr auto kLargestInverse = static_cast<T>(1 / kLeastNorm);
   in_parallel(rows_.size(0), rows_.size(1), [&](int64_t begin, int64_t end) {
-    Reader<T> rows(rows_);
-    const RowsOf<T> gradients(gradient);
+    Reader<S> rows(rows_);
+    const RowsOf<S> gradients(gradient);
+    ComputedRow<S> computed(gradients.width);
     for (int64_t i = begin; i < end; ++i) {
-      T* const dx = gradients[i];
       const double inverse = inverse_norms_[i];
       // A row of the least norm is divided by a constant, so that its gradient has a part along the row.
-      if (inverse < kLargestInverse) {
+      const bool has_norm = inverse < kLargestInverse, was_scaled = !exponents_.empty() && exponents_[i] != 0;
+      if (!has_norm && !was_scaled) continue;
+      T* const dx = computed.read(gradients[i], gradients.width);
+      if (has_norm) {
         const T* const x = rows[i];
         const double along = row_dot(x, dx, gradients.width) * inverse * inverse;
         row_multiple(dx, x, gradients.width, static_cast<T>(-along), true);
       }
-      if (!exponents_.empty() && exponents_[i] != 0)
+      if (was_scaled)
         for (int64_t d = 0; d < gradients.width; ++d) dx[d] = std::ldexp(dx[d], exponents_[i]);
+      computed.write(gradients[i], gradients.width);
     }
   });
 }
 
 template class UnitRows<float>;
 template class UnitRows<double>;
+template class UnitRows<BFloat16>;
+template class UnitRows<Half>;
 
 }  // namespace fastqt

@@ -7,13 +7,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/dtypes.h"
 #include "cpu/matrix.h"
 
 namespace fastqt {
 
-template <class T>
+template <class S>
 class UnitRows {
  public:
+  using T = Computed<S>;
+
   explicit UnitRows(const Tensor& matrix);
 
   // What products take: the matrix itself. A matrix with norms so large that products would overflow has been copied,

@@ -14,7 +14,7 @@ void check_embeddings(const Problem& p, ScalarType dtype) {
   const int64_t N = p.rows(), M = p.candidates.size(0), D = p.queries.size(1);
   check_tensor("negatives", p.negatives, dtype, {kAnySize, D}, Layout::kStrided);
   check_tensor("row_negatives", p.row_negatives, dtype, {N, D}, Layout::kStrided);
-  check_tensor("bias", p.bias, dtype, {M}, Layout::kContiguous);
+  check_tensor("bias", p.bias, computed_dtype(dtype), {M}, Layout::kContiguous);
 }
 
 void check_compressed_targets(const Problem& p) {
@@ -38,6 +38,8 @@ void check_targets(const Problem& p, ScalarType dtype) {
   STD_TORCH_CHECK(p.row_starts.has_value() != p.dense.has_value(), "row_starts: want either row_starts or dense, got ",
                   p.dense ? "both" : "neither");
   if (p.row_starts) check_compressed_targets(p);
+  STD_TORCH_CHECK(!p.dense || !has_16_bits(dtype), "dense: want None with embeddings of 16 bits, got ",
+                  described(*p.dense));
   check_tensor("dense", p.dense, dtype, {N, M}, Layout::kStrided);
   check_tensor("background", p.background, ScalarType::Double, {N}, Layout::kContiguous);
 }

@@ -11,12 +11,12 @@
 
 namespace fastqt {
 
-// As in fastqt/problem.py. T is the dtype of the queries, float32 or float64.
+// As in fastqt/problem.py. S is the dtype of the queries, and T the one that they are computed in.
 struct Problem {
-  const Tensor& queries;                         // (N, D) T
-  const Tensor& candidates;                      // (M, D) T
-  const std::optional<Tensor>& negatives;        // (K, D) T
-  const std::optional<Tensor>& row_negatives;    // (N, D) T
+  const Tensor& queries;                         // (N, D) S
+  const Tensor& candidates;                      // (M, D) S
+  const std::optional<Tensor>& negatives;        // (K, D) S
+  const std::optional<Tensor>& row_negatives;    // (N, D) S
   const std::optional<Tensor>& bias;             // (M,) T, added to the scores of the candidates
   const double scale;
   const int64_t link;                            // of enum Link
@@ -24,7 +24,7 @@ struct Problem {
   const std::optional<Tensor>& row_starts;       // (N + 1,) int64: targets as compressed rows,
   const std::optional<Tensor>& columns;          // (nnz,) int64
   const std::optional<Tensor>& weights;          // (nnz,) float64
-  const std::optional<Tensor>& dense;            // (N, M) T: or as a matrix
+  const std::optional<Tensor>& dense;            // (N, M) T: or as a matrix, with S = T
   const std::optional<Tensor>& background;       // (N,) float64, added to the targets of all candidates
   const std::optional<Tensor>& query_groups;     // (N,) int64
   const std::optional<Tensor>& candidate_groups; // (M,) int64

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cpu/dtypes.h"
+
 namespace fastqt {
 
 // The largest of x[0..n) that is not NaN; -inf where there is none.
@@ -65,5 +67,19 @@ double row_dot(const double* x, const double* y, int64_t n);
 // y_j = factor * x_j, or y_j + factor * x_j where `add` is true
 void row_multiple(float* y, const float* x, int64_t n, float factor, bool add);
 void row_multiple(double* y, const double* x, int64_t n, double factor, bool add);
+
+// The same functions of rows of 16 bits.
+double row_dot(const BFloat16* x, const BFloat16* y, int64_t n);
+double row_dot(const Half* x, const Half* y, int64_t n);
+double row_dot(const BFloat16* x, const float* y, int64_t n);
+double row_dot(const Half* x, const float* y, int64_t n);
+void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add);
+void row_multiple(float* y, const Half* x, int64_t n, float factor, bool add);
+
+// y_j = factor * x_j, rounded to the nearest number of 16 bits, and of two such to the even one
+void row_round(BFloat16* y, const float* x, int64_t n, float factor = 1);
+void row_round(Half* y, const float* x, int64_t n, float factor = 1);
+void row_round(BFloat16* y, const BFloat16* x, int64_t n, float factor);
+void row_round(Half* y, const Half* x, int64_t n, float factor);
 
 }  // namespace fastqt

@@ -29,26 +29,29 @@ double sigmoid_minus(double x, double t) {
   return (x > 0 ? (1 - t) - t * e : (1 - t) * e - t) / (1 + e);
 }
 
-// One row of a tile: its scores, and its exact cells.
-template <class T>
+// One row of a tile: its scores in the dtype of the computation, and its exact cells.
+template <class S>
 class Row {
+  using T = Computed<S>;
+
  public:
-  Row(const Cells<T>& cells, Report& report, T* scores, int64_t row, int64_t first_column, int64_t width,
-      std::vector<ExactCell>& exact)
+  Row(const Cells<T>& cells, Report& report, const Tile<S>& tile, int64_t i, T* scores, std::vector<ExactCell>& exact)
       : cells_(cells),
         report_(report),
+        tile_(tile),
         scores_(scores),
-        row_(row),
-        first_(first_column),
-        width_(width),
-        candidates_(std::clamp<int64_t>(cells.candidates - first_column, 0, width)),
-        background_(cells.background == nullptr ? 0 : cells.background[row]),
+        row_(tile.first_row + i),
+        first_(tile.first_column),
+        width_(tile.columns),
+        candidates_(std::clamp<int64_t>(cells.candidates - first_, 0, width_)),
+        background_(cells.background == nullptr ? 0 : cells.background[row_]),
         exact_(exact) {
     exact_.clear();
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
     take_out_targets();
+    if constexpr (kHas16Bits<S>) score_targets();
     apply_diagonal();
     apply_exclusions();
   }
@@ -161,6 +164,14 @@ class Row {
     background_scores_ -= total;
   }
 
+  // Replaces the targets' scores, which the tile has in 16 bits, by unrounded ones.
+  void score_targets() {
+    for (ExactCell& cell : exact_) {
+      cell.score = tile_.unrounded(row_ - tile_.first_row, cell.offset);
+      if (cells_.bias != nullptr) cell.score += cells_.bias[first_ + cell.offset];
+    }
+  }
+
   // Makes one exact cell of those of a column, with the score that the first has found. Returns the sum of the scores
   // that are not -inf.
   double sum_repeated_targets() {
@@ -222,7 +233,8 @@ class Row {
 
   const Cells<T>& cells_;
   Report& report_;
-  T* scores_;
+  const Tile<S>& tile_;
+  T* const scores_;
   const int64_t row_, first_, width_, candidates_;
   const double background_;
   double background_scores_ = 0;  // the sum of the scores whose target is the background alone
@@ -230,77 +242,75 @@ class Row {
   std::vector<ExactCell>& exact_;
 };
 
-// Calls visit(row, index) for all rows of a tile, on several threads.
-template <class T, class F>
-void visit_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, const F& visit) {
+// Calls visit(row, index) for all rows of a tile, on several threads, and writes the rows back where that changes them.
+template <class S, class F>
+void visit_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, Report& report, bool changes, const F& visit) {
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     std::vector<ExactCell> exact;
+    ComputedRow<S> computed(tile.columns);
     for (int64_t i = begin; i < end; ++i) {
-      tile.scale_row(i);
-      Row<T> row(cells, report, tile.scores + i * tile.row_stride, tile.first_row + i, tile.first_column,
-                 tile.columns, exact);
+      S* const stored = tile.scores + i * tile.row_stride;
+      Computed<S>* const scores = computed.read(stored, tile.columns);
+      tile.scale_row(i, scores);
+      Row<S> row(cells, report, tile, i, scores, exact);
       visit(row, tile.first_row + i);
+      if (!changes) continue;
+      tile.scale_row(i, scores);
+      computed.write(stored, tile.columns);
     }
-  });
-}
-
-// The same for a visit that turns the scores into their gradient.
-template <class T, class F>
-void differentiate_rows(const Cells<T>& cells, const Tile<T>& tile, Report& report, const F& visit) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
-    visit(row, r);
-    tile.scale_row(r - tile.first_row);
   });
 }
 
 }  // namespace
 
-template <class T>
-void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
+template <class S>
+void softmax_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, const RowSums& sums,
                   Report& report) {
-  differentiate_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+  visit_rows(cells, tile, report, true, [&](Row<S>& row, int64_t r) {
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = row.logsumexp(true);
     row.differentiate_kept(sums.logsumexp[r], sums.mass[r], row_weights[r]);
   });
 }
 
-template <class T>
-void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sums, Report& report) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+template <class S>
+void softmax_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, const RowSums& sums, Report& report) {
+  visit_rows(cells, tile, report, false, [&](Row<S>& row, int64_t r) {
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = log_add(sums.logsumexp[r], row.logsumexp(false));
   });
 }
 
-template <class T>
-void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights,
+template <class S>
+void softmax_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
                            const double* logsumexp, const double* mass, Report& report) {
-  differentiate_rows(cells, tile, report,
-                     [&](Row<T>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
+  visit_rows(cells, tile, report, true,
+             [&](Row<S>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
 }
 
-template <class T>
-void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Report& report) {
-  visit_rows(cells, tile, report, [&](Row<T>& row, int64_t r) { loss[r] += row.sigmoid_loss(); });
+template <class S>
+void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* loss, Report& report) {
+  visit_rows(cells, tile, report, false, [&](Row<S>& row, int64_t r) { loss[r] += row.sigmoid_loss(); });
 }
 
-template <class T>
-void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
+template <class S>
+void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, double* loss,
                            Report& report) {
-  differentiate_rows(cells, tile, report, [&](Row<T>& row, int64_t r) {
+  visit_rows(cells, tile, report, true, [&](Row<S>& row, int64_t r) {
     loss[r] += row.differentiate_sigmoid(row_weights[r]);
   });
 }
 
-#define FASTQT_INSTANTIATE(T)                                                                                    \
-  template void softmax_rows(const Cells<T>&, const Tile<T>&, const double*, const RowSums&, Report&);           \
-  template void softmax_tile(const Cells<T>&, const Tile<T>&, const RowSums&, Report&);                          \
-  template void softmax_tile_backward(const Cells<T>&, const Tile<T>&, const double*, const double*, const double*, \
-                                      Report&);                                                                  \
-  template void sigmoid_tile(const Cells<T>&, const Tile<T>&, double*, Report&);                                 \
-  template void sigmoid_tile_backward(const Cells<T>&, const Tile<T>&, const double*, double*, Report&);
+#define FASTQT_INSTANTIATE(S)                                                                                        \
+  template void softmax_rows(const Cells<Computed<S>>&, const Tile<S>&, const double*, const RowSums&, Report&);     \
+  template void softmax_tile(const Cells<Computed<S>>&, const Tile<S>&, const RowSums&, Report&);                    \
+  template void softmax_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*, const double*,       \
+                                      const double*, Report&);                                                       \
+  template void sigmoid_tile(const Cells<Computed<S>>&, const Tile<S>&, double*, Report&);                           \
+  template void sigmoid_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*, double*, Report&);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
+FASTQT_INSTANTIATE(BFloat16)
+FASTQT_INSTANTIATE(Half)
 
 }  // namespace fastqt

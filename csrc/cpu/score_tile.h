@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "cpu/computed_row.h"
+#include "cpu/dtypes.h"
 #include "cpu/row_passes.h"
 
 namespace fastqt {
@@ -75,9 +77,12 @@ struct Cells {
   }
 };
 
-template <class T>
+// S is the dtype of the embeddings. Scores of 16 bits are rounded; rows of them are computed in float32.
+template <class S>
 struct Tile {
-  T* scores;
+  using T = Computed<S>;
+
+  S* scores;
   int64_t row_stride;
   int64_t first_row, rows;
   int64_t first_column, columns;
@@ -86,9 +91,23 @@ struct Tile {
   // the gradients with the embeddings lack the projection that UnitRows::finish_gradient makes.
   const T* row_factors = nullptr;
   const T* column_factors = nullptr;
+  // Of a tile of 16 bits: what the scores of targets are computed from once more, without rounding.
+  const S* queries = nullptr;     // of the tile's first row
+  const S* candidates = nullptr;  // of the tile's first column
+  int64_t query_stride = 0, candidate_stride = 0, width = 0;
+  double scale = 1;
 
-  void scale_row(int64_t i) const {
-    if (row_factors != nullptr) row_scale(scores + i * row_stride, column_factors, columns, row_factors[i]);
+  void scale_row(int64_t i, T* row) const {
+    if (row_factors != nullptr) row_scale(row, column_factors, columns, row_factors[i]);
+  }
+
+  void scale_row(int64_t i) const { scale_row(i, scores + i * row_stride); }
+
+  // The score of a cell, its row and its column counted from the tile's first, from the embeddings.
+  double unrounded(int64_t i, int64_t j) const {
+    const double product = row_dot(queries + i * query_stride, candidates + j * candidate_stride, width);
+    const double factor = row_factors == nullptr ? 1 : static_cast<double>(row_factors[i]) * column_factors[j];
+    return scale * factor * product;
   }
 };
 
@@ -101,23 +120,23 @@ struct RowSums {
   double* loss;
 };
 
-template <class T>
-void softmax_rows(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, const RowSums& sums,
+template <class S>
+void softmax_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, const RowSums& sums,
                   Report& report);
 
-template <class T>
-void softmax_tile(const Cells<T>& cells, const Tile<T>& tile, const RowSums& sums, Report& report);
+template <class S>
+void softmax_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, const RowSums& sums, Report& report);
 
-template <class T>
-void softmax_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights,
+template <class S>
+void softmax_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
                            const double* logsumexp, const double* mass, Report& report);
 
-template <class T>
-void sigmoid_tile(const Cells<T>& cells, const Tile<T>& tile, double* loss, Report& report);
+template <class S>
+void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* loss, Report& report);
 
 // The gradient of sum_i row_weights_i loss_i.
-template <class T>
-void sigmoid_tile_backward(const Cells<T>& cells, const Tile<T>& tile, const double* row_weights, double* loss,
+template <class S>
+void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, double* loss,
                            Report& report);
 
 }  // namespace fastqt

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/dtypes.h"
 #include "cpu/matrix.h"
 #include "cpu/norms.h"
 #include "cpu/parallel.h"
@@ -38,26 +39,31 @@ struct Gradients {
 
 // Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,
 // in which each row has an embedding of its own.
-template <class T>
+template <class S>
 struct Block {
   Tensor embeddings;
   std::optional<Tensor> gradient;
   Range columns;
   bool is_row_negatives;
-  std::optional<UnitRows<T>> unit;  // the embeddings again, where they count at norm 1
+  std::optional<UnitRows<S>> unit;  // the embeddings again, where they count at norm 1
+  std::optional<Tensor> sum;        // of products whose result is rounded to 16 bits: the gradient without its factor
 };
 
-template <class T>
+// Embeddings of S. Products of 16-bit matrices come out rounded to S; where several are added, that is in float32, and
+// the gradient is rounded at the end.
+template <class S>
 class Walk {
  public:
+  using T = Computed<S>;
+
   // With `normalize`, the rows of all embeddings count at norm 1.
   Walk(const Embeddings& given, double scale, const Gradients& gradients, bool normalize)
-      : scale_(scale), gradients_(gradients), queries_(with_blas_layout(given.queries)) {
+      : scale_(scale), gradients_(gradients), queries_(with_readable_rows(given.queries)) {
     const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
-      blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false, {}});
+      blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false, {}, {}});
       width_ += columns;
     };
-    add(with_blas_layout(given.candidates), gradients.candidates, given.candidates.size(0));
+    add(with_readable_rows(given.candidates), gradients.candidates, given.candidates.size(0));
     if (given.negatives) add(with_blas_layout(*given.negatives), gradients.negatives, given.negatives->size(0));
     if (given.row_negatives) {
       add(with_adjacent_columns(*given.row_negatives), gradients.row_negatives, 1);
@@ -70,6 +76,10 @@ class Walk {
     if (normalize) find_norms();
   }
 
+  // The tiles' dS is of losses whose row weights have been divided by this. Small weights would leave the range of
+  // float16.
+  void set_weight_unit(double unit) { weight_unit_ = unit; }
+
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
   // the scores from tile(), and may write their gradient there.
   template <class F>
@@ -77,7 +87,7 @@ class Walk {
     allocate_workspace(rows, columns);
     for_ranges(queries_.size(0), rows, [&](Range row_range) {
       enter_rows(row_range);
-      for (const Block<T>& block : blocks_)
+      for (const Block<S>& block : blocks_)
         for_ranges(block.columns.size(), columns, [&](Range range) {
           columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
           scores_ = part(part(workspace_, 0, {0, row_range.size()}), 1, {0, range.size()});
@@ -85,6 +95,7 @@ class Walk {
           score();
           visit();
         });
+      leave_rows();
     });
   }
 
@@ -97,20 +108,27 @@ class Walk {
       columns_ = {0, width_};
       scores_ = part(workspace_, 0, {0, range.size()});
       parts_.clear();
-      for (const Block<T>& block : blocks_)
+      for (const Block<S>& block : blocks_)
         parts_.push_back({&block, {0, block.columns.size()}, part(scores_, 1, block.columns)});
       score();
       visit();
+      leave_rows();
     });
   }
 
   // The tile that is visited.
-  Tile<T> tile() const {
-    Tile<T> made{scores_.template mutable_data_ptr<T>(), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
+  Tile<S> tile() const {
+    Tile<S> made{static_cast<S*>(scores_.data_ptr()), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
                  columns_.size()};
     if (unit_queries_) {
       made.row_factors = unit_queries_->inverse_norms().data() + rows_.begin;
       made.column_factors = column_factors_.data() + columns_.begin;
+    }
+    if (kHas16Bits<S> && columns_.begin < blocks_.front().columns.end) {
+      const RowsOf<S> queries(queries_), candidates(blocks_.front().embeddings);
+      made.queries = queries[rows_.begin], made.query_stride = queries.stride;
+      made.candidates = candidates[columns_.begin], made.candidate_stride = candidates.stride;
+      made.width = queries.width, made.scale = scale_;
     }
     return made;
   }
@@ -120,18 +138,20 @@ class Walk {
     for (const Part& p : parts_)
       if (p.block->gradient) add_to_columns(p);
     if (gradients_.bias && columns_.begin < blocks_.front().columns.end) add_to_bias(parts_.front());
-    if (gradients_.scale) {
-      add_to_scale();
+    if (queries_sum_) {
+      add_to_queries(part(*queries_sum_, 0, {0, rows_.size()}), 1);
     } else if (gradients_.queries) {
-      add_to_queries(part(*gradients_.queries, 0, rows_), columns_.begin > 0, scale_);
+      add_to_queries(part(*gradients_.queries, 0, rows_), factor());
     }
   }
 
-  // Finishes the gradients of rows that count at norm 1, once all tiles have been visited.
+  // Finishes the gradients once all tiles have been visited.
   void finish() const {
+    for (const Block<S>& block : blocks_)
+      if (block.sum) write_sum(*block.gradient, {0, block.columns.size()}, *block.sum);
     if (!unit_queries_) return;
     if (gradients_.queries) unit_queries_->finish_gradient(*gradients_.queries);
-    for (const Block<T>& block : blocks_)
+    for (const Block<S>& block : blocks_)
       if (block.gradient) block.unit->finish_gradient(*block.gradient);
     if (!gradients_.bias) return;
     T* const bias = gradients_.bias->template mutable_data_ptr<T>();
@@ -141,21 +161,35 @@ class Walk {
  private:
   // The columns that the tile has of one block, counted from the first of the block, and their scores.
   struct Part {
-    const Block<T>* block;
+    const Block<S>* block;
     Range columns;
     Tensor scores;
   };
 
+  // Targets of 16 bits are scored from the rows themselves.
+  static Tensor with_readable_rows(const Tensor& matrix) {
+    return kHas16Bits<S> ? with_adjacent_columns(matrix) : with_blas_layout(matrix);
+  }
+
   void allocate_workspace(int64_t rows, int64_t columns) {
-    workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
-    if (gradients_.bias) allocate_row_weights();
-    if (gradients_.scale) unscaled_queries_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
+    const int64_t N = queries_.size(0), D = queries_.size(1);
+    workspace_ = new_matrix(queries_, std::min(rows, N), std::min(columns, width_));
+    int64_t products = 0;  // that a row of the queries' gradient is the sum of
+    for (Block<S>& block : blocks_) {
+      products += (block.columns.size() + columns - 1) / columns;
+      if (kHas16Bits<S> && rows < N && block.gradient && !block.is_row_negatives)
+        block.sum = new_tensor<2>({block.columns.size(), D}, aoti_torch_dtype_float32());
+    }
+    if (gradients_.scale || (kHas16Bits<S> && gradients_.queries && products > 1))
+      queries_sum_ = new_tensor<2>({workspace_.size(0), D},
+                                   kHas16Bits<S> ? aoti_torch_dtype_float32() : dtype_of(queries_));
+    if (kHas16Bits<S>) product_ = new_matrix(queries_, std::max(workspace_.size(0), workspace_.size(1)), D);
   }
 
   void find_norms() {
     unit_queries_.emplace(queries_);
     queries_ = unit_queries_->rows();
-    for (Block<T>& block : blocks_) {
+    for (Block<S>& block : blocks_) {
       block.unit.emplace(block.embeddings);
       block.embeddings = block.unit->rows();
       // Of the row negatives each row has its own factor, which the functions below apply.
@@ -165,19 +199,13 @@ class Walk {
     }
   }
 
-  // The weights of the rows of dS in the gradient of the biases, which takes the rows' factors off again.
-  void allocate_row_weights() {
-    row_weights_ = new_matrix(queries_, 1, queries_.size(0));
-    torch::stable::fill_(row_weights_, 1);
-    if (!unit_queries_) return;
-    T* const weights = row_weights_.template mutable_data_ptr<T>();
-    for (int64_t i = 0; i < queries_.size(0); ++i) weights[i] = 1 / unit_queries_->inverse_norms()[i];
-  }
-
   // The factor of a row's own negative.
-  static double factor_of(const Block<T>& row_negatives, int64_t row) {
+  static double factor_of(const Block<S>& row_negatives, int64_t row) {
     return row_negatives.unit ? row_negatives.unit->inverse_norms()[row] : 1;
   }
+
+  // What products of dS are multiplied by.
+  double factor() const { return scale_ * weight_unit_; }
 
   void enter_rows(Range rows) {
     rows_ = rows;
@@ -197,7 +225,7 @@ class Walk {
         multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0, scale_);
         continue;
       }
-      const RowsOf<T> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
+      const RowsOf<S> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
       for_rows([&](int64_t i) {
         const int64_t row = rows_.begin + i;
         *scores[i] = static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width));
@@ -207,30 +235,48 @@ class Walk {
 
   void add_to_columns(const Part& p) const {
     if (!p.block->is_row_negatives) {
-      const Tensor gradient = part(*p.block->gradient, 0, p.columns);
-      return multiply(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
+      const bool add = rows_.begin > 0;
+      if (p.block->sum) return add_product(part(*p.block->sum, 0, p.columns), transposed(p.scores), tile_queries_, add, 1);
+      return multiply(part(*p.block->gradient, 0, p.columns), transposed(p.scores), tile_queries_, add, factor());
     }
-    const RowsOf<T> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
+    const RowsOf<S> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
       const int64_t row = rows_.begin + i;
-      row_multiple(gradient[row], f[i], f.width, static_cast<T>(scale_ * factor_of(*p.block, row) * *dS[i]), false);
+      const auto multiplier = static_cast<T>(factor() * factor_of(*p.block, row) * *dS[i]);
+      if constexpr (kHas16Bits<S>) row_round(gradient[row], f[i], f.width, multiplier);
+      else row_multiple(gradient[row], f[i], f.width, multiplier, false);
     });
   }
 
+  // The gradient of a bias is the sum of its column of dS, from which the rows' factors are taken off again.
   void add_to_bias(const Part& candidates) const {
-    const Tensor& whole = *gradients_.bias;
-    const Tensor gradient =
-        view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
-    multiply(gradient, part(row_weights_, 1, rows_), candidates.scores, rows_.begin > 0, 1);
+    constexpr int64_t kStripe = 1024;  // columns whose sums one thread keeps at a time
+    const int64_t columns = candidates.columns.size();
+    const RowsOf<S> dS(candidates.scores);
+    T* const bias = gradients_.bias->template mutable_data_ptr<T>() + candidates.columns.begin;
+    in_parallel((columns + kStripe - 1) / kStripe, kStripe * rows_.size(), [&](int64_t begin, int64_t end) {
+      T sums[kStripe];
+      for_ranges(end * kStripe, kStripe, [&](Range stripe) {
+        if (stripe.begin < begin * kStripe) return;
+        const int64_t width = std::min(stripe.end, columns) - stripe.begin;
+        for (int64_t i = 0; i < rows_.size(); ++i) {
+          const double row_factor = unit_queries_ ? unit_queries_->inverse_norms()[rows_.begin + i] : 1;
+          row_multiple(sums, dS[i] + stripe.begin, width, static_cast<T>(weight_unit_ / row_factor), i > 0);
+        }
+        row_multiple(bias + stripe.begin, sums, width, T(1), rows_.begin > 0);
+      });
+    });
   }
 
-  // Adds factor * dS G to `out`, or writes it there where `add` is false.
-  void add_to_queries(const Tensor& out, bool add, double factor) const {
+  // Adds factor * dS G to `out`, or writes it there for the first of the columns.
+  void add_to_queries(const Tensor& out, double factor) const {
+    bool add = columns_.begin > 0;
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
-        multiply(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
+        add_product(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
       } else {
-        const RowsOf<T> dS(p.scores), g(p.block->embeddings), to(out);
+        const RowsOf<S> dS(p.scores), g(p.block->embeddings);
+        const RowsOf<T> to(out);
         for_rows([&](int64_t i) {
           const int64_t row = rows_.begin + i;
           row_multiple(to[i], g[row], to.width, static_cast<T>(factor * factor_of(*p.block, row) * *dS[i]), add);
@@ -240,33 +286,57 @@ class Walk {
     }
   }
 
-  // The gradient of the scale is <F, dS G>, so that dS G is needed without the factor s. The gradient of the
-  // queries is s times the same product, which is not computed twice.
-  void add_to_scale() {
-    const Tensor unscaled = part(unscaled_queries_, 0, {0, rows_.size()});
-    add_to_queries(unscaled, false, 1);
-    const RowsOf<T> f(tile_queries_), from(unscaled);
-    std::vector<double> dots(rows_.size());
-    for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
-    double& total = *gradients_.scale->template mutable_data_ptr<double>();
-    total = std::accumulate(dots.begin(), dots.end(), rows_.begin > 0 || columns_.begin > 0 ? total : 0.0);
-    if (!gradients_.queries) return;
-    const RowsOf<T> to(*gradients_.queries);
-    for_rows([&](int64_t i) {
-      row_multiple(to[rows_.begin + i], from[i], f.width, static_cast<T>(scale_), columns_.begin > 0);
+  // Adds factor * a b to `out`, or writes it there. Only a sum in float32 can be added to.
+  void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, double factor) const {
+    if (!kHas16Bits<S> || has_16_bits(out.scalar_type())) return multiply(out, a, b, add, factor);
+    const Tensor product = part(product_, 0, {0, out.size(0)});
+    multiply(product, a, b, 0, factor);
+    const RowsOf<S> from(product);
+    const RowsOf<T> to(out);
+    in_parallel(out.size(0), to.width, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) row_multiple(to[i], from[i], to.width, 1, add);
+    });
+  }
+
+  // Writes what is kept of these rows, dS G without its factor, to the gradients. That of the scale is <F, dS G>.
+  void leave_rows() const {
+    if (!queries_sum_) return;
+    if (gradients_.scale) {
+      const RowsOf<S> f(tile_queries_);
+      const RowsOf<T> from(*queries_sum_);
+      std::vector<double> dots(rows_.size());
+      for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
+      double& total = *gradients_.scale->template mutable_data_ptr<double>();
+      total = weight_unit_ * std::accumulate(dots.begin(), dots.end(), 0.0) + (rows_.begin > 0 ? total : 0);
+    }
+    if (gradients_.queries) write_sum(*gradients_.queries, rows_, *queries_sum_);
+  }
+
+  // Writes the first rows of a sum, times the factor, to rows of a gradient.
+  void write_sum(const Tensor& gradient, Range rows, const Tensor& sum) const {
+    const RowsOf<S> to(gradient);
+    const RowsOf<T> from(sum);
+    in_parallel(rows.size(), to.width, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if constexpr (kHas16Bits<S>) row_round(to[rows.begin + i], from[i], to.width, static_cast<T>(factor()));
+        else row_multiple(to[rows.begin + i], from[i], to.width, static_cast<T>(factor()), false);
+      }
     });
   }
 
   const double scale_;
+  double weight_unit_ = 1;
   const Gradients gradients_;
   Tensor queries_;
-  std::optional<UnitRows<T>> unit_queries_;  // the queries again, where they count at norm 1
-  std::vector<Block<T>> blocks_;
+  std::optional<UnitRows<S>> unit_queries_;  // the queries again, where they count at norm 1
+  std::vector<Block<S>> blocks_;
   std::vector<T> column_factors_;
   int64_t width_ = 0;
 
-  Tensor workspace_, unscaled_queries_, row_weights_;
-  Range rows_{}, columns_{};  // of the tile that is visited
+  Tensor workspace_;
+  std::optional<Tensor> queries_sum_;  // of products for the rows that are visited, if they are added apart
+  Tensor product_;                     // of 16 bits, on its way to a sum
+  Range rows_{}, columns_{};           // of the tile that is visited
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;
 };

@@ -1,9 +1,9 @@
 """The engines and their registry: which of them computes a problem, and why the others do not.
 
 An engine is a module with `why_not(p, device, dtype)`, which says why it cannot compute a problem, or None,
-`computation(p)`, which names the module that computes problems of its kind, or None, and
-`normalizes(p, dtype)`, whether `Problem.normalize` may be set. For a `Problem` that module is the engine
-itself. Such a module has
+`computation(p)`, which names the module that computes problems of its kind, or None, `dtype_for(p, dtype)`,
+what inputs of a dtype are computed in, and `normalizes(p, dtype)`, whether `Problem.normalize` may be set.
+For a `Problem` that module is the engine itself. Such a module has
 
     gradients_in_forward(p) -> bool
     forward(p) -> Rows
@@ -48,6 +48,7 @@ class EngineModule(Computation, Protocol):
 
     def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None: ...
     def computation(self, p: AnyProblem) -> str | None: ...
+    def dtype_for(self, p: AnyProblem, dtype: torch.dtype) -> torch.dtype: ...
     def normalizes(self, p: AnyProblem, dtype: torch.dtype) -> bool: ...
 
 
@@ -58,7 +59,6 @@ class Engine:
     Attributes:
         name: what users call it.
         module: the engine.
-        dtypes: what it computes in; inputs of another dtype are converted to float32 first.
         mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
         eager: whether its loss is plain PyTorch that autograd differentiates.
         scaling: the module that multiplies its gradients on a GPU, if torch is not to do that.
@@ -66,7 +66,6 @@ class Engine:
 
     name: str
     module: EngineModule
-    dtypes: tuple[torch.dtype, ...]
     mixes: bool = False
     eager: bool = False
     scaling: str | None = None
@@ -83,25 +82,19 @@ class Engine:
         """
         return self.module.normalizes(p, dtype)
 
-    def dtype_for(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that inputs of `dtype` are computed in."""
-        return dtype if dtype in self.dtypes else torch.float32
+    def dtype_for(self, p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that the engine is given a problem in, for inputs of `dtype`."""
+        return self.module.dtype_for(p, dtype)
 
-
-_GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # In the order in which they are tried.
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("cpu", cast(EngineModule, cpu), (torch.float32, torch.float64)),
-        Engine("cuda", cast(EngineModule, cuda), _GPU_DTYPES, mixes=True),
-        Engine(
-            *("triton", cast(EngineModule, triton), _GPU_DTYPES),
-            mixes=True,
-            scaling="fastqt.kernels.upstream",
-        ),
-        Engine("reference", cast(EngineModule, reference), (torch.float32, torch.float64), eager=True),
+        Engine("cpu", cast(EngineModule, cpu)),
+        Engine("cuda", cast(EngineModule, cuda), mixes=True),
+        Engine("triton", cast(EngineModule, triton), mixes=True, scaling="fastqt.kernels.upstream"),
+        Engine("reference", cast(EngineModule, reference), eager=True),
     )
 }
 

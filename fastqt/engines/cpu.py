@@ -8,6 +8,7 @@ there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three produ
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -38,6 +39,9 @@ COMPUTATIONS = {
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
+CELLS_PER_TARGET = 8  # in problems of 16 bits
+# Instructions for products of 16-bit matrices. Without them float32 is faster: see docs/performance.md.
+PRODUCTS = {torch.bfloat16: ("avx512_bf16", "amx_bf16"), torch.float16: ("avx512_fp16", "amx_fp16")}
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
 
@@ -52,9 +56,39 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS[type(p)]
 
 
+def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+    """What inputs of a dtype are computed in.
+
+    16 bits stay where the CPU multiplies matrices of them faster than of float32, unless so many cells are
+    targets that their scores, each of which is a product of its own, would cost more than that saves.
+    """
+    if dtype not in PRODUCTS:
+        return dtype
+    stays = type(p) is Problem and _has_products(dtype) and _has_few_targets(p)
+    return dtype if stays else torch.float32
+
+
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised."""
-    return not isinstance(p, ThreeBlockProblem)
+    # A product of two rows that are not at norm 1 may leave the range of float16.
+    return not isinstance(p, ThreeBlockProblem) and dtype is not torch.float16
+
+
+@functools.cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in PRODUCTS[dtype])
+
+
+def _has_products(dtype: torch.dtype) -> bool:
+    """Whether torch has fast products of 16-bit matrices on this CPU: they are oneDNN's."""
+    return _has_instructions(dtype) and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+
+
+def _has_few_targets(p: Problem) -> bool:
+    columns = p.targets.columns
+    cells = p.queries.shape[0] * p.candidates.shape[0]
+    return columns is not None and CELLS_PER_TARGET * columns.shape[0] <= cells
 
 
 def gradients_in_forward(p: Problem) -> bool:

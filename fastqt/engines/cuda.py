@@ -38,6 +38,11 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS.get(type(p))
 
 
+def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+    """What inputs of a dtype are computed in: themselves, as `why_not` refuses float64."""
+    return dtype
+
+
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised: no."""
     return False

@@ -61,7 +61,8 @@ else:
         return [x.new_empty(x.shape) for x in compress(inputs, arguments[-1])]
 
     def _fake_loss_with_gradients(*arguments: Any) -> tuple[Tensor, list[Tensor], int, int, int]:
-        return arguments[0].new_empty(()), _fake_gradients(arguments), 0, 0, 0
+        dtype = torch.promote_types(arguments[0].dtype, torch.float32)
+        return arguments[0].new_empty((), dtype=dtype), _fake_gradients(arguments), 0, 0, 0
 
     def _fake_loss_backward(*arguments: Any) -> tuple[list[Tensor], int, int, int]:
         return _fake_gradients(arguments), 0, 0, 0

@@ -34,6 +34,11 @@ def computation(p: AnyProblem) -> str | None:
     return None
 
 
+def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+    """What inputs of a dtype are computed in: float32 for those of 16 bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised: no."""
     return False

@@ -59,7 +59,7 @@ def clip_loss(
         p = ClipProblem(a.to(dtype), b.to(dtype), scale, memory, normalize)
         engine = engines.choose(backend, p, dtype)
         if engine.computes(p):
-            computed = engine.dtype_for(dtype)
+            computed = engine.dtype_for(p, dtype)
             p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
             if normalize and not engine.normalizes(p, computed):
                 p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False

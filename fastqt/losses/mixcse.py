@@ -144,7 +144,7 @@ def _in_three_blocks(
     engine = engines.choose(options["backend"], p, p.queries.dtype)
     if not engine.computes(p):
         return None
-    computed = engine.dtype_for(p.queries.dtype)
+    computed = engine.dtype_for(p, p.queries.dtype)
     p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
     loss = autograd.loss_of(p, reduction, engine.name, "fastqt.mixcse_loss")
     if order is not None and reduction == "none":

@@ -59,6 +59,11 @@ def computation(p: AnyProblem) -> str | None:
     return COMPUTATIONS[type(p)]
 
 
+def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+    """What inputs of a dtype are computed in: themselves, as `why_not` refuses float64."""
+    return dtype
+
+
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised.
 
