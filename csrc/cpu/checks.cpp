@@ -57,8 +57,8 @@ void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std:
 
 void check_queries(const Tensor& queries) {
   const ScalarType dtype = queries.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double || has_16_bits(dtype),
-                  "queries: want dtype float32, float64, bfloat16 or float16, got ", name_of(dtype));
+  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::BFloat16,
+                  "queries: want dtype float32, float64 or bfloat16, got ", name_of(dtype));
   check_tensor("queries", queries, dtype, {kAnySize, kAnySize}, Layout::kStrided);
 }
 

@@ -1,4 +1,4 @@
-// A row of a matrix in the dtype of the computation: the row itself, or of 16 bits a copy in float32.
+// A row of a matrix in the dtype of the computation: the row itself, or of bfloat16 a copy in float32.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ class ComputedRow {
  public:
   using T = Computed<S>;
 
-  explicit ComputedRow(int64_t width) : copy_(kHas16Bits<S> ? width : 0) {}
+  explicit ComputedRow(int64_t width) : copy_(kRounds<S> ? width : 0) {}
 
   T* read(S* row, int64_t width) {
-    if constexpr (kHas16Bits<S>) {
+    if constexpr (kRounds<S>) {
       row_multiple(copy_.data(), row, width, 1, false);
       return copy_.data();
     } else {
@@ -26,7 +26,7 @@ class ComputedRow {
   }
 
   void write(S* row, int64_t width) const {
-    if constexpr (kHas16Bits<S>) row_round(row, copy_.data(), width);
+    if constexpr (kRounds<S>) row_round(row, copy_.data(), width);
   }
 
  private:

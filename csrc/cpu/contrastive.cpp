@@ -13,7 +13,6 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -47,7 +46,6 @@ class RowLosses {
 
   void softmax_with_gradients(int64_t tile_rows, const double* row_weights, const RowSums& sums) {
     begin(sums);
-    row_weights = in_units(row_weights);
     walk_.for_chunks(tile_rows, [&] {
       softmax_rows(cells_, walk_.tile(), row_weights, sums, report);
       walk_.differentiate();
@@ -57,7 +55,6 @@ class RowLosses {
 
   void softmax_backward(int64_t tile_rows, int64_t tile_columns, const double* row_weights, const double* logsumexp,
                         const double* mass) {
-    row_weights = in_units(row_weights);
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       softmax_tile_backward(cells_, walk_.tile(), row_weights, logsumexp, mass, report);
       walk_.differentiate();
@@ -71,7 +68,6 @@ class RowLosses {
 
   void sigmoid_with_gradients(int64_t tile_rows, int64_t tile_columns, const double* row_weights, double* loss) {
     std::fill_n(loss, N_, 0.0);
-    row_weights = in_units(row_weights);
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       sigmoid_tile_backward(cells_, walk_.tile(), row_weights, loss, report);
       walk_.differentiate();
@@ -86,18 +82,6 @@ class RowLosses {
     std::fill_n(sums.loss, N_, 0.0);
   }
 
-  // The weights as the tiles take them: of 16 bits, divided by the largest.
-  const double* in_units(const double* row_weights) {
-    if (!kHas16Bits<S>) return row_weights;
-    double unit = 0;
-    for (int64_t i = 0; i < N_; ++i) unit = std::max(unit, std::abs(row_weights[i]));
-    if (unit == 0 || !std::isfinite(unit)) return row_weights;
-    walk_.set_weight_unit(unit);
-    weights_.assign(row_weights, row_weights + N_);
-    for (double& weight : weights_) weight /= unit;
-    return weights_.data();
-  }
-
   void add_logsumexp_to_loss(const RowSums& sums) const {
     for (int64_t i = 0; i < N_; ++i)
       sums.loss[i] = sums.mass[i] > 0 ? sums.mass[i] * sums.logsumexp[i] + sums.loss[i] : 0;
@@ -105,7 +89,6 @@ class RowLosses {
 
   Walk<S>& walk_;
   const Cells<Computed<S>>& cells_;
-  std::vector<double> weights_;
   const int64_t N_;
   const double mass_without_targets_;
 };

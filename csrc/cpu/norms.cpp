@@ -18,19 +18,19 @@ constexpr double kLeastNorm = 1e-12;
 template <class T>
 constexpr double kMostNorm = sizeof(T) == 8 ? 0x1p200 : 0x1p26;
 
-// Rows with adjacent elements in the dtype of the computation, one at a time: a row of another layout or of 16 bits
-// is copied.
+// Rows with adjacent elements in the dtype of the computation, one at a time: a row of another layout or of
+// bfloat16 is copied.
 template <class S>
 class Reader {
  public:
   using T = Computed<S>;
 
   explicit Reader(const Tensor& matrix) : rows_(matrix), stride_(matrix.stride(1)) {
-    if (kHas16Bits<S> || stride_ != 1) copy_.resize(rows_.width);
+    if (kRounds<S> || stride_ != 1) copy_.resize(rows_.width);
   }
 
   const T* operator[](int64_t row) {
-    if constexpr (!kHas16Bits<S>)
+    if constexpr (!kRounds<S>)
       if (stride_ == 1) return rows_[row];
     for (int64_t d = 0; d < rows_.width; ++d) copy_[d] = rows_[row][d * stride_];
     return copy_.data();
@@ -116,6 +116,5 @@ void UnitRows<S>::finish_gradient(const Tensor& gradient) const {
 template class UnitRows<float>;
 template class UnitRows<double>;
 template class UnitRows<BFloat16>;
-template class UnitRows<Half>;
 
 }  // namespace fastqt

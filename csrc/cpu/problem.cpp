@@ -38,7 +38,7 @@ void check_targets(const Problem& p, ScalarType dtype) {
   STD_TORCH_CHECK(p.row_starts.has_value() != p.dense.has_value(), "row_starts: want either row_starts or dense, got ",
                   p.dense ? "both" : "neither");
   if (p.row_starts) check_compressed_targets(p);
-  STD_TORCH_CHECK(!p.dense || !has_16_bits(dtype), "dense: want None with embeddings of 16 bits, got ",
+  STD_TORCH_CHECK(!p.dense || dtype != ScalarType::BFloat16, "dense: want None with bfloat16 embeddings, got ",
                   described(*p.dense));
   check_tensor("dense", p.dense, dtype, {N, M}, Layout::kStrided);
   check_tensor("background", p.background, ScalarType::Double, {N}, Layout::kContiguous);

@@ -162,37 +162,6 @@ FASTQT_INLINE void multiple_body(T* y, const T* x, int64_t n, T factor, bool add
   }
 }
 
-// Rows of 16 bits are read and written in float32. These are conversions that the compiler can vectorise.
-
-FASTQT_INLINE float read(float x) { return x; }
-
-FASTQT_INLINE float read(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16); }
-
-FASTQT_INLINE float read(Half x) {
-  const uint32_t sign = (x.x & 0x8000u) << 16, magnitude = (x.x & 0x7fffu) << 13;
-  // The exponents of the two formats differ by 112. The factor also makes normal numbers of subnormal ones.
-  const auto finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-  return std::bit_cast<float>(sign | (magnitude < 0x7c00u << 13 ? finite : magnitude | 0x7f800000u));
-}
-
-FASTQT_INLINE void write(BFloat16& y, float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  y.x = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
-}
-
-FASTQT_INLINE void write(Half& y, float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-  // The unit of the last place of 0.5 is the least subnormal number of the format.
-  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  uint32_t rounded = magnitude < 0x38800000u ? subnormal : normal;
-  rounded = magnitude < 0x477ff000u ? rounded : 0x7c00u;
-  rounded = x != x ? 0x7e00u : rounded;
-  y.x = static_cast<uint16_t>(((bits >> 16) & 0x8000u) | rounded);
-}
-
 template <class X, class Y>
 FASTQT_INLINE double dot_in_blocks(const X* x, const Y* y, int64_t n) {
   double total = 0;
@@ -200,27 +169,26 @@ FASTQT_INLINE double dot_in_blocks(const X* x, const Y* y, int64_t n) {
     const int64_t end = std::min(n, begin + kBlock);
     float part = 0;
 #pragma omp simd reduction(+ : part)
-    for (int64_t j = begin; j < end; ++j) part += read(x[j]) * read(y[j]);
+    for (int64_t j = begin; j < end; ++j) part += static_cast<float>(x[j]) * static_cast<float>(y[j]);
     total += part;
   }
   return total;
 }
 
-template <class X>
-FASTQT_INLINE void multiple_of_16_bits(float* y, const X* x, int64_t n, float factor, bool add) {
+FASTQT_INLINE void multiple_body(float* y, const BFloat16* x, int64_t n, float factor, bool add) {
   if (add) {
 #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) y[j] += factor * read(x[j]);
+    for (int64_t j = 0; j < n; ++j) y[j] += factor * static_cast<float>(x[j]);
   } else {
 #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) y[j] = factor * read(x[j]);
+    for (int64_t j = 0; j < n; ++j) y[j] = factor * static_cast<float>(x[j]);
   }
 }
 
-template <class Y, class X>
-FASTQT_INLINE void round_body(Y* y, const X* x, int64_t n, float factor) {
+template <class X>
+FASTQT_INLINE void round_body(BFloat16* y, const X* x, int64_t n, float factor) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) write(y[j], factor * read(x[j]));
+  for (int64_t j = 0; j < n; ++j) y[j].bits = BFloat16(factor * static_cast<float>(x[j])).bits;
 }
 
 }  // namespace
@@ -297,20 +265,13 @@ FASTQT_CLONES void row_multiple(double* y, const double* x, int64_t n, double fa
 }
 
 FASTQT_CLONES double row_dot(const BFloat16* x, const BFloat16* y, int64_t n) { return dot_in_blocks(x, y, n); }
-FASTQT_CLONES double row_dot(const Half* x, const Half* y, int64_t n) { return dot_in_blocks(x, y, n); }
 FASTQT_CLONES double row_dot(const BFloat16* x, const float* y, int64_t n) { return dot_in_blocks(x, y, n); }
-FASTQT_CLONES double row_dot(const Half* x, const float* y, int64_t n) { return dot_in_blocks(x, y, n); }
 
 FASTQT_CLONES void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add) {
-  multiple_of_16_bits(y, x, n, factor, add);
-}
-FASTQT_CLONES void row_multiple(float* y, const Half* x, int64_t n, float factor, bool add) {
-  multiple_of_16_bits(y, x, n, factor, add);
+  multiple_body(y, x, n, factor, add);
 }
 
 FASTQT_CLONES void row_round(BFloat16* y, const float* x, int64_t n, float factor) { round_body(y, x, n, factor); }
-FASTQT_CLONES void row_round(Half* y, const float* x, int64_t n, float factor) { round_body(y, x, n, factor); }
 FASTQT_CLONES void row_round(BFloat16* y, const BFloat16* x, int64_t n, float factor) { round_body(y, x, n, factor); }
-FASTQT_CLONES void row_round(Half* y, const Half* x, int64_t n, float factor) { round_body(y, x, n, factor); }
 
 }  // namespace fastqt

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cpu/dtypes.h"
+#include "cpu/bfloat16.h"
 
 namespace fastqt {
 
@@ -68,18 +68,13 @@ double row_dot(const double* x, const double* y, int64_t n);
 void row_multiple(float* y, const float* x, int64_t n, float factor, bool add);
 void row_multiple(double* y, const double* x, int64_t n, double factor, bool add);
 
-// The same functions of rows of 16 bits.
+// The same functions of rows in bfloat16.
 double row_dot(const BFloat16* x, const BFloat16* y, int64_t n);
-double row_dot(const Half* x, const Half* y, int64_t n);
 double row_dot(const BFloat16* x, const float* y, int64_t n);
-double row_dot(const Half* x, const float* y, int64_t n);
 void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add);
-void row_multiple(float* y, const Half* x, int64_t n, float factor, bool add);
 
-// y_j = factor * x_j, rounded to the nearest number of 16 bits, and of two such to the even one
+// y_j = factor * x_j, rounded to bfloat16
 void row_round(BFloat16* y, const float* x, int64_t n, float factor = 1);
-void row_round(Half* y, const float* x, int64_t n, float factor = 1);
 void row_round(BFloat16* y, const BFloat16* x, int64_t n, float factor);
-void row_round(Half* y, const Half* x, int64_t n, float factor);
 
 }  // namespace fastqt

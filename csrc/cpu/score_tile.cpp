@@ -51,7 +51,7 @@ class Row {
     collect_targets();
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
     take_out_targets();
-    if constexpr (kHas16Bits<S>) score_targets();
+    if constexpr (kRounds<S>) score_targets();
     apply_diagonal();
     apply_exclusions();
   }
@@ -164,11 +164,12 @@ class Row {
     background_scores_ -= total;
   }
 
-  // Replaces the targets' scores, which the tile has in 16 bits, by unrounded ones.
+  // Replaces the targets' scores, which the tile has in bfloat16, by unrounded ones.
   void score_targets() {
     for (ExactCell& cell : exact_) {
-      cell.score = tile_.unrounded(row_ - tile_.first_row, cell.offset);
-      if (cells_.bias != nullptr) cell.score += cells_.bias[first_ + cell.offset];
+      const double bias = cells_.bias == nullptr ? 0 : cells_.bias[first_ + cell.offset];
+      // Rounded to T, as the shift of a row is: a score above it by less than that would overflow.
+      cell.score = static_cast<T>(tile_.unrounded(row_ - tile_.first_row, cell.offset) + bias);
     }
   }
 
@@ -311,6 +312,5 @@ void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile,
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 FASTQT_INSTANTIATE(BFloat16)
-FASTQT_INSTANTIATE(Half)
 
 }  // namespace fastqt

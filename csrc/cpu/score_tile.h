@@ -77,7 +77,7 @@ struct Cells {
   }
 };
 
-// S is the dtype of the embeddings. Scores of 16 bits are rounded; rows of them are computed in float32.
+// S is the dtype of the embeddings. Scores in bfloat16 are rounded; rows of them are computed in float32.
 template <class S>
 struct Tile {
   using T = Computed<S>;
@@ -91,7 +91,7 @@ struct Tile {
   // the gradients with the embeddings lack the projection that UnitRows::finish_gradient makes.
   const T* row_factors = nullptr;
   const T* column_factors = nullptr;
-  // Of a tile of 16 bits: what the scores of targets are computed from once more, without rounding.
+  // Of a tile in bfloat16: what the scores of targets are computed from once more, without rounding.
   const S* queries = nullptr;     // of the tile's first row
   const S* candidates = nullptr;  // of the tile's first column
   int64_t query_stride = 0, candidate_stride = 0, width = 0;

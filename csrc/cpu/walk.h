@@ -46,11 +46,11 @@ struct Block {
   Range columns;
   bool is_row_negatives;
   std::optional<UnitRows<S>> unit;  // the embeddings again, where they count at norm 1
-  std::optional<Tensor> sum;        // of products whose result is rounded to 16 bits: the gradient without its factor
+  std::optional<Tensor> sum;        // of rounded products, in float32: the gradient without the factor s
 };
 
-// Embeddings of S. Products of 16-bit matrices come out rounded to S; where several are added, that is in float32, and
-// the gradient is rounded at the end.
+// Embeddings of S. Products of bfloat16 matrices come out rounded to bfloat16. Where several are added up to a gradient,
+// they are in float32, and the sum is rounded at the end.
 template <class S>
 class Walk {
  public:
@@ -75,10 +75,6 @@ class Walk {
     if (given.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
     if (normalize) find_norms();
   }
-
-  // The tiles' dS is of losses whose row weights have been divided by this. Small weights would leave the range of
-  // float16.
-  void set_weight_unit(double unit) { weight_unit_ = unit; }
 
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
   // the scores from tile(), and may write their gradient there.
@@ -124,7 +120,7 @@ class Walk {
       made.row_factors = unit_queries_->inverse_norms().data() + rows_.begin;
       made.column_factors = column_factors_.data() + columns_.begin;
     }
-    if (kHas16Bits<S> && columns_.begin < blocks_.front().columns.end) {
+    if (kRounds<S> && columns_.begin < blocks_.front().columns.end) {
       const RowsOf<S> queries(queries_), candidates(blocks_.front().embeddings);
       made.queries = queries[rows_.begin], made.query_stride = queries.stride;
       made.candidates = candidates[columns_.begin], made.candidate_stride = candidates.stride;
@@ -141,7 +137,7 @@ class Walk {
     if (queries_sum_) {
       add_to_queries(part(*queries_sum_, 0, {0, rows_.size()}), 1);
     } else if (gradients_.queries) {
-      add_to_queries(part(*gradients_.queries, 0, rows_), factor());
+      add_to_queries(part(*gradients_.queries, 0, rows_), scale_);
     }
   }
 
@@ -166,9 +162,9 @@ class Walk {
     Tensor scores;
   };
 
-  // Targets of 16 bits are scored from the rows themselves.
+  // Targets in bfloat16 are scored from the rows themselves.
   static Tensor with_readable_rows(const Tensor& matrix) {
-    return kHas16Bits<S> ? with_adjacent_columns(matrix) : with_blas_layout(matrix);
+    return kRounds<S> ? with_adjacent_columns(matrix) : with_blas_layout(matrix);
   }
 
   void allocate_workspace(int64_t rows, int64_t columns) {
@@ -177,13 +173,13 @@ class Walk {
     int64_t products = 0;  // that a row of the queries' gradient is the sum of
     for (Block<S>& block : blocks_) {
       products += (block.columns.size() + columns - 1) / columns;
-      if (kHas16Bits<S> && rows < N && block.gradient && !block.is_row_negatives)
+      if (kRounds<S> && rows < N && block.gradient && !block.is_row_negatives)
         block.sum = new_tensor<2>({block.columns.size(), D}, aoti_torch_dtype_float32());
     }
-    if (gradients_.scale || (kHas16Bits<S> && gradients_.queries && products > 1))
+    if (gradients_.scale || (kRounds<S> && gradients_.queries && products > 1))
       queries_sum_ = new_tensor<2>({workspace_.size(0), D},
-                                   kHas16Bits<S> ? aoti_torch_dtype_float32() : dtype_of(queries_));
-    if (kHas16Bits<S>) product_ = new_matrix(queries_, std::max(workspace_.size(0), workspace_.size(1)), D);
+                                   kRounds<S> ? aoti_torch_dtype_float32() : dtype_of(queries_));
+    if (kRounds<S>) product_ = new_matrix(queries_, std::max(workspace_.size(0), workspace_.size(1)), D);
   }
 
   void find_norms() {
@@ -203,9 +199,6 @@ class Walk {
   static double factor_of(const Block<S>& row_negatives, int64_t row) {
     return row_negatives.unit ? row_negatives.unit->inverse_norms()[row] : 1;
   }
-
-  // What products of dS are multiplied by.
-  double factor() const { return scale_ * weight_unit_; }
 
   void enter_rows(Range rows) {
     rows_ = rows;
@@ -228,7 +221,7 @@ class Walk {
       const RowsOf<S> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
       for_rows([&](int64_t i) {
         const int64_t row = rows_.begin + i;
-        *scores[i] = static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width));
+        *scores[i] = static_cast<S>(static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width)));
       });
     }
   }
@@ -237,13 +230,13 @@ class Walk {
     if (!p.block->is_row_negatives) {
       const bool add = rows_.begin > 0;
       if (p.block->sum) return add_product(part(*p.block->sum, 0, p.columns), transposed(p.scores), tile_queries_, add, 1);
-      return multiply(part(*p.block->gradient, 0, p.columns), transposed(p.scores), tile_queries_, add, factor());
+      return multiply(part(*p.block->gradient, 0, p.columns), transposed(p.scores), tile_queries_, add, scale_);
     }
     const RowsOf<S> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
       const int64_t row = rows_.begin + i;
-      const auto multiplier = static_cast<T>(factor() * factor_of(*p.block, row) * *dS[i]);
-      if constexpr (kHas16Bits<S>) row_round(gradient[row], f[i], f.width, multiplier);
+      const auto multiplier = static_cast<T>(scale_ * factor_of(*p.block, row) * *dS[i]);
+      if constexpr (kRounds<S>) row_round(gradient[row], f[i], f.width, multiplier);
       else row_multiple(gradient[row], f[i], f.width, multiplier, false);
     });
   }
@@ -261,7 +254,7 @@ class Walk {
         const int64_t width = std::min(stripe.end, columns) - stripe.begin;
         for (int64_t i = 0; i < rows_.size(); ++i) {
           const double row_factor = unit_queries_ ? unit_queries_->inverse_norms()[rows_.begin + i] : 1;
-          row_multiple(sums, dS[i] + stripe.begin, width, static_cast<T>(weight_unit_ / row_factor), i > 0);
+          row_multiple(sums, dS[i] + stripe.begin, width, static_cast<T>(1 / row_factor), i > 0);
         }
         row_multiple(bias + stripe.begin, sums, width, T(1), rows_.begin > 0);
       });
@@ -288,7 +281,7 @@ class Walk {
 
   // Adds factor * a b to `out`, or writes it there. Only a sum in float32 can be added to.
   void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, double factor) const {
-    if (!kHas16Bits<S> || has_16_bits(out.scalar_type())) return multiply(out, a, b, add, factor);
+    if (!kRounds<S> || out.scalar_type() == ScalarType::BFloat16) return multiply(out, a, b, add, factor);
     const Tensor product = part(product_, 0, {0, out.size(0)});
     multiply(product, a, b, 0, factor);
     const RowsOf<S> from(product);
@@ -307,7 +300,7 @@ class Walk {
       std::vector<double> dots(rows_.size());
       for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
       double& total = *gradients_.scale->template mutable_data_ptr<double>();
-      total = weight_unit_ * std::accumulate(dots.begin(), dots.end(), 0.0) + (rows_.begin > 0 ? total : 0);
+      total = std::accumulate(dots.begin(), dots.end(), rows_.begin > 0 ? total : 0.0);
     }
     if (gradients_.queries) write_sum(*gradients_.queries, rows_, *queries_sum_);
   }
@@ -318,14 +311,13 @@ class Walk {
     const RowsOf<T> from(sum);
     in_parallel(rows.size(), to.width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        if constexpr (kHas16Bits<S>) row_round(to[rows.begin + i], from[i], to.width, static_cast<T>(factor()));
-        else row_multiple(to[rows.begin + i], from[i], to.width, static_cast<T>(factor()), false);
+        if constexpr (kRounds<S>) row_round(to[rows.begin + i], from[i], to.width, static_cast<T>(scale_));
+        else row_multiple(to[rows.begin + i], from[i], to.width, static_cast<T>(scale_), false);
       }
     });
   }
 
   const double scale_;
-  double weight_unit_ = 1;
   const Gradients gradients_;
   Tensor queries_;
   std::optional<UnitRows<S>> unit_queries_;  // the queries again, where they count at norm 1
@@ -335,7 +327,7 @@ class Walk {
 
   Tensor workspace_;
   std::optional<Tensor> queries_sum_;  // of products for the rows that are visited, if they are added apart
-  Tensor product_;                     // of 16 bits, on its way to a sum
+  Tensor product_;                     // rounded, on its way to a sum
   Range rows_{}, columns_{};           // of the tile that is visited
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;

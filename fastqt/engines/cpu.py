@@ -39,9 +39,10 @@ COMPUTATIONS = {
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
-CELLS_PER_TARGET = 8  # in problems of 16 bits
-# Instructions for products of 16-bit matrices. Without them float32 is faster: see docs/performance.md.
-PRODUCTS = {torch.bfloat16: ("avx512_bf16", "amx_bf16"), torch.float16: ("avx512_fp16", "amx_fp16")}
+CELLS_PER_TARGET = 8  # at least, in a problem of bfloat16
+# The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32, and is
+# slower than with float32 itself.
+BFLOAT16 = ("avx512_bf16", "amx_bf16")
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
 
@@ -59,30 +60,29 @@ def computation(p: AnyProblem) -> str | None:
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
     """What inputs of a dtype are computed in.
 
-    16 bits stay where the CPU multiplies matrices of them faster than of float32, unless so many cells are
+    bfloat16 stays where the CPU multiplies matrices of it faster than of float32, unless so many cells are
     targets that their scores, each of which is a product of its own, would cost more than that saves.
+    float16 is computed in float32.
     """
-    if dtype not in PRODUCTS:
+    if dtype is torch.bfloat16 and type(p) is Problem and _has_few_targets(p) and has_bfloat16_products():
         return dtype
-    stays = type(p) is Problem and _has_products(dtype) and _has_few_targets(p)
-    return dtype if stays else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
     """Whether it takes embeddings as they are where their rows are to be normalised."""
-    # A product of two rows that are not at norm 1 may leave the range of float16.
-    return not isinstance(p, ThreeBlockProblem) and dtype is not torch.float16
+    return not isinstance(p, ThreeBlockProblem)
+
+
+def has_bfloat16_products() -> bool:
+    """Whether torch multiplies bfloat16 matrices by instructions for that: oneDNN does, where there are some."""
+    return torch.backends.mkldnn.enabled and _has_bfloat16_instructions()
 
 
 @functools.cache
-def _has_instructions(dtype: torch.dtype) -> bool:
+def _has_bfloat16_instructions() -> bool:
     capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in PRODUCTS[dtype])
-
-
-def _has_products(dtype: torch.dtype) -> bool:
-    """Whether torch has fast products of 16-bit matrices on this CPU: they are oneDNN's."""
-    return _has_instructions(dtype) and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in BFLOAT16)
 
 
 def _has_few_targets(p: Problem) -> bool:

@@ -14,6 +14,7 @@ from tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
 from torch import Tensor
 
 import fastqt
+from fastqt.engines import cpu
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
 TINIEST_NORM = 1e-12  # torch.nn.functional.normalize divides by no less
@@ -97,6 +98,7 @@ class Truth:
     - An element of a gradient is a sum of at most n terms, each a coefficient times an embedding's element.
       The sum adds a relative error of n u. It is relative to the absolute values of the terms, which the
       oracle sums up as well: where terms cancel each other, their errors remain.
+    - Where a CPU computes in bfloat16, scores and coefficients are rounded to it, and products of these.
     - What else is rounded once (the exponential, the coefficient, its product with the scale) adds 8 u.
 
     Attributes:
@@ -113,6 +115,9 @@ class Truth:
         if self.dtype is torch.float64:
             self.read_as = torch.float64
         self.computed = torch.promote_types(self.dtype, torch.float32)
+        # On a CPU bfloat16 problems may have scores, dS and products of it in bfloat16.
+        self.rounds = self.read_as is torch.bfloat16 and backend in (None, "cpu") and cpu.has_bfloat16_products()
+        self.rounding = UNIT_ROUNDOFF[torch.bfloat16] if self.rounds else 0.0
         self.unit = UNIT_ROUNDOFF[self.computed]
         self.scale = float(arguments.get("scale", 1.0))
         self.bias = self._bias()
@@ -150,7 +155,7 @@ class Truth:
         norms = _norms(own + other)[:, None]
         self.scored["row_negatives"] = (own + other) / norms
         parts = (np.abs(own) + np.abs(other)) / norms
-        rounding = self.unit + (UNIT_ROUNDOFF[self.dtype] if self.backend else 0.0)
+        rounding = self.unit + (UNIT_ROUNDOFF[self.read_as] if self.backend or self.rounds else 0.0)
         self.mixed_error = (candidates.shape[1] + 8) * rounding * parts
         self.product_error = (self.mixed_error * np.abs(self.scored["queries"])).sum(1).max()
         self.score_error += abs(self.scale) * self.product_error
@@ -168,6 +173,7 @@ class Truth:
         N, D = size["queries"].shape
         roundings = D + 4 + (2 * (D + 8) if self.normalize else 0)
         self.score_error += roundings * self.unit * self.largest_score
+        self.score_error += self.rounding * self.largest_score
         if self.backend and self.normalize:
             self.score_error += 2 * UNIT_ROUNDOFF[self.dtype] * self.largest_score
         self.terms = N + sum(map(len, columns)) + 8
@@ -223,6 +229,7 @@ class Truth:
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
             factor += THREE_ROUNDINGS[self.dtype]
+        factor += 4 * self.rounding  # of dS, of its products, and of a gradient before that of its norm
         flushed = (
             FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest, self.largest_product)
         )

@@ -1,0 +1,198 @@
+"""bfloat16 on a CPU that multiplies matrices of it: within eager PyTorch's error, and exact where that counts.
+
+The products are torch's on every CPU; without instructions for them they are only slower.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES
+from draws import Seeded
+from hypothesis import Phase, given, settings
+from problem_check import check
+from problems import Maker, problems
+from tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
+
+import fastqt
+from fastqt import functional
+from fastqt.engines import cpu as schedule
+
+ROUNDING = UNIT_ROUNDOFF[torch.bfloat16]
+WINDOW = (-1, 1)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16(monkeypatch):
+    """Problems of any size and with any number of targets are computed in bfloat16."""
+    monkeypatch.setattr(schedule, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(schedule, "CELLS_PER_TARGET", 0)
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """The problems that losses are lowered to."""
+    found = []
+    whole = functional._loss
+    monkeypatch.setattr(functional, "_loss", lambda p, *more: found.append(p) or whole(p, *more))
+    return found
+
+
+def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
+def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((x.double() - truth).norm() / truth.norm()).item()
+
+
+def eager_window(q: torch.Tensor, c: torch.Tensor, scale: float) -> torch.Tensor:
+    N = len(q)
+    S = (scale * (q @ c.T)).masked_fill(torch.eye(N, dtype=torch.bool), 0)
+    T = sum(torch.ones(N - 1, dtype=q.dtype).diag(offset) for offset in WINDOW)
+    return F.kl_div(S.log_softmax(1), T / T.sum(1, keepdim=True), reduction="sum") / N
+
+
+def eager_pairs(q: torch.Tensor, c: torch.Tensor, scale: float) -> torch.Tensor:
+    S = scale * (F.normalize(q, dim=1) @ F.normalize(c, dim=1).T)
+    return F.cross_entropy(S, torch.arange(len(q)))
+
+
+def eager_sigmoid(q: torch.Tensor, c: torch.Tensor, scale: float) -> torch.Tensor:
+    S = scale * (F.normalize(q, dim=1) @ F.normalize(c, dim=1).T) - 2
+    return F.softplus(S).sum(1).mean() - S.diag().mean()
+
+
+PAIRS = {"targets": fastqt.Diagonal(), "diagonal": "keep", "normalize": True}
+LOSSES = {
+    "window": (fastqt.contrastive_loss, {}, eager_window),
+    "pairs": (fastqt.contrastive_loss, PAIRS, eager_pairs),
+    "sigmoid": (fastqt.sigmoid_loss, {**PAIRS, "bias": -2.0}, eager_sigmoid),
+}
+
+
+def embeddings(kind: str, state: str, N: int = 200, D: int = 48) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Queries, candidates and a scale; converged ones score their targets far above all others."""
+    generator = torch.Generator().manual_seed(len(kind) + len(state))
+    q = torch.randn(N, D, generator=generator)
+    if state == "random":
+        return q, torch.randn(N, D, generator=generator), 0.3 if kind == "window" else 20.0
+    q = F.normalize(q, dim=1)
+    if kind == "window":
+        return q, 4 * (q.roll(1, 0) + q.roll(-1, 0)), 8.0
+    return q, q + 0.05 * torch.randn(N, D, generator=generator), 20.0
+
+
+@pytest.mark.parametrize("memory", ["fast", "chunks", "low"])
+@pytest.mark.parametrize("state", ["random", "converged"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_error_is_within_that_of_eager_pytorch(kind, state, memory, monkeypatch):
+    if memory != "fast":
+        monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
+        monkeypatch.setattr(schedule, "TILE_ROWS", 70)
+        monkeypatch.setattr(schedule, "TILE_COLUMNS", 90)
+        monkeypatch.setattr(schedule, "TILE_BYTES", 2 * 70 * 90)
+    loss_of, options, eager = LOSSES[kind]
+    *given, scale = embeddings(kind, state)
+    given = [x.bfloat16() for x in given]
+    truth = leaves(*(x.double() for x in given))
+    eager(*truth, scale).backward()
+    expected = eager(*truth, scale).detach()
+    ours, theirs = leaves(*given), leaves(*given)
+    loss = loss_of(*ours, **options, scale=scale, memory="low" if memory == "low" else "fast")
+    assert loss.dtype is torch.float32
+    their_loss = eager(*theirs, scale)
+    loss.backward()
+    their_loss.backward()
+    assert abs(loss - expected) <= EAGER_FACTOR * abs(their_loss - expected) + 1e-6 * expected
+    for x, y, t in zip(ours, theirs, truth, strict=True):
+        assert x.grad.dtype is torch.bfloat16
+        assert distance(x.grad, t.grad) <= EAGER_FACTOR * distance(y.grad, t.grad)
+
+
+def test_a_converged_loss_keeps_its_digits():
+    """Eager PyTorch's is a difference of two numbers of the size of the scores, rounded to 8 bits."""
+    q, c, scale = embeddings("pairs", "converged")
+    given = [x.bfloat16() for x in (q, c)]
+    loss = fastqt.contrastive_loss(*given, **PAIRS, scale=scale)
+    expected = eager_pairs(*(x.double() for x in given), scale)
+    assert expected < 0.02
+    assert abs(loss - expected) < 4 * ROUNDING * expected
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "dense" not in c.name], ids=lambda case: case.name)
+@pytest.mark.parametrize("rows", [100, 5])
+def test_every_case_is_computed_in_bfloat16(case, rows, lowered, monkeypatch):
+    """Against the oracle, within what rounding scores, dS and products does: scores here are of order 10."""
+    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", rows)
+    inputs = case.inputs(torch.bfloat16)
+    loss = case.loss(inputs)
+    assert lowered[0].targets.dense is not None or lowered[0].queries.dtype is torch.bfloat16
+    gradients = torch.autograd.grad(loss.sum(), list(inputs.values()))
+    weights = torch.full((len(inputs["queries"]),), 1.0 if loss.dim() else 1 / len(inputs["queries"]))
+    expected = case.expected(inputs, weights.double().numpy())
+    for (name, x), gradient in zip(inputs.items(), gradients, strict=True):
+        assert gradient.dtype is x.dtype
+        wanted = torch.as_tensor(getattr(expected, name)).double().reshape(gradient.shape)
+        assert distance(gradient, wanted) < 12 * ROUNDING, name
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=200, phases=(Phase.generate,))
+@given(problems([torch.bfloat16]))
+def test_random_problems(problem):
+    check(problem, "cpu")
+
+
+def test_a_wrong_gradient_of_a_random_problem_is_found(monkeypatch):
+    whole = fastqt.contrastive_loss
+
+    def spoilt(**arguments):
+        queries = arguments["queries"]
+        return whole(**arguments) + 0.3 * (queries - queries.detach()).float().sum()
+
+    monkeypatch.setattr(fastqt, "contrastive_loss", spoilt)
+    found = drawn = 0
+    for number in range(80):
+        problem = Maker(Seeded(number), [torch.bfloat16]).problem
+        if problem.link != "softmax" or "queries" not in problem.needs or problem.refusals:
+            continue
+        drawn += 1
+        try:
+            check(problem, "cpu")
+        except AssertionError:
+            found += 1
+    assert found > 0.4 * drawn  # the others have scores so large that nothing is left of the digits
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "computed"),
+    [
+        ({}, {}, torch.bfloat16),
+        ({"has_bfloat16_products": lambda: False}, {}, torch.float32),
+        ({"CELLS_PER_TARGET": 8}, {}, torch.bfloat16),
+        ({"CELLS_PER_TARGET": 8}, {"context_size": 4}, torch.float32),
+        ({}, {"targets": torch.full((40, 40), 1 / 40), "diagonal": "keep"}, torch.float32),
+    ],
+    ids=["bfloat16", "no instructions", "few targets", "many targets", "dense targets"],
+)
+def test_what_is_computed_in_float32(change, options, computed, lowered, monkeypatch):
+    for name, value in change.items():
+        monkeypatch.setattr(schedule, name, value)
+    fastqt.contrastive_loss(*(torch.randn(40, 8, dtype=torch.bfloat16) for _ in range(2)), **options)
+    assert lowered[0].queries.dtype is computed
+
+
+def test_float16_is_computed_in_float32(lowered):
+    fastqt.contrastive_loss(*(torch.randn(40, 8, dtype=torch.float16) for _ in range(2)))
+    assert lowered[0].queries.dtype is torch.float32
+
+
+def test_without_onednn_there_are_no_products(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(schedule, "_has_bfloat16_instructions", lambda: True)
+    try:
+        torch._C._set_mkldnn_enabled(False)  # mkldnn.flags() also sets what warns here
+        assert not schedule.has_bfloat16_products()
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    assert schedule.has_bfloat16_products()
