@@ -66,8 +66,9 @@ def contrastive_loss(
     `row_negatives`, `scale` and `bias`, once (a double backward needs backend="reference").
 
     Args:
-        queries: (N, D) floating point. On a CPU float16 and bfloat16 inputs, and those that autocast
-            rounds to them, are computed in float32.
+        queries: (N, D) floating point. On a CPU float16 is computed in float32, and so is bfloat16 where
+            the CPU has no instructions for products of it, or with an (N, M) matrix of targets. Elsewhere
+            bfloat16 is multiplied as it is: scores are rounded to it, but those of targets are not.
         candidates: (M, D), dtype and device as `queries`.
         targets: fastqt targets (`Window`, `Diagonal`, `Sparse`, `smoothed`), a (N,) integer tensor of
             target columns (-100: none), or an (N, M) matrix of weights >= 0. By default

@@ -92,6 +92,44 @@ def family_table(run: Run) -> str:
     )
 
 
+def bfloat16_table(run: Run) -> str:
+    return table(
+        ("loss", "memory", "N", "D", "fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt in float32 × GEMMs"),
+        (
+            (
+                *(f"`{r['loss']}`", r["memory"], f"{r['N']:,}", f"{r['D']:,}", milliseconds(r["seconds"])),
+                *(times(r[f"{of}ratio_to_gemm"]) for of in ("", "eager_", "float32_")),
+            )
+            for r in rows_of(run, "test_bfloat16")
+        ),
+    )
+
+
+def bfloat16_error_table(run: Run) -> str:
+    return table(
+        ("embeddings", "N", "D", "fastqt", "eager"),
+        (
+            (
+                r["state"],
+                f"{r['N']:,}",
+                f"{r['D']:,}",
+                *(f"{r['gradient_errors'][x]:.1e}" for x in ("fastqt", "eager")),
+            )
+            for r in rows_of(run, "test_bfloat16_error")
+        ),
+    )
+
+
+def products_table(run: Run) -> str:
+    return table(
+        ("oneDNN", "bfloat16, times as fast as float32"),
+        (
+            (r["level"], times(r["float32_seconds"] / r["bfloat16_seconds"]))
+            for r in rows_of(run, "test_products")
+        ),
+    )
+
+
 def gru_table(run: Run) -> str:
     header = ("GRU", "fastqt ms", "× GEMMs", "torch.nn.GRU × GEMMs", "faster")
     return table(
@@ -221,6 +259,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "machine": lambda: machine(run),
         "loss": lambda: loss_table(run),
         "family": lambda: family_table(run),
+        "bfloat16": lambda: bfloat16_table(run),
+        "bfloat16 error": lambda: bfloat16_error_table(run),
+        "products": lambda: products_table(run),
         "gru": lambda: gru_table(run),
         "training step": lambda: training_step_table(run),
         "call": lambda: call_table(run),

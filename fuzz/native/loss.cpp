@@ -48,11 +48,12 @@ void add_exclusions(Source& source, const Sizes& size, bool has_background, Stac
 }
 
 Stack problem(Source& source, const Sizes& size, at::ScalarType dtype, int64_t link) {
+  const at::ScalarType computed = dtype == at::kBFloat16 ? at::kFloat : dtype;
   const auto maybe = [&](std::vector<int64_t> sizes, bool there) {
     return there ? std::optional<Tensor>(source.tensor(std::move(sizes), dtype)) : std::nullopt;
   };
   std::optional<Tensor> bias;
-  if (source.flag()) bias = source.contiguous({size.M}, dtype);
+  if (source.flag()) bias = source.contiguous({size.M}, computed);
   Stack arguments{source.tensor({size.N, size.D}, dtype), source.tensor({size.M, size.D}, dtype)};
   arguments.push_back(optional(maybe({size.K, size.D}, size.K > 0)));
   arguments.push_back(optional(maybe({size.N, size.D}, source.flag())));
@@ -61,10 +62,11 @@ Stack problem(Source& source, const Sizes& size, at::ScalarType dtype, int64_t l
   arguments.emplace_back(source.wild() ? source.any_integer() : link);
   const int64_t diagonal = source.tame ? 2 : source.between(0, 2);
   arguments.emplace_back(source.wild() ? source.any_integer() : diagonal);
-  if (source.flag()) {
+  // bfloat16 has no dense targets.
+  if (source.flag() || (source.tame && dtype == at::kBFloat16)) {
     add_compressed_targets(source, size, arguments);
   } else {
-    add_dense_targets(source, size, dtype, arguments);
+    add_dense_targets(source, size, computed, arguments);
   }
   std::optional<Tensor> background;
   if (source.flag()) background = source.contiguous({size.N}, at::kDouble, true);
@@ -91,7 +93,7 @@ std::vector<bool> needs(Source& source, const Stack& given) {
 
 void run(Source& source) {
   const Sizes size{source.size(12), source.size(20), source.between(0, 3), source.size(6)};
-  const at::ScalarType dtype = source.dtype();
+  const at::ScalarType dtype = source.flag() ? source.dtype() : at::kBFloat16;
   const int64_t link = source.between(0, 2);
   const Stack given = problem(source, size, dtype, link);
   const auto tile = [&](int64_t most) { return source.wild() ? source.any_integer() : source.between(1, most + 1); };

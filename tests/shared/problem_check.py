@@ -116,7 +116,9 @@ class Truth:
             self.read_as = torch.float64
         self.computed = torch.promote_types(self.dtype, torch.float32)
         # On a CPU bfloat16 problems may have scores, dS and products of it in bfloat16.
-        self.rounds = self.read_as is torch.bfloat16 and backend in (None, "cpu") and cpu.has_bfloat16_products()
+        self.rounds = (
+            self.read_as is torch.bfloat16 and backend in (None, "cpu") and cpu.has_bfloat16_products()
+        )
         self.rounding = UNIT_ROUNDOFF[torch.bfloat16] if self.rounds else 0.0
         self.unit = UNIT_ROUNDOFF[self.computed]
         self.scale = float(arguments.get("scale", 1.0))
