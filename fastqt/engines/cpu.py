@@ -40,8 +40,8 @@ COMPUTATIONS = {
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 MIN_CHUNK_ROWS = 64
 CELLS_PER_TARGET = 8  # at least, in a problem of bfloat16
-# The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32, and is
-# slower than with float32 itself.
+# The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32,
+# and is slower than with float32 itself.
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
@@ -75,7 +75,7 @@ def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 
 
 def has_bfloat16_products() -> bool:
-    """Whether torch multiplies bfloat16 matrices by instructions for that: oneDNN does, where there are some."""
+    """Whether torch multiplies bfloat16 matrices by instructions for that, as oneDNN does where it can."""
     return torch.backends.mkldnn.enabled and _has_bfloat16_instructions()
 
 

@@ -1,4 +1,4 @@
-"""bfloat16 on a CPU that multiplies matrices of it: within eager PyTorch's error, and exact where that counts.
+"""bfloat16 on a CPU that multiplies matrices of it: the error is within that of eager PyTorch.
 
 The products are torch's on every CPU; without instructions for them they are only slower.
 """
