@@ -1,7 +1,8 @@
 """The processors that the C++ of the CPU engine is compiled for, and how what is compiled for them runs here.
 
-A processor of another kind, or an older one, is emulated by qemu's programs (Debian's qemu-user), and what runs on
-arm64 comes from a cross compiler (Debian's g++-aarch64-linux-gnu). A test is skipped where these are not installed.
+A processor of another kind, or an older one, is emulated by qemu's programs (Debian's qemu-user), and what
+runs on arm64 comes from a cross compiler (Debian's g++-aarch64-linux-gnu). A test is skipped where these are
+not installed.
 """
 
 from __future__ import annotations
@@ -173,4 +174,3 @@ def passes(name: str) -> Passes:
     sources = {PROGRAM: INTERFACE, **dict.fromkeys(SOURCES, (*OPTIMISED, *processor.flags))}
     program = processor.built(sources, headers=HEADERS)
     return Passes(processor.run(program, str(processor.slack)))
-

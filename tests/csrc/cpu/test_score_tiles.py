@@ -1,4 +1,4 @@
-"""The tile functions of csrc/cpu on every processor that can run here: tiles of any size have the same gradient."""
+"""The tile functions of csrc/cpu on every processor that can run here: any tiles give the same gradient."""
 
 import subprocess
 
@@ -8,7 +8,6 @@ from torch.utils.cpp_extension import include_paths
 
 from tests.csrc.cpu import test_sanitizers
 from tests.csrc.cpu.processors import OPTIMISED, PROCESSORS, processors
-
 
 
 @pytest.mark.slow

@@ -83,7 +83,9 @@ def test_nan_stays_and_infinities_give_the_limits(processor, dtype, name):
     limits = {"exp": (np.inf, 0), "sigmoid": (1, 0), "tanh": (1, -1)}[name]
     for length in (3, 16, 35):  # the remainder of a vector, a whole one, both
         x = np.resize(np.array([np.inf, -np.inf, np.nan], dtype), length)
-        np.testing.assert_array_equal(mapped(passes(processor), name, x), np.resize([*limits, np.nan], length))
+        np.testing.assert_array_equal(
+            mapped(passes(processor), name, x), np.resize([*limits, np.nan], length)
+        )
 
 
 def row(dtype: str, length: int, seed: int = 0) -> np.ndarray:
