@@ -1,4 +1,4 @@
-"""What the compilers make of the passes over floats: loops of vector instructions that call no scalar function."""
+"""The compilers make vector instructions of the passes over floats, and no calls of scalar functions."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ BUILDS = {
     "g++, arm64": (Processor("cross"), "arm64"),
     "clang, arm64": (Processor("clang", ("--target=aarch64-linux-gnu",)), "arm64"),
 }  # fmt: skip
-# Arithmetic on whole registers of a processor. A float in a register of its own is moved and masked by some of the
-# instructions for vectors too, which are not listed. clang prefers registers of 256 bits where there are wider ones.
+# Arithmetic on whole registers of a processor. Instructions that also move and mask a single float are not
+# listed. clang prefers registers of 256 bits where there are wider ones.
 OF_X86 = r"v?(?:(?:add|sub|mul|div|max|min|cmp\w*|fn?m\w+)p[sd]|p(?:add|sub|cmp|sll|srl)\w+)\s.*%{}"
 VECTORS = {
     "x86-64": OF_X86.format("xmm"),
@@ -24,7 +24,7 @@ VECTORS = {
     "x86-64-v4": OF_X86.format("[yz]mm"),
     "arm64": r"(?:f(?:add|sub|mul|mla|mls|div|max|min|cm)\w*|cmeq|shll?|ushll)\s+v\d+\.(?:4s|2d)",
 }
-# SSE2 does not compare integers of 64 bits. clang composes that of other instructions, GCC makes a loop of scalars.
+# SSE2 does not compare integers of 64 bits. clang composes that of other instructions; GCC's loop is scalar.
 SCALAR = {("g++, x86-64", "row_exclude_group")}
 SCALAR_FUNCTION = r"(?:call|jmp|bl?)\s+\w*(?:exp|log|tanh)\w*(?:@PLT)?$"
 
