@@ -110,7 +110,12 @@ PROCESSORS = {
     "clones, no AVX": Processor(feature="sse2", emulator=(*CAPPED, "Nehalem")),
     "arm64": Processor("cross", emulator=("qemu-aarch64",)),
 }
-processors = pytest.mark.parametrize("processor", PROCESSORS)
+# What `make test` leaves out.
+WHOLE_RUN_ONLY = ("clones of clang", "clones, no AVX-512", "clones, no AVX")
+processors = pytest.mark.parametrize(
+    "processor",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in WHOLE_RUN_ONLY)) for name in PROCESSORS],
+)
 
 
 class Passes:
