@@ -197,6 +197,15 @@ def tables_table(run: Run) -> str:
     )
 
 
+def passes_table(run: Run) -> str:
+    found = [r["nanoseconds"] for r in rows_of(run, "test_passes")]
+    builds = list(found[0]) if found else []
+    return table(
+        ("pass", *builds),
+        ((name, *(f"{r[build][name]:.3f}" for build in builds)) for r in found for name in r["clones"]),
+    )
+
+
 def stored_logistic() -> Run:
     """The run of benchmarks/bench_logistic.py, which is stored on its own."""
     return json.loads((RESULTS / "logistic.json").read_text())
@@ -259,6 +268,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "efficiency": lambda: efficiency_table(run),
         "inference": lambda: inference_table(run),
         "tables": lambda: tables_table(run),
+        "passes": lambda: passes_table(run),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
         "predictions": predictions_table,
