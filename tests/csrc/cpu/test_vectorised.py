@@ -26,7 +26,7 @@ VECTORS = {
 }
 # SSE2 does not compare integers of 64 bits. clang composes that of other instructions; GCC's loop is scalar.
 SCALAR = {("g++, x86-64", "row_exclude_group")}
-SCALAR_FUNCTION = r"(?:call|jmp|bl?)\s+\w*(?:exp|log|tanh)\w*(?:@PLT)?$"
+SCALAR_FUNCTION = r"(?:callq?|jmp|bl?)\s+\w*(?:exp|log|tanh)\w*(?:@PLT)?$"
 
 
 def of_floats(assembly: str) -> dict[str, str]:
