@@ -203,6 +203,47 @@ def efficiency_table(run: Run) -> str:
     )
 
 
+TABLE_STEPS = {
+    "test_bag_forward_and_backward": "sums of words, forward and backward",
+    "test_distinct_rows": "a gradient without repeated rows",
+    "test_step_of_all_rows": "gradient, clipping and Adam",
+    "test_step_of_used_rows": "gradient and Adam, the rows of the batch only",
+    "test_step_of_a_gru": "clipping and Adam, a GRU",
+}
+
+
+def tables_table(run: Run) -> str:
+    def shown(count: int | None) -> str:
+        return "–" if count is None else f"{count:,}"
+
+    return table(
+        ("work", "V", "D", "B", "fastqt ms", "beside", "faster"),
+        (
+            (
+                title,
+                shown(r.get("V")),
+                shown(r.get("D", r.get("H"))),
+                shown(r.get("B")),
+                milliseconds(r["seconds"]),
+                name,
+                times(faster),
+            )
+            for test, title in TABLE_STEPS.items()
+            for r in rows_of(run, test)
+            for name, faster in r["times_faster"].items()
+        ),
+    )
+
+
+def passes_table(run: Run) -> str:
+    found = [r["nanoseconds"] for r in rows_of(run, "test_passes")]
+    builds = list(found[0]) if found else []
+    return table(
+        ("pass", *builds),
+        ((name, *(f"{r[build][name]:.3f}" for build in builds)) for r in found for name in r["clones"]),
+    )
+
+
 def stored_logistic() -> Run:
     """The run of benchmarks/bench_logistic.py, which is stored on its own."""
     return json.loads((RESULTS / "logistic.json").read_text())
@@ -267,6 +308,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "call": lambda: call_table(run),
         "efficiency": lambda: efficiency_table(run),
         "inference": lambda: inference_table(run),
+        "tables": lambda: tables_table(run),
+        "passes": lambda: passes_table(run),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
         "predictions": predictions_table,

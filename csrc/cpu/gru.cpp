@@ -16,21 +16,13 @@
 #include <vector>
 
 #include "cpu/checks.h"
-#include "cpu/vector_math.h"
+#include "cpu/gru_rows.h"
 
 namespace fastqt {
 namespace {
 
 // The least number of elements for which one more thread pays.
 constexpr int64_t kGrain = 8192;
-
-template <class Unit>
-FASTQT_CLONES void each_unit(int64_t H, Unit unit) {
-#pragma omp simd
-  for (int64_t j = 0; j < H; ++j) {
-    unit(j);
-  }
-}
 
 // A contiguous matrix on the CPU. `spare` stands for a row that an optional matrix does not have.
 template <class T>
@@ -110,23 +102,11 @@ void reset_after(
         biases(bias, "bias", 4, H), states(state, "state", b, H);
     const Matrix<T> hidden_n_rows = optional<T>(hidden_n, "hidden_n", b, H);
     const Destination<T> to = destination<T>(next, final, output, b, H);
-    const T *bias_r = biases.row(0), *bias_z = biases.row(1), *bias_n = biases.row(2), *bias_hn = biases.row(3);
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(3 * H), discarded(H);
       for (int64_t i = begin; i < end; ++i) {
-        T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i, discarded), *h_new = to.row(i);
-        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          const T rj = sigmoid_(r[j] + u[j] + bias_r[j]);
-          const T zj = sigmoid_(z[j] + u[H + j] + bias_z[j]);
-          const T hnj = u[2 * H + j] + bias_hn[j];
-          const T nj = tanh_(n[j] + bias_n[j] + rj * hnj);
-          r[j] = rj;
-          z[j] = zj;
-          n[j] = nj;
-          hn[j] = hnj;
-          h_new[j] = nj + zj * (h[j] - nj);
-        });
+        gru_reset_after_row(gate_rows.row(i), recurrent_rows.row(i, zeros), biases.row(0), states.row(i),
+                            hidden_n_rows.row(i, discarded), to.row(i), H);
         to.copy_to_output(i, H);
       }
     });
@@ -150,18 +130,8 @@ void reset_after_backward(
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(H);
       for (int64_t i = begin; i < end; ++i) {
-        const T *r = gate_rows.row(i), *z = r + H, *n = z + H, *hn = hidden_n_rows.row(i), *h = states.row(i);
-        const T* d_out = grad_outputs.row(i, zeros);
-        T *d_h = carries.row(i), *d_n = grad_gate_rows.row(i), *d_r = d_n + H, *d_z = d_r + H, *d_hn = d_z + H;
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          const T d = d_h[j] + d_out[j];
-          const T dn = d * (1 - z[j]) * (1 - n[j] * n[j]);
-          d_n[j] = dn;
-          d_r[j] = dn * hn[j] * r[j] * (1 - r[j]);
-          d_z[j] = d * (h[j] - n[j]) * z[j] * (1 - z[j]);
-          d_hn[j] = dn * r[j];
-          d_h[j] = d * z[j];
-        });
+        gru_reset_after_backward_row(gate_rows.row(i), hidden_n_rows.row(i), states.row(i),
+                                     grad_outputs.row(i, zeros), carries.row(i), grad_gate_rows.row(i), H);
       }
     });
   });
@@ -178,17 +148,11 @@ void reset_before(
     using T = decltype(type);
     const Matrix<T> gate_rows(gates, "gates", b, 3 * H), recurrent_rows(recurrent, "recurrent", 0, 2 * H),
         biases(bias, "bias", 4, H), states(state, "state", b, H), reset_states(reset_state, "reset_state", b, H);
-    const T *bias_r = biases.row(0), *bias_z = biases.row(1);
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(2 * H);
       for (int64_t i = begin; i < end; ++i) {
-        T *r = gate_rows.row(i), *z = r + H, *rh = reset_states.row(i);
-        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          r[j] = sigmoid_(r[j] + u[j] + bias_r[j]);
-          z[j] = sigmoid_(z[j] + u[H + j] + bias_z[j]);
-          rh[j] = r[j] * h[j];
-        });
+        gru_reset_before_row(gate_rows.row(i), recurrent_rows.row(i, zeros), biases.row(0), states.row(i),
+                             reset_states.row(i), H);
       }
     });
   });
@@ -208,17 +172,11 @@ void reset_before_candidate(
     const Matrix<T> gate_rows(gates, "gates", b, 3 * H), recurrent_rows(recurrent, "recurrent", 0, H),
         biases(bias, "bias", 4, H), states(state, "state", b, H);
     const Destination<T> to = destination<T>(next, final, output, b, H);
-    const T* bias_n = biases.row(2);
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(H);
       for (int64_t i = begin; i < end; ++i) {
-        T *z = gate_rows.row(i) + H, *n = z + H, *h_new = to.row(i);
-        const T *u = recurrent_rows.row(i, zeros), *h = states.row(i);
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          const T nj = tanh_(n[j] + u[j] + bias_n[j]);
-          n[j] = nj;
-          h_new[j] = nj + z[j] * (h[j] - nj);
-        });
+        gru_reset_before_candidate_row(gate_rows.row(i), recurrent_rows.row(i, zeros), biases.row(0), states.row(i),
+                                       to.row(i), H);
         to.copy_to_output(i, H);
       }
     });
@@ -240,16 +198,8 @@ void reset_before_backward(
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(H);
       for (int64_t i = begin; i < end; ++i) {
-        const T *r = gate_rows.row(i), *z = r + H, *n = z + H, *h = states.row(i);
-        const T* d_out = grad_outputs.row(i, zeros);
-        T *d_h = carries.row(i), *d_z = grad_gate_rows.row(i) + H, *d_n = d_z + H, *rh = d_n + H;
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          const T d = d_h[j] + d_out[j];
-          d_z[j] = d * (h[j] - n[j]) * z[j] * (1 - z[j]);
-          d_n[j] = d * (1 - z[j]) * (1 - n[j] * n[j]);
-          rh[j] = r[j] * h[j];
-          d_h[j] = d * z[j];
-        });
+        gru_reset_before_backward_row(gate_rows.row(i), states.row(i), grad_outputs.row(i, zeros), carries.row(i),
+                                      grad_gate_rows.row(i), H);
       }
     });
   });
@@ -270,12 +220,8 @@ void reset_before_backward_reset(
     parallel_rows(b, H, [&](int64_t begin, int64_t end) {
       std::vector<T> zeros(H);
       for (int64_t i = begin; i < end; ++i) {
-        const T *r = gate_rows.row(i), *h = states.row(i), *d_rh = grad_reset_states.row(i, zeros);
-        T *d_h = carries.row(i), *d_r = grad_gate_rows.row(i);
-        each_unit(H, [=](int64_t j) FASTQT_ALWAYS_INLINE {
-          d_r[j] = d_rh[j] * h[j] * r[j] * (1 - r[j]);
-          d_h[j] += d_rh[j] * r[j];
-        });
+        gru_reset_before_backward_reset_row(gate_rows.row(i), states.row(i), grad_reset_states.row(i, zeros),
+                                            carries.row(i), grad_gate_rows.row(i), H);
       }
     });
   });

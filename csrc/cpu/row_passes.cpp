@@ -13,10 +13,17 @@ constexpr int64_t kBlock = 1024;
 
 template <class T>
 FASTQT_INLINE T max_body(const T* x, int64_t n) {
-  T largest = -std::numeric_limits<T>::infinity();
-#pragma omp simd reduction(max : largest)
-  for (int64_t j = 0; j < n; ++j) largest = x[j] > largest ? x[j] : largest;
-  return largest;
+  // A maximum for each lane of a few vectors, since clang does not vectorise one that ignores NaN over the whole row.
+  constexpr int64_t kLanes = 128 / sizeof(T);
+  T largest[kLanes];
+  std::fill_n(largest, kLanes, -std::numeric_limits<T>::infinity());
+  const int64_t whole = n - n % kLanes;
+  for (int64_t begin = 0; begin < whole; begin += kLanes) {
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) largest[l] = x[begin + l] > largest[l] ? x[begin + l] : largest[l];
+  }
+  for (int64_t l = 0; l < n - whole; ++l) largest[l] = x[whole + l] > largest[l] ? x[whole + l] : largest[l];
+  return *std::max_element(largest, largest + kLanes);
 }
 
 template <class T>

@@ -12,10 +12,15 @@
 #include <cstdint>
 
 // A build that defines FASTQT_CLONES as nothing gets one version, that of its -march. Sanitized builds need that,
-// because the loader chooses a version before the sanitizer has started.
+// because the loader chooses a version before the sanitizer has started. arm64 needs no clones: each has NEON.
 #if defined(FASTQT_CLONES)
-#elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__gnu_linux__)
+#elif !defined(__x86_64__) || !defined(__gnu_linux__)
+#define FASTQT_CLONES
+#elif defined(__clang__) ? __clang_major__ >= 19 : defined(__GNUC__) && __GNUC__ >= 12
 #define FASTQT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif defined(__GNUC__) && !defined(__clang__)
+// GCC before 12 does not know the levels. What it knows as avx2 has no fused multiply-add.
+#define FASTQT_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FASTQT_CLONES
 #endif

@@ -83,15 +83,18 @@ class RowAdam(Adam):
         if not state:
             state["step"] = torch.zeros(len(table), device=table.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
-        count = state["step"][rows] + 1
-        mean = state["exp_avg"][rows].lerp_(values, 1 - betas[0])
-        square = state["exp_avg_sq"][rows].mul_(betas[1]).addcmul_(values, values, value=1 - betas[1])
+        # The rows are distinct: each is gathered, changed and written back.
+        count = state["step"].index_select(0, rows) + 1
+        mean = state["exp_avg"].index_select(0, rows).lerp_(values, 1 - betas[0])
+        square = state["exp_avg_sq"].index_select(0, rows).mul_(betas[1])
+        square.addcmul_(values, values, value=1 - betas[1])
         for key, value in (("step", count), ("exp_avg", mean), ("exp_avg_sq", square)):
             state[key].index_copy_(0, rows, value)
         corrections = (1 - beta ** count.double()[:, None] for beta in betas)
         mean_correction, square_correction = (correction.to(table.dtype) for correction in corrections)
         root = square.div_(square_correction).sqrt_().add_(eps)
-        table.index_add_(0, rows, mean.div_(mean_correction).div_(root), alpha=-lr)
+        moved = table.index_select(0, rows).addcdiv_(mean.div_(mean_correction), root, value=-lr)
+        table.index_copy_(0, rows, moved)
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:

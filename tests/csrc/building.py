@@ -66,7 +66,7 @@ def build(
     """
     command = command or str(compiler())
     files = sorted(path for pattern in headers for path in ROOT.glob(pattern))
-    common = [_version_of(command), *versions, *(path.name for path in files)]
+    common = [version_of(command), *versions, *(path.name for path in files)]
     base = _digest([*common, *(path.read_bytes() for path in files)])
     names = {
         source: _digest([base, *flags, (ROOT / source).read_bytes()]) for source, flags in sources.items()
@@ -101,7 +101,8 @@ def _digest(parts: Iterable[str | bytes]) -> str:
 
 
 @cache
-def _version_of(command: str) -> str:
+def version_of(command: str) -> str:
+    """What a compiler says of itself."""
     found = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     return found.stdout + sys.version
 

@@ -1,65 +1,19 @@
-"""The vectorised functions of csrc/cpu at every x86 level that this machine has, against float64 numpy."""
-
-import sys
-from pathlib import Path
-from types import ModuleType
+"""The vectorised functions of csrc/cpu on every processor that can run here, against float64 numpy."""
 
 import numpy as np
 import pytest
 from tolerances import FLOAT32, FLOAT64, relative
 
-from tests.csrc import building
+from tests.csrc.cpu.processors import PROCESSORS, Passes, passes, processors
 
-SOURCES = ("tests/csrc/cpu/vector_functions.cpp", "csrc/cpu/row_passes.cpp")
-BINDINGS = "tests/csrc/cpu/bindings.cpp"
-HEADERS = ("csrc/cpu/row_passes.h", "csrc/cpu/vector_math.h", "tests/csrc/cpu/vector_functions.h")
-FLAGS = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-fPIC", "-Icsrc")
-# The feature that each level asks of the processor. "clones" is a build like that of the package, which has
-# all levels and chooses by itself.
-LEVELS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl", "clones": None}
 DTYPES = ("float32", "float64")
-LENGTHS = (0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 1023, 1024, 1025, 4099)
+LENGTHS = (*range(71), 1023, 1024, 1025, 4099)
 
 
-def processor_has(feature: str | None) -> bool:
-    if feature is None:
-        return True
-    return feature in Path("/proc/cpuinfo").read_text().split()
-
-
-def built(level: str) -> ModuleType:
-    """The functions as they are compiled for a level."""
-    one_level = () if level == "clones" else (f"-march={level}", "-DFASTQT_CLONES=")
-    sources = {BINDINGS: (*building.binding_flags(), "-Icsrc")}
-    sources |= dict.fromkeys(SOURCES, (*FLAGS, *one_level))
-    return building.imported(
-        "vector_functions", building.build(sources, headers=HEADERS, link=building.MODULE)
-    )
-
-
-def mapped(module: ModuleType, name: str, x: np.ndarray) -> np.ndarray:
+def mapped(passes: Passes, name: str, x: np.ndarray) -> np.ndarray:
     x = x.copy()
-    getattr(module, name)(x)
+    getattr(passes, f"map_{name}")(x, len(x))
     return x
-
-
-@pytest.fixture(scope="module")
-def build():
-    """The functions at a level; a level is built when it is first asked for."""
-    if (reason := building.why_no_modules()) is not None:
-        pytest.skip(reason)
-    if not sys.platform.startswith("linux"):
-        pytest.skip("wants Linux")
-
-    def at(level: str) -> ModuleType:
-        if not processor_has(LEVELS[level]):
-            pytest.skip(f"this processor has no {LEVELS[level]}")
-        return built(level)
-
-    return at
-
-
-levels = pytest.mark.parametrize("level", LEVELS)
 
 
 def whole_range(dtype: str) -> np.ndarray:
@@ -100,9 +54,9 @@ def ulps(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
         return np.where(both, 0, np.abs(got.astype(np.float64) - truth) / unit)
 
 
-@levels
+@processors
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_errors_are_within_the_promised_ulps(build, level, name):
+def test_errors_are_within_the_promised_ulps(processor, name):
     function, bound, promised = FUNCTIONS[name]
     x = whole_range("float32")
     x = x[promised(x)]
@@ -110,26 +64,28 @@ def test_errors_are_within_the_promised_ulps(build, level, name):
         truth = function(x.astype(np.float64))
     if name == "exp_normal":  # which gives 0 in place of a subnormal number
         truth[x < -87] = 0
-    assert ulps(mapped(build(level), name, x), truth).max() <= bound
+    assert ulps(mapped(passes(processor), name, x), truth).max() <= bound
 
 
-@levels
-def test_sigmoid_is_nearly_zero_where_the_true_one_is(build, level):
+@processors
+def test_sigmoid_is_nearly_zero_where_the_true_one_is(processor):
     x = whole_range("float32")
     x = x[x < -87]
-    found = mapped(build(level), "sigmoid", x)
+    found = mapped(passes(processor), "sigmoid", x)
     assert (found >= 0).all()
     assert np.abs(found - true_sigmoid(x.astype(np.float64))).max() <= np.finfo(np.float32).tiny
 
 
-@levels
+@processors
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh"])
-def test_nan_stays_and_infinities_give_the_limits(build, level, dtype, name):
+def test_nan_stays_and_infinities_give_the_limits(processor, dtype, name):
     limits = {"exp": (np.inf, 0), "sigmoid": (1, 0), "tanh": (1, -1)}[name]
     for length in (3, 16, 35):  # the remainder of a vector, a whole one, both
         x = np.resize(np.array([np.inf, -np.inf, np.nan], dtype), length)
-        np.testing.assert_array_equal(mapped(build(level), name, x), np.resize([*limits, np.nan], length))
+        np.testing.assert_array_equal(
+            mapped(passes(processor), name, x), np.resize([*limits, np.nan], length)
+        )
 
 
 def row(dtype: str, length: int, seed: int = 0) -> np.ndarray:
@@ -140,78 +96,78 @@ def row(dtype: str, length: int, seed: int = 0) -> np.ndarray:
     return x
 
 
-@levels
+@processors
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_passes_over_scores(build, level, dtype):
-    module, tolerance = build(level), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
+def test_row_passes_over_scores(processor, dtype):
+    on, tolerance = passes(processor), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
     for length in LENGTHS:
         x = row(dtype, length)
         wide = x.astype(np.float64)
         largest = wide.max(initial=-np.inf)
-        assert module.row_max(x) == largest
+        assert on.row_max(x, length) == largest
         shift = float(largest) if np.isfinite(largest) else 0.0
         e = np.exp(wide - shift)
-        assert module.row_exp_sum(x, shift) == pytest.approx(e.sum(), rel=tolerance)
+        assert on.row_exp_sum(x, length, shift) == pytest.approx(e.sum(), rel=tolerance)
         kept = x.copy()
-        assert module.row_exp(kept, shift) == pytest.approx(e.sum(), rel=tolerance)
+        assert on.row_exp(kept, length, shift) == pytest.approx(e.sum(), rel=tolerance)
         assert relative(kept, e) < tolerance
         softplus = np.logaddexp(0, wide).sum()
-        assert module.row_softplus_sum(x) == pytest.approx(softplus, rel=tolerance)
+        assert on.row_softplus_sum(x, length) == pytest.approx(softplus, rel=tolerance)
         kept = x.copy()
-        assert module.row_sigmoid(kept, 0.5, 0.25) == pytest.approx(softplus, rel=tolerance)
+        assert on.row_sigmoid(kept, length, 0.5, 0.25) == pytest.approx(softplus, rel=tolerance)
         assert np.abs(kept - (0.5 * true_sigmoid(wide) - 0.25)).max(initial=0) < tolerance
         groups = np.arange(length) % 3
-        module.row_exclude_group(x, groups, 2)
+        on.row_exclude_group(x, groups, length, 2)
         np.testing.assert_array_equal(x, np.where(groups == 2, -np.inf, wide))
 
 
-@levels
+@processors
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_passes_that_sum_columns(build, level, dtype):
-    module, tolerance = build(level), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
+def test_row_passes_that_sum_columns(processor, dtype):
+    on, tolerance = passes(processor), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
     for length in LENGTHS:
         x, y = row(dtype, length), row(dtype, length, seed=1)
         largest = np.full(length, np.finfo(dtype).min, dtype)
-        module.row_raise(largest, x)
-        module.row_raise(largest, y)
+        on.row_raise(largest, x, length)
+        on.row_raise(largest, y, length)
         np.testing.assert_array_equal(largest, np.maximum(np.maximum(x, y), np.finfo(dtype).min))
         sums = np.ones(length, dtype)
-        module.row_exp_add(sums, x, largest)
+        on.row_exp_add(sums, x, largest, length)
         wide = x.astype(np.float64)
         e = np.exp(wide - largest)
         assert relative(sums, 1 + e) < tolerance
         factors = np.linspace(0.5, 1, length, dtype=dtype)
-        module.row_two_exps(x, 40.0, 3.0, largest, factors)
+        on.row_two_exps(x, length, 40.0, 3.0, largest, factors)
         assert relative(x, 3 * np.exp(wide - 40) + factors * e) < tolerance
 
 
-@levels
+@processors
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_linear_row_passes(build, level, dtype):
-    module, tolerance = build(level), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
+def test_linear_row_passes(processor, dtype):
+    on, tolerance = passes(processor), {"float32": FLOAT32, "float64": FLOAT64}[dtype]
     for length in LENGTHS:
         x, y = (np.nan_to_num(row(dtype, length, seed), neginf=0) for seed in (0, 1))
         wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
         scale = np.abs(wide_x).sum() + 1
-        assert abs(module.row_sum(x) - wide_x.sum()) < FLOAT64 * scale  # summed in double
-        dot = module.row_dot(x, y)
+        assert abs(on.row_sum(x, length) - wide_x.sum()) < FLOAT64 * scale  # summed in double
+        dot = on.row_dot(x, y, length)
         assert abs(dot - wide_x @ wide_y) <= FLOAT64 * (np.abs(wide_x) @ np.abs(wide_y))
         for name, arguments, expected in (
-            ("row_add", (y,), wide_x + wide_y),
-            ("row_affine", (3.0, 0.5), 3 * wide_x - 0.5),
-            ("row_scale", (y, 3.0), 3 * wide_y * wide_x),
-            ("row_multiple", (y, 3.0, False), 3 * wide_y),
-            ("row_multiple", (y, 3.0, True), wide_x + 3 * wide_y),
+            ("row_add", (y, length), wide_x + wide_y),
+            ("row_affine", (length, 3.0, 0.5), 3 * wide_x - 0.5),
+            ("row_scale", (y, length, 3.0), 3 * wide_y * wide_x),
+            ("row_multiple", (y, length, 3.0, False), 3 * wide_y),
+            ("row_multiple", (y, length, 3.0, True), wide_x + 3 * wide_y),
         ):
             out = x.copy()
-            getattr(module, name)(out, *arguments)
+            getattr(on, name)(out, *arguments)
             assert relative(out, expected) < tolerance, name
 
 
-@levels
+@processors
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_passes_leave_no_subnormal_number_and_keep_nan(build, level, dtype):
-    module, tiny = build(level), np.finfo(dtype).tiny
+def test_row_passes_leave_no_subnormal_number_and_keep_nan(processor, dtype):
+    on, tiny = passes(processor), np.finfo(dtype).tiny
     x = np.array([-745.0, -104.0, -88.0, -87.0, 0.0, np.nan, -np.inf] * 5, dtype)
     for name, arguments in (
         ("row_exp", (0.0,)),
@@ -222,17 +178,117 @@ def test_row_passes_leave_no_subnormal_number_and_keep_nan(build, level, dtype):
         linear = name in ("row_affine", "row_scale")
         out = np.array([0.5, np.nan] * 9, dtype) if linear else x.copy()
         given = np.isnan(out)
-        total = getattr(module, name)(out, *arguments)
+        arrays = [each for each in arguments if isinstance(each, np.ndarray)]
+        numbers = [each for each in arguments if not isinstance(each, np.ndarray)]
+        total = getattr(on, name)(out, *arrays, len(out), *numbers)
         assert (np.isnan(out) == given).all()
-        assert total is None or np.isnan(total)
+        assert linear or np.isnan(total)
         if name != "row_exp" or dtype == "float32":  # the exp of float64 is that of the C library
             assert not ((np.abs(out) > 0) & (np.abs(out) < tiny)).any()
 
 
+@processors
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_is_no_maximum_and_infinities_are(processor, dtype):
+    on = passes(processor)
+    for length in range(1, 71):
+        for place in {0, length // 2, length - 1}:
+            x = np.full(length, -np.inf, dtype)
+            x[place] = np.nan
+            assert on.row_max(x, length) == -np.inf
+            largest = np.full(length, -5, dtype)
+            on.row_raise(largest, x, length)
+            assert (largest == -5).all()
+            for value in (-1e30, 0.0, np.inf):
+                x[:] = np.nan
+                x[place] = value
+                assert on.row_max(x, length) == np.asarray(value, dtype)
+
+
+@processors
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_or_an_infinity_in_a_row_reaches_its_sums(processor, dtype):
+    on = passes(processor)
+    for length in (1, 7, 16, 70):
+        for value, wanted in ((np.nan, np.nan), (np.inf, np.inf)):
+            x, ones = row(dtype, length), np.ones(length, dtype)
+            x[length - 1] = value
+            with np.errstate(over="ignore"):
+                for name, arguments in (
+                    ("row_softplus_sum", (length,)),
+                    ("row_sigmoid", (length, 1.0, 0.0)),
+                    ("row_sum", (length,)),
+                    ("row_dot", (ones, length)),
+                ):
+                    finite = np.nan_to_num(x, nan=np.nan, posinf=np.inf, neginf=-1)
+                    np.testing.assert_equal(getattr(on, name)(finite, *arguments), wanted)
+
+
+def gates(processor, dtype, H):
+    """The passes on a processor, and gates (3, H), bias (4, H) and seven rows of random numbers for them."""
+    generator = np.random.default_rng(H)
+    rows = [(2 * generator.standard_normal((count, H))).astype(dtype) for count in (3, 4, *[3] * 7)]
+    return passes(processor), *(each.reshape(-1) for each in rows)
+
+
+GATE_LENGTHS = (0, 1, 5, 16, 33, 70, 300)
+TOLERANCES = {"float32": FLOAT32, "float64": FLOAT64}
+
+
+def expect(got, *wanted):
+    assert relative(got, np.concatenate(wanted)) < TOLERANCES[str(got.dtype)]
+
+
+@processors
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gates_of_a_gru_that_resets_after_the_product(processor, dtype):
+    for H in GATE_LENGTHS:
+        on, x, bias, u, h, hn, new, carry, d_out, _ = gates(processor, dtype, H)
+        h, hn, new, carry, d_out = (each[:H].copy() for each in (h, hn, new, carry, d_out))
+        X, B, U = (np.split(each.astype(np.float64), parts) for each, parts in ((x, 3), (bias, 4), (u, 3)))
+        r, z = true_sigmoid(X[0] + U[0] + B[0]), true_sigmoid(X[1] + U[1] + B[1])
+        n = np.tanh(X[2] + B[2] + r * (U[2] + B[3]))
+        on.gru_reset_after_row(x, u, bias, h, hn, new, H)
+        expect(x, r, z, n)
+        expect(hn, U[2] + B[3])
+        expect(new, n + z * (h - n))
+
+        grad, d = np.zeros(4 * H, dtype), carry.astype(np.float64) + d_out
+        dn = d * (1 - z) * (1 - n * n)
+        on.gru_reset_after_backward_row(x, hn, h, d_out, carry, grad, H)
+        expect(grad, dn, dn * hn * r * (1 - r), d * (h - n) * z * (1 - z), dn * r)
+        expect(carry, d * z)
+
+
+@processors
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gates_of_a_gru_that_resets_before_the_product(processor, dtype):
+    for H in GATE_LENGTHS:
+        on, x, bias, u, h, rh, new, carry, d_out, d_rh = gates(processor, dtype, H)
+        h, rh, new, carry, d_out, d_rh = (each[:H].copy() for each in (h, rh, new, carry, d_out, d_rh))
+        X, B, U = (np.split(each.astype(np.float64), parts) for each, parts in ((x, 3), (bias, 4), (u, 3)))
+        r, z = true_sigmoid(X[0] + U[0] + B[0]), true_sigmoid(X[1] + U[1] + B[1])
+        on.gru_reset_before_row(x, u[: 2 * H], bias, h, rh, H)
+        expect(x, r, z, X[2])
+        expect(rh, r * h)
+        n = np.tanh(X[2] + U[2] + B[2])
+        on.gru_reset_before_candidate_row(x, u[2 * H :], bias, h, new, H)
+        expect(x, r, z, n)
+        expect(new, n + z * (h - n))
+
+        grad, d = np.zeros(4 * H, dtype), carry.astype(np.float64) + d_out
+        on.gru_reset_before_backward_row(x, h, d_out, carry, grad, H)
+        expect(grad, np.zeros(H), d * (h - n) * z * (1 - z), d * (1 - z) * (1 - n * n), r * h)
+        on.gru_reset_before_backward_reset_row(x, h, d_rh, carry, grad, H)
+        expect(grad[:H], d_rh * h * r * (1 - r))
+        expect(carry, d * z + d_rh.astype(np.float64) * r)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_all_levels_agree(build, name):
+def test_all_processors_agree(name):
     x = whole_range("float32")
     x = x[FUNCTIONS[name][2](x)]
-    found = [mapped(build(level), name, x) for level, feature in LEVELS.items() if processor_has(feature)]
+    here = [name for name, processor in PROCESSORS.items() if processor.why_not() is None]
+    found = [mapped(passes(processor), name, x) for processor in here]
     for other in found[1:]:
         assert ulps(other, found[0].astype(np.float64)).max() <= 2 * FUNCTIONS[name][1]
