@@ -76,7 +76,7 @@ def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 
 def has_bfloat16_products() -> bool:
     """Whether torch multiplies bfloat16 matrices by instructions for that, as oneDNN does where it can."""
-    return torch.backends.mkldnn.enabled and _has_bfloat16_instructions()
+    return bool(torch.backends.mkldnn.enabled) and _has_bfloat16_instructions()
 
 
 @functools.cache

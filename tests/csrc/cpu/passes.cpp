@@ -127,12 +127,23 @@ void offer_dtype(const std::string& dtype) {
   FASTQT_OFFER(gru_reset_before_backward_reset_row, void(const T*, const T*, const T*, T*, T*, int64_t))
 }
 
+// Of bfloat16, which Python sends as uint16.
+void offer_bfloat16() {
+  using fastqt::BFloat16;
+  offer<double(const BFloat16*, const BFloat16*, int64_t)>("row_dot uint16", fastqt::row_dot);
+  offer<double(const BFloat16*, const float*, int64_t)>("row_dot_with_floats uint16", fastqt::row_dot);
+  offer<void(float*, const BFloat16*, int64_t, float, bool)>("row_multiple_of_bfloat16 float32", fastqt::row_multiple);
+  offer<void(BFloat16*, const float*, int64_t, float)>("row_round uint16", fastqt::row_round);
+  offer<void(BFloat16*, const BFloat16*, int64_t, float)>("row_round_bfloat16 uint16", fastqt::row_round);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count > 1) slack = std::strtoul(arguments[1], nullptr, 10);
   offer_dtype<float>("float32");
   offer_dtype<double>("float64");
+  offer_bfloat16();
   std::string name;
   while (std::getline(std::cin, name)) {
     const auto found = functions.find(name);

@@ -121,8 +121,8 @@ processors = pytest.mark.parametrize(
 class Passes:
     """The functions of csrc/cpu/row_passes.h and gru_rows.h, and map_NAME for those of vector_math.h.
 
-    They take 1-D arrays, which they write to as in C++, and numbers. The dtype of the first array, float32 or
-    float64, chooses between the two functions of a name.
+    They take 1-D arrays, which they write to as in C++, and numbers. The dtype of the first array chooses
+    between the functions of a name; uint16 holds bfloat16.
     """
 
     def __init__(self, command: list[str]) -> None:

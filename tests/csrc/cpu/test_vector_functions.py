@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tolerances import FLOAT32, FLOAT64, relative
 
 from tests.csrc.cpu.processors import PROCESSORS, Passes, passes, processors
@@ -292,3 +293,45 @@ def test_all_processors_agree(name):
     found = [mapped(passes(processor), name, x) for processor in here]
     for other in found[1:]:
         assert ulps(other, found[0].astype(np.float64)).max() <= 2 * FUNCTIONS[name][1]
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """float32 numbers in bfloat16, by torch."""
+    return torch.from_numpy(x).bfloat16().view(torch.uint16).numpy()
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(bits).view(torch.bfloat16).float().numpy()
+
+
+@processors
+def test_every_bfloat16_is_read_and_every_kind_of_float_is_rounded(processor):
+    on = passes(processor)
+    every = np.arange(2**16).astype(np.uint16)
+    found = np.empty(len(every), np.float32)
+    on.row_multiple_of_bfloat16(found, every, len(every), 1.0, False)
+    np.testing.assert_array_equal(found, widened(every))
+    # All upper halves with the lower halves beside which the direction changes, ties among them.
+    halves = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    x = ((every.astype(np.uint32) << 16)[:, None] | halves).ravel().view(np.float32)
+    bits = np.empty(len(x), np.uint16)
+    on.row_round(bits, x, len(x), 1.0)
+    np.testing.assert_array_equal(widened(bits), widened(rounded(x)))
+    assert np.isnan(widened(bits)[np.isnan(x)]).all()
+
+
+@processors
+def test_row_passes_over_bfloat16(processor):
+    on = passes(processor)
+    for length in LENGTHS:
+        x, y = (np.nan_to_num(row("float32", length, seed), neginf=0) for seed in (0, 1))
+        a, b = rounded(x), rounded(y)
+        wide, other = widened(a).astype(np.float64), widened(b).astype(np.float64)
+        size = np.abs(wide) @ np.abs(other)
+        assert abs(on.row_dot(a, b, length) - wide @ other) <= FLOAT32 * size
+        assert abs(on.row_dot_with_floats(a, y, length) - wide @ y) <= FLOAT32 * size + 1e-30
+        sums = y.copy()
+        on.row_multiple_of_bfloat16(sums, a, length, 0.3, True)
+        assert np.abs(sums - (y + 0.3 * wide)).max(initial=0) <= FLOAT32 * np.abs(y).max(initial=1)
+        on.row_round_bfloat16(b, a, length, 0.25)
+        np.testing.assert_array_equal(widened(b), 0.25 * wide)

@@ -33,12 +33,16 @@ def of_floats(assembly: str) -> dict[str, str]:
     """The text of each pass over floats in the output of a compiler, by its mangled name."""
     parts = re.split(r"^(_ZN6fastqt\w+):", assembly, flags=re.MULTILINE)
     functions = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {name: text for name, text in functions.items() if re.search(r"(?:row_|_row)\w*EPK?f", name)}
+    return {
+        name: text
+        for name, text in functions.items()
+        if re.search(r"(?:row_|_row)\w*EPK?(?:f|NS_8BFloat16)", name)
+    }
 
 
 def declared(source: str) -> int:
     header = (building.ROOT / f"csrc/cpu/{source}.h").read_text()
-    return len(re.findall(r"^\w+ \w+\((?:const )?float\*", header, re.MULTILINE))
+    return len(re.findall(r"^\w+ \w+\((?:const )?(?:float|BFloat16)\*", header, re.MULTILINE))
 
 
 @pytest.mark.slow
