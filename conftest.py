@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--benchmark"):
         return
     chosen = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    if left_out := [item for item in items if item not in chosen]:
+        config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
 
 

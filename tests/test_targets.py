@@ -1,15 +1,12 @@
 """Target operators equal their matrices, written out by loops."""
 
-import weakref
-
 import numpy as np
 import oracle
 import pytest
 import torch
 
 import fastqt
-from fastqt.targets import as_targets, window
-from fastqt.targets.cache import RowsCache
+from fastqt.targets import as_targets
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -76,23 +73,6 @@ def test_cached_windows_do_not_mix():
                         np.testing.assert_array_equal(
                             window.to_dense(N, M), oracle.window(N, M, offsets, weights, normalize)
                         )
-
-
-def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
-    """It stays however many others follow. What a capture makes lies in the graph's memory: never cached."""
-
-    def columns(size, captured=False):
-        monkeypatch.setattr(window, "is_capturing", lambda device: captured)
-        return weakref.ref(fastqt.Window(1).rows(size, size, torch.device("cpu")).columns)
-
-    monkeypatch.setattr(window, "_bands", RowsCache(size=8))
-    assert columns(9, captured=True)() is None
-    read, others = columns(9), columns(10)
-    assert columns(9, captured=True)() is read()
-    for size in range(11, 40):
-        columns(size)
-    assert read() is not None
-    assert others() is None
 
 
 def sparse(starts, columns, values, M=4):

@@ -61,6 +61,8 @@ class Engine:
         dtypes: what it computes in; inputs of another dtype are converted to float32 first.
         mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
         eager: whether its loss is plain PyTorch that autograd differentiates.
+        by_kind: whether `choose` and `dtype_for` ask for no more of a problem than its class and the types,
+            shapes, dtypes and devices of its embeddings.
         scaling: the module that multiplies its gradients on a GPU, if torch is not to do that.
     """
 
@@ -69,6 +71,7 @@ class Engine:
     dtypes: tuple[torch.dtype, ...]
     mixes: bool = False
     eager: bool = False
+    by_kind: bool = False
     scaling: str | None = None
 
     def computes(self, p: AnyProblem) -> bool:
@@ -94,7 +97,7 @@ _GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("cpu", cast(EngineModule, cpu), (torch.float32, torch.float64)),
+        Engine("cpu", cast(EngineModule, cpu), (torch.float32, torch.float64), by_kind=True),
         Engine("cuda", cast(EngineModule, cuda), _GPU_DTYPES, mixes=True),
         Engine(
             *("triton", cast(EngineModule, triton), _GPU_DTYPES),
