@@ -288,7 +288,7 @@ def _lowered(
     """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
     mixed, given_rows = (row_negatives, None) if isinstance(row_negatives, Mixed) else (None, row_negatives)
     two = negatives is None and given_rows is None
-    kind = plans.kind_of(queries, candidates, backend) if two else None
+    kind = plans.kind_of(Problem, queries, candidates, backend) if two else None
     plan = plans.known.get(kind)
     if plan is None:
         check_embeddings(
@@ -360,8 +360,10 @@ def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
     check_bias(bias, M, queries.device, queries.dtype)
     if not isinstance(bias, Tensor) and bias == 0:
         return None
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    return torch.as_tensor(bias, dtype=dtype, device=queries.device).expand(M).contiguous()
+    dtype = loss_dtype(queries)
+    if isinstance(bias, Tensor):
+        return bias.to(dtype).expand(M).contiguous()
+    return torch.full((M,), bias, dtype=dtype, device=queries.device)
 
 
 def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dtype) -> Tensor:

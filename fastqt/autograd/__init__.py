@@ -108,7 +108,7 @@ class _Loss(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-# What torch's `apply` calls where no transform is active, after it has prepared for one and unwrapped the inputs.
+# What torch's `apply` calls where no transform is active, after unwrapping the inputs as `loss_of` does.
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
 
 
@@ -166,7 +166,8 @@ def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
     engine = _computation(named, p, traced)
     known = engine.forward(p).saved if ctx.in_forward else saved[ctx.held :]
-    gradients = engine.backward(p, known, weight.expand(N).contiguous(), needs)
+    row_weights = weight if reduction == "none" else weight.expand(N)
+    gradients = engine.backward(p, known, row_weights.contiguous(), needs)
     return _of_given(gradients, p)
 
 

@@ -38,18 +38,20 @@ class Plan(NamedTuple):
 known: dict[Hashable, Plan] = {}
 
 
-def kind_of(a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
+def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
     """What tells the plan of a call from others; None if none is kept, as for what is no plain tensor.
 
     Args:
+        problem: the class of the problem that it will be.
         a, b: the embeddings, as they were given.
         backend: the argument of a loss.
     """
     if is_traced(a, b) or a.is_nested or b.is_nested:
         return None
-    layouts = a.layout, b.layout
-    tensors = (a.shape, b.shape, a.dtype, b.dtype, a.device, b.device)
-    return (*tensors, *layouts, autocast_dtype(a), requested(backend))
+    return (
+        *(problem, a.shape, a.dtype, a.device, a.layout, b.shape, b.dtype, b.device, b.layout),
+        *(autocast_dtype(a), requested(backend)),
+    )
 
 
 def plan(kind: Hashable | None, p: AnyProblem, backend: str | None) -> Plan:
