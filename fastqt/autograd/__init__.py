@@ -19,7 +19,7 @@ from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
-from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
+from fastqt.problem import Rows, loss_dtype, reduce, with_tensors, without_tensors
 
 
 class Differentiable(Protocol):
@@ -50,6 +50,8 @@ def loss_of(p: Differentiable, reduction: str, engine: str | Computation, functi
         return transformed.loss_of(p, reduction, _computation(engine, p, traced), function)
     inputs = p.inputs()
     wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
+    if recorded and True not in wanted:  # Dynamo does not trace an autograd function of no gradients.
+        return _reduced(_computation(engine, p, traced).forward(p), reduction, p)
     how = _How(reduction, engine, function, p.needs_type(*wanted), traced)
     # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
     given = [unwrap_if_dead(x) for x in inputs if x is not None]
@@ -86,7 +88,7 @@ class _Loss(torch.autograd.Function):
             rows = engine.forward(p)
             if True in needs:
                 _save(ctx, p, inputs, rows.saved)
-            return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
+            return _reduced(rows, reduction, p)
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
         total, found = engine.forward_with_gradients(p, row_weight, needs)
@@ -110,6 +112,10 @@ class _Loss(torch.autograd.Function):
 
 # What torch's `apply` calls where no transform is active, after unwrapping the inputs as `loss_of` does.
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
+
+
+def _reduced(rows: Rows, reduction: str, p: Differentiable) -> Tensor:
+    return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
 
 
 def _save(ctx: Any, p: Any, inputs: Sequence[Tensor], more: Sequence[Tensor]) -> None:
