@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.targets import as_targets
+from fastqt.targets import NoTargets, Pairs, as_targets, cache
+from fastqt.targets.cache import RowsCache
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -73,6 +76,41 @@ def test_cached_windows_do_not_mix():
                         np.testing.assert_array_equal(
                             window.to_dense(N, M), oracle.window(N, M, offsets, weights, normalize)
                         )
+
+
+def fresh(targets, N, M):
+    """T without the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "MOST_ENTRIES", 0)
+        return targets.to_dense(N, M)
+
+
+@pytest.mark.parametrize(
+    "targets", [fastqt.Diagonal(), Pairs(), NoTargets(), fastqt.Window()], ids=lambda x: type(x).__name__
+)
+def test_targets_without_values_are_lowered_once(targets, monkeypatch):
+    """For each size, and not where they are too large to keep."""
+    monkeypatch.setattr(cache, "CACHED", RowsCache(size=8))
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 40)
+    sizes = [(N, M) for N in (5, 6) for M in (6, 9)]
+    first = {size: targets.rows(*size, CPU) for size in sizes}
+    for size, rows in first.items():
+        assert targets.rows(*size, CPU) is rows
+        assert rows.cached
+        assert torch.equal(rows.to_dense(*size), fresh(targets, *size))
+    assert targets.rows(41, 41, CPU) is not targets.rows(41, 41, CPU)
+
+
+@pytest.mark.parametrize(("N", "M"), [(4, 4), (4, 7)])
+def test_class_indices_name_a_column_of_each_row_or_none(N, M):
+    indices = torch.tensor([M - 1, -100, 0, 2])
+    expected = torch.zeros(N, M, dtype=torch.float64)
+    for row, column in enumerate(indices.tolist()):
+        if column >= 0:
+            expected[row, column] = 1
+    rows = as_targets(indices).rows(N, M, CPU)
+    assert torch.equal(rows.to_dense(N, M), expected)
+    assert ((rows.columns >= 0) & (rows.columns < M)).all(), "kernels read the candidates of weight 0"
 
 
 def sparse(starts, columns, values, M=4):
