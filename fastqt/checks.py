@@ -72,11 +72,17 @@ def check_tensor(name: str, x: object) -> None:
         raise ValueError(f"{name}: want a tensor with values, got one on the device meta")
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast rounds a matrix product's operands to on the device of `x`; None if it is disabled."""
+    kind = "cpu" if x.is_cpu else x.device.type  # which takes longer to ask for
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 def input_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix product would read `x`: autocast's if it is enabled, otherwise x.dtype."""
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype is torch.float64:
+    if x.dtype is torch.float64:
         return x.dtype
-    return torch.get_autocast_dtype(x.device.type)
+    return autocast_dtype(x) or x.dtype
 
 
 def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | None) -> None:
@@ -304,4 +310,7 @@ def is_traced(*tensors: Tensor) -> bool:
     That is so under `torch.compile` and for tensor subclasses such as fake tensors. Otherwise the operators
     are called directly, because dispatch makes a call several times as expensive.
     """
-    return torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, tensors))
+    for x in tensors:
+        if type(x) not in PLAIN:
+            return True
+    return torch.compiler.is_compiling()

@@ -16,9 +16,8 @@ from fastqt.checks import (
     check_mask,
     check_option,
     check_scale,
-    input_dtype,
 )
-from fastqt.engines import reference
+from fastqt.engines import plans, reference
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import (
     DIAGONALS,
@@ -288,15 +287,18 @@ def _lowered(
     backend: str | None,
 ) -> tuple[Problem, engines.Engine]:
     """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
-    mixed = row_negatives if isinstance(row_negatives, Mixed) else None
-    given_rows = None if isinstance(row_negatives, Mixed) else row_negatives
-    check_embeddings(
-        ("negatives", "row_negatives"),
-        queries=queries,
-        candidates=candidates,
-        negatives=negatives,
-        row_negatives=given_rows,
-    )
+    mixed, given_rows = (row_negatives, None) if isinstance(row_negatives, Mixed) else (None, row_negatives)
+    two = negatives is None and given_rows is None
+    kind = plans.kind_of(Problem, queries, candidates, backend) if two else None
+    plan = plans.known.get(kind)
+    if plan is None:
+        check_embeddings(
+            ("negatives", "row_negatives"),
+            queries=queries,
+            candidates=candidates,
+            negatives=negatives,
+            row_negatives=given_rows,
+        )
     check_option("diagonal", diagonal, DIAGONALS)
     check_memory(memory)
     check_flag("normalize", normalize)
@@ -307,10 +309,12 @@ def _lowered(
     if mask is not None:
         check_mask(mask, N, M, device)
     check_scale(scale, queries.dtype)
-    check_bias(bias, M, device, queries.dtype)
-    dtype = input_dtype(queries)
     p = Problem(
-        *(queries, candidates, negatives, given_rows, scale),
+        queries,
+        candidates,
+        negatives,
+        given_rows,
+        scale,
         targets=targets.rows(N, M, device),
         diagonal=diagonal,
         query_groups=query_groups,
@@ -324,16 +328,16 @@ def _lowered(
         _check_smoothing(p)
     if mixed is not None:
         p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
-    engine = engines.choose(backend, p, dtype)
-    computed = engine.dtype_for(p, dtype)
+    engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
     in_copies = normalize and not engine.normalizes(p, computed)
     p.normalize = normalize and not in_copies
-    p.queries = _prepare(queries, in_copies, dtype, computed)
-    p.candidates = _prepare(candidates, in_copies, dtype, computed)
-    if negatives is not None:
-        p.negatives = _prepare(negatives, in_copies, dtype, computed)
-    if given_rows is not None:
-        p.row_negatives = _prepare(given_rows, in_copies, dtype, computed)
+    if in_copies or not as_given:
+        p.queries = _prepare(queries, in_copies, dtype, computed)
+        p.candidates = _prepare(candidates, in_copies, dtype, computed)
+        if negatives is not None:
+            p.negatives = _prepare(negatives, in_copies, dtype, computed)
+        if given_rows is not None:
+            p.row_negatives = _prepare(given_rows, in_copies, dtype, computed)
     if p.partners is not None and not engine.mixes:
         mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates
         p.row_negatives, p.partners = mixed_rows(mixed_from, p.mix, p.partners), None
@@ -351,11 +355,16 @@ def _loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
-    """A bias for each candidate, in the scores' dtype."""
+    """A checked bias for each candidate, in the scores' dtype."""
+    if type(bias) is float and bias == 0:
+        return None
+    check_bias(bias, M, queries.device, queries.dtype)
     if not isinstance(bias, Tensor) and bias == 0:
         return None
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    return torch.as_tensor(bias, dtype=dtype, device=queries.device).expand(M).contiguous()
+    dtype = loss_dtype(queries)
+    if isinstance(bias, Tensor):
+        return bias.to(dtype).expand(M).contiguous()
+    return torch.full((M,), bias, dtype=dtype, device=queries.device)
 
 
 def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dtype) -> Tensor:

@@ -139,14 +139,8 @@ class Problem:
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
-        return (
-            self.queries,
-            self.candidates,
-            self.negatives,
-            self.row_negatives,
-            _tensor(self.scale),
-            self.bias,
-        )
+        scale = self.scale if isinstance(self.scale, Tensor) else None
+        return self.queries, self.candidates, self.negatives, self.row_negatives, scale, self.bias
 
 
 @dataclass
@@ -163,7 +157,8 @@ class ClipProblem:
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
-        return self.queries, self.candidates, None, None, _tensor(self.scale), None
+        scale = self.scale if isinstance(self.scale, Tensor) else None
+        return self.queries, self.candidates, None, None, scale, None
 
 
 @dataclass
@@ -273,10 +268,6 @@ def _getter(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(paths) > 1:
         return attrgetter(*paths)
     return lambda p: tuple(attrgetter(path)(p) for path in paths)
-
-
-def _tensor(scale: float | Tensor) -> Tensor | None:
-    return scale if isinstance(scale, Tensor) else None
 
 
 def loss_dtype(queries: Tensor) -> torch.dtype:

@@ -1,15 +1,15 @@
 """Target operators equal their matrices, written out by loops."""
 
-import weakref
-
 import numpy as np
 import oracle
 import pytest
 import torch
 
 import fastqt
-from fastqt.targets import as_targets, window
+from fastqt.targets import NoTargets, Pairs, as_targets, cache
 from fastqt.targets.cache import RowsCache
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -78,21 +78,39 @@ def test_cached_windows_do_not_mix():
                         )
 
 
-def test_a_window_that_a_cuda_graph_reads_is_kept(monkeypatch):
-    """It stays however many others follow. What a capture makes lies in the graph's memory: never cached."""
+def fresh(targets, N, M):
+    """T without the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "MOST_ENTRIES", 0)
+        return targets.to_dense(N, M)
 
-    def columns(size, captured=False):
-        monkeypatch.setattr(window, "is_capturing", lambda device: captured)
-        return weakref.ref(fastqt.Window(1).rows(size, size, torch.device("cpu")).columns)
 
-    monkeypatch.setattr(window, "_bands", RowsCache(size=8))
-    assert columns(9, captured=True)() is None
-    read, others = columns(9), columns(10)
-    assert columns(9, captured=True)() is read()
-    for size in range(11, 40):
-        columns(size)
-    assert read() is not None
-    assert others() is None
+@pytest.mark.parametrize(
+    "targets", [fastqt.Diagonal(), Pairs(), NoTargets(), fastqt.Window()], ids=lambda x: type(x).__name__
+)
+def test_targets_without_values_are_lowered_once(targets, monkeypatch):
+    """For each size, and not where they are too large to keep."""
+    monkeypatch.setattr(cache, "CACHED", RowsCache(size=8))
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 40)
+    sizes = [(N, M) for N in (5, 6) for M in (6, 9)]
+    first = {size: targets.rows(*size, CPU) for size in sizes}
+    for size, rows in first.items():
+        assert targets.rows(*size, CPU) is rows
+        assert rows.cached
+        assert torch.equal(rows.to_dense(*size), fresh(targets, *size))
+    assert targets.rows(41, 41, CPU) is not targets.rows(41, 41, CPU)
+
+
+@pytest.mark.parametrize(("N", "M"), [(4, 4), (4, 7)])
+def test_class_indices_name_a_column_of_each_row_or_none(N, M):
+    indices = torch.tensor([M - 1, -100, 0, 2])
+    expected = torch.zeros(N, M, dtype=torch.float64)
+    for row, column in enumerate(indices.tolist()):
+        if column >= 0:
+            expected[row, column] = 1
+    rows = as_targets(indices).rows(N, M, CPU)
+    assert torch.equal(rows.to_dense(N, M), expected)
+    assert ((rows.columns >= 0) & (rows.columns < M)).all(), "kernels read the candidates of weight 0"
 
 
 def sparse(starts, columns, values, M=4):

@@ -8,17 +8,18 @@ that way, the forward pass saves what is known of each row and backward computes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
 
 from fastqt import engines
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
-from fastqt.problem import loss_dtype, reduce, with_tensors, without_tensors
+from fastqt.problem import Rows, loss_dtype, reduce, with_tensors, without_tensors
 
 
 class Differentiable(Protocol):
@@ -43,15 +44,18 @@ def loss_of(p: Differentiable, reduction: str, engine: str | Computation, functi
         engine: the name of an engine, or for a loss that no engine has, what computes it.
         function: the public function, which errors name.
     """
+    recorded = is_traced(p.queries)
+    traced = recorded and isinstance(engine, str)
     if transformed.is_transformed():
-        traced = isinstance(engine, str) and is_traced(p.queries)
         return transformed.loss_of(p, reduction, _computation(engine, p, traced), function)
     inputs = p.inputs()
     wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
-    needs = p.needs_type(*wanted)
-    apply: Callable[..., Tensor] = _Loss.apply  # torch gives `apply` no types
+    if recorded and True not in wanted:  # Dynamo does not trace an autograd function of no gradients.
+        return _reduced(_computation(engine, p, traced).forward(p), reduction, p)
+    how = _How(reduction, engine, function, p.needs_type(*wanted), traced)
     # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
-    return apply(p, (reduction, engine, function, needs), *[x for x in inputs if x is not None])
+    given = [unwrap_if_dead(x) for x in inputs if x is not None]
+    return (_Loss.apply if recorded else _apply)(p, how, *given)
 
 
 def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
@@ -63,23 +67,32 @@ def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
     return 2.0**6 if dtype is torch.float16 and reduction == "mean" else 1.0
 
 
+class _How(NamedTuple):
+    """What is to be done with a problem: the arguments of `loss_of`, and what follows from them."""
+
+    reduction: str
+    engine: str | Computation
+    function: str
+    needs: Any  # of the problem's `needs_type`
+    traced: bool  # whether a tracer is to see operators that carry the engine's name
+
+
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, p: Any, how: tuple[str, str | Computation, str, Any], *inputs: Tensor) -> Tensor:
-        reduction, named, _, needs = how
-        traced = isinstance(named, str) and is_traced(p.queries)
+    def forward(ctx: Any, p: Any, how: _How, *inputs: Tensor) -> Tensor:
+        reduction, named, _, needs, traced = how
         engine = _computation(named, p, traced)
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
-        ctx.how, ctx.in_forward, ctx.traced = how, in_forward, traced
+        ctx.how, ctx.in_forward = how, in_forward
         if not in_forward:
             rows = engine.forward(p)
             if True in needs:
                 _save(ctx, p, inputs, rows.saved)
-            return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
+            return _reduced(rows, reduction, p)
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
         total, found = engine.forward_with_gradients(p, row_weight, needs)
-        gradients = [_like(g, x) for g, x in zip(found, p.inputs(), strict=True) if x is not None]
+        gradients = _of_given(found, p)
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
             ctx.absent = [g is None for g in gradients]
             _save(ctx, p, inputs, [g for g in gradients if g is not None])
@@ -90,17 +103,25 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        check_not_recorded(ctx.how[2])
+        check_not_recorded(ctx.how.function)
         gradients = _kept(ctx, upstream[0]) if ctx.in_forward else None
         if gradients is None:
             gradients = _recomputed(ctx, upstream[0])
         return (None, None, *gradients)
 
 
+# What torch's `apply` calls where no transform is active, after unwrapping the inputs as `loss_of` does.
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
+
+
+def _reduced(rows: Rows, reduction: str, p: Differentiable) -> Tensor:
+    return reduce(rows.loss, reduction).to(loss_dtype(p.queries), copy=True)
+
+
 def _save(ctx: Any, p: Any, inputs: Sequence[Tensor], more: Sequence[Tensor]) -> None:
     """Saves a problem for the backward pass, and more tensors after those of the problem."""
     tensors: Sequence[Tensor | None] = inputs
-    if ctx.traced:  # Dynamo keeps the other tensors of the problem by itself.
+    if ctx.how.traced:  # Dynamo keeps the other tensors of the problem by itself.
         ctx.problem = p
     else:
         ctx.problem, tensors = without_tensors(p)
@@ -116,22 +137,22 @@ def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
 
 def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
     """The forward pass's gradients times the upstream gradient; None once they have been handed over."""
-    if ctx.traced:
+    if ctx.how.traced:
         factor = _without(ctx.grad_scale, upstream)
         kept = iter(ctx.saved_tensors[ctx.held :])
         return [None if absent else times(next(kept), factor) for absent in ctx.absent]
     # They are handed over and not copied: a second backward through this graph computes them anew.
     gradients: list[Tensor | None] | None = ctx.gradients
     ctx.gradients = None
-    if gradients is None:
-        return None
+    # On a GPU it is cheaper to multiply by 1 than to wait for the value.
+    if gradients is None or (not upstream.is_cuda and upstream.item() == ctx.grad_scale):
+        return gradients
     left = [g for g in gradients if g is not None]
-    named = ctx.how[1]
+    named = ctx.how.engine
     if upstream.is_cuda and isinstance(named, str):
         left = engines.scale_gradients(named, left, upstream, 1 / ctx.grad_scale)
-    factor = _without(ctx.grad_scale, upstream) if left else upstream
-    # On a GPU it is cheaper to multiply by 1 than to wait for the value.
-    if left and (factor.is_cuda or factor.item() != 1):
+    if left:
+        factor = _without(ctx.grad_scale, upstream)
         for g in left:
             times(g, factor, out=g)
     return gradients
@@ -144,20 +165,25 @@ def _without(grad_scale: float, upstream: Tensor) -> Tensor:
 
 def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
-    reduction, named, _, needs = ctx.how
+    reduction, named, _, needs, traced = ctx.how
     saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
-    p = ctx.problem if ctx.traced else with_tensors(ctx.problem, saved[: ctx.held])
+    p = ctx.problem if traced else with_tensors(ctx.problem, saved[: ctx.held])
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
-    engine = _computation(named, p, ctx.traced)
+    engine = _computation(named, p, traced)
     known = engine.forward(p).saved if ctx.in_forward else saved[ctx.held :]
-    gradients = engine.backward(p, known, weight.expand(N).contiguous(), needs)
-    return [_like(g, x) for g, x in zip(gradients, p.inputs(), strict=True) if x is not None]
+    row_weights = weight if reduction == "none" else weight.expand(N)
+    gradients = engine.backward(p, known, row_weights.contiguous(), needs)
+    return _of_given(gradients, p)
 
 
-def _like(gradient: Tensor | None, x: Tensor) -> Tensor | None:
-    """A gradient in its input's dtype and on its device: engines give a scale's as they have it."""
-    return gradient if gradient is None or gradient.dim() else gradient.to(x)
+def _of_given(gradients: Sequence[Tensor | None], p: Differentiable) -> list[Tensor | None]:
+    """The gradients of the inputs that are given; a scale's, which engines give as they have it, like it."""
+    return [
+        g if g is None or g.dim() else g.to(x)
+        for g, x in zip(gradients, p.inputs(), strict=True)
+        if x is not None
+    ]
 
 
 def times(gradient: Tensor, upstream: Tensor, out: Tensor | None = None) -> Tensor:

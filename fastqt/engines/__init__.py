@@ -61,6 +61,8 @@ class Engine:
         module: the engine.
         mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
         eager: whether its loss is plain PyTorch that autograd differentiates.
+        by_kind: the dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and
+            the types, shapes, dtypes and devices of its embeddings.
         scaling: the module that multiplies its gradients on a GPU, if torch is not to do that.
     """
 
@@ -68,6 +70,7 @@ class Engine:
     module: EngineModule
     mixes: bool = False
     eager: bool = False
+    by_kind: tuple[torch.dtype, ...] = ()
     scaling: str | None = None
 
     def computes(self, p: AnyProblem) -> bool:
@@ -91,7 +94,7 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("cpu", cast(EngineModule, cpu)),
+        Engine("cpu", cast(EngineModule, cpu), by_kind=(torch.float32, torch.float64, torch.float16)),
         Engine("cuda", cast(EngineModule, cuda), mixes=True),
         Engine("triton", cast(EngineModule, triton), mixes=True, scaling="fastqt.kernels.upstream"),
         Engine("reference", cast(EngineModule, reference), eager=True),

@@ -26,11 +26,10 @@ def forward(p: ClipProblem) -> Rows:
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    N = len(p.queries)
-    found = p.queries.new_empty(4, N, dtype=torch.float64)
-    weights = found.new_full((N,), row_weight)
-    gradients = _walk(p, found[:3], found[3], weights, needs, known=False)
-    return (row_weight * found[3].sum()).to(p.queries.dtype), gradients
+    found = p.queries.new_empty(5, p.queries.shape[0], dtype=torch.float64)
+    loss, weights = found[3], found[4].fill_(row_weight)
+    gradients = _walk(p, found[:3], loss, weights, needs, known=False)
+    return torch.dot(weights, loss).to(p.queries.dtype), gradients
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fastqt import autograd, engines
+from fastqt import autograd
 from fastqt.checks import (
     check_embeddings,
     check_flag,
     check_option,
     check_scale,
-    input_dtype,
     is_traced,
 )
+from fastqt.engines import plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 
@@ -47,20 +47,22 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    check_embeddings(a=a, b=b)
-    if len(a) != len(b):
-        raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
+    kind = plans.kind_of(ClipProblem, a, b, backend)
+    plan = plans.known.get(kind)
+    if plan is None:
+        check_embeddings(a=a, b=b)
+        if len(a) != len(b):
+            raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     check_scale(scale, a.dtype)
     check_option("reduction", reduction, REDUCTIONS)
     check_memory(memory)
     check_flag("normalize", normalize)
     if not is_traced(a, b):
-        dtype = input_dtype(a)
-        p = ClipProblem(a.to(dtype), b.to(dtype), scale, memory, normalize)
-        engine = engines.choose(backend, p, dtype)
+        p = ClipProblem(a, b, scale, memory, normalize)
+        engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
         if engine.computes(p):
-            computed = engine.dtype_for(p, dtype)
-            p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
+            if not as_given:
+                p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
             if normalize and not engine.normalizes(p, computed):
                 p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
             return autograd.loss_of(p, reduction, engine.name, "fastqt.clip_loss")

@@ -4,12 +4,13 @@ A target matrix T of shape (N, M) is never formed. `Targets.rows` lowers an oper
 rows, which take O(number of targets) memory and are all that the losses read.
 """
 
-from fastqt.targets.base import IGNORE_INDEX, NoTargets, TargetRows, Targets
+from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets
 from fastqt.targets.operators import (
     Bags,
     ClassIndices,
     Dense,
     Diagonal,
+    NoTargets,
     Pairs,
     Smoothed,
     TargetsLike,

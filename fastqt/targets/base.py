@@ -97,17 +97,6 @@ class Targets(ABC):
         return self.rows(N, M, torch.device("cpu")).to_dense(N, M)
 
 
-class NoTargets(Targets):
-    """T = 0: what losses without targets are lowered to."""
-
-    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        starts = torch.zeros(N + 1, dtype=torch.int64, device=device)
-        return TargetRows(starts, starts[:0], torch.zeros(0, dtype=torch.float64, device=device))
-
-    def check(self, N: int, M: int, diagonal: str) -> None:
-        pass
-
-
 def rows_of_equal_length(columns: Tensor, weights: Tensor) -> TargetRows:
     """Compressed rows of K entries each, from columns (N, K) int64 and weights (N, K) float64."""
     N, K = columns.shape

@@ -1,5 +1,8 @@
 """A cache of lowered targets: one CUDA stream makes their tensors, and others read them.
 
+Lowering the targets of a small batch takes longer than computing its scores, and training asks for the
+same ones at every step. Targets that depend on nothing but sizes and options are therefore cached.
+
 Nothing orders the work of two streams by itself, and freed memory goes back to the stream that it was
 allocated on. Whoever takes rows from the cache is therefore made to wait, on the device, until they are
 written, and their memory is reused only after that stream's work with them.
@@ -8,11 +11,19 @@ written, and their memory is reused only after that stream's work with them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
+from fastqt.devices import is_capturing
 from fastqt.targets.base import TargetRows
+
+MOST_ENTRIES = 2**16  # of rows that are cached
+
+Lower: TypeAlias = Callable[[int, int, torch.device], TargetRows]  # for N queries and M candidates
 
 
 class _Entry:
@@ -74,12 +85,36 @@ class RowsCache:
         self._of_graphs: set[_Entry] = set()
         self._adding = threading.Lock()
 
-    def get(self, key: Hashable) -> TargetRows | None:
-        """The rows of a key for the current stream; None if there are none."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry.for_current_stream()
+    def rows(self, of: Hashable, lower: Lower, N: int, M: int, device: torch.device) -> TargetRows:
+        """The rows of an operator, for what the current stream of `device` is given from now on.
 
-    def get_for_graph(self, key: Hashable) -> TargetRows | None:
+        Args:
+            of: what tells the operator from others; not its sizes.
+            lower: makes the rows.
+            N, M, device: as of `Targets.rows`.
+        """
+        if torch.compiler.is_compiling():
+            return lower(N, M, device)
+        key = (of, N, M, device)
+        entry = self._entries.get(key)
+        if entry is not None and entry.made is None:  # There are no streams.
+            return entry.rows
+        # A device "cuda" without an index is whichever device is the current one.
+        if device.type == "cuda" and device.index is None:
+            return lower(N, M, device)
+        if is_capturing(device):
+            # Tensors made during a capture live in the graph's memory pool, so they must not enter the cache.
+            return self._get_for_graph(key) or lower(N, M, device)
+        if entry is not None:
+            return entry.for_current_stream()
+        # A later call may save these tensors for backward, which inference tensors do not allow.
+        with torch.inference_mode(False):
+            rows = replace(lower(N, M, device), cached=True)
+        if type(rows.columns) is Tensor:  # a tracer's fake tensors must not be cached
+            self._add(key, rows, device)
+        return rows
+
+    def _get_for_graph(self, key: Hashable) -> TargetRows | None:
         """The rows of a key for the CUDA graph that is being captured; None if there are none."""
         entry = self._entries.get(key)
         if entry is None:
@@ -87,10 +122,13 @@ class RowsCache:
         self._of_graphs.add(entry)
         return entry.for_graph()
 
-    def add(self, key: Hashable, rows: TargetRows, device: torch.device) -> None:
+    def _add(self, key: Hashable, rows: TargetRows, device: torch.device) -> None:
         """Keeps rows that the current stream of `device` has just made, outside of any capture."""
         entry = _Entry(rows, device)
         with self._adding:
             while len(self._entries) >= self._size:
                 del self._entries[next(iter(self._entries))]
             self._entries[key] = entry
+
+
+CACHED = RowsCache(size=8)

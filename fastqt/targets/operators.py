@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import FLOATING, as_ids, check_number, check_paired, check_tensor, require
-from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape, rows_of_equal_length
+from fastqt.targets import cache
+from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape
 from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
 
@@ -16,6 +17,25 @@ from fastqt.targets.window import Window
 # is still a normal number then, beside which the digits do not count that smaller weights lose.
 SHRINK = 2.0**-40
 LEAST_SMOOTHING = 1e-290
+
+NEIGHBOURS = {normalize: Window(normalize=normalize) for normalize in (True, False)}
+
+
+class NoTargets(Targets):
+    """T = 0: what losses without targets are lowered to."""
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        pass
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        if N > cache.MOST_ENTRIES:
+            return _no_rows(N, M, device)
+        return cache.CACHED.rows(NoTargets, _no_rows, N, M, device)
+
+
+def _no_rows(N: int, M: int, device: torch.device) -> TargetRows:
+    starts = torch.zeros(N + 1, dtype=torch.int64, device=device)
+    return TargetRows(starts, starts[:0], torch.zeros(0, dtype=torch.float64, device=device))
 
 
 class Diagonal(Targets):
@@ -32,11 +52,17 @@ class Diagonal(Targets):
             )
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        starts = torch.arange(N + 1, device=device)
-        if N > M:
-            starts = starts.clamp(max=M)
-        columns = starts[: min(N, M)]
-        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
+        if N > cache.MOST_ENTRIES:
+            return _diagonal_rows(N, M, device)
+        return cache.CACHED.rows(Diagonal, _diagonal_rows, N, M, device)
+
+
+def _diagonal_rows(N: int, M: int, device: torch.device) -> TargetRows:
+    starts = torch.arange(N + 1, device=device)
+    if N > M:
+        starts = starts.clamp(max=M)
+    columns = starts[: min(N, M)]
+    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
 
 
 class Pairs(Diagonal):
@@ -70,9 +96,8 @@ class ClassIndices(Targets):
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         indices = self.indices.to(device)
         has_target = indices != IGNORE_INDEX
-        return rows_of_equal_length(
-            torch.where(has_target, indices, 0)[:, None], has_target.double()[:, None]
-        )
+        starts, _, _ = Diagonal().rows(N, N, device).compressed()  # which has as many entries
+        return TargetRows(starts, indices * has_target, has_target.double())
 
 
 class Bags(Targets):
@@ -249,6 +274,8 @@ def given_or_window(
         ValueError, TypeError: as by `as_targets` and `Window`, or an argument of the window beside targets.
     """
     if targets is None:
+        if context_size is None and document_ids is None:
+            return NEIGHBOURS[normalize]
         return Window(context_size, document_ids=document_ids, normalize=normalize)
     for name, given in (("context_size", context_size), ("document_ids", document_ids)):
         if given is not None:

@@ -1,4 +1,4 @@
-"""The window of neighbouring sentences; small ones are cached, because training lowers them at every step."""
+"""The window of neighbouring sentences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import as_ids, shown
-from fastqt.devices import is_capturing
+from fastqt.targets import cache
 from fastqt.targets.base import TargetRows, Targets, rows_of_equal_length
-from fastqt.targets.cache import RowsCache
-
-# Lowering the window of a small batch takes longer than computing the batch's scores, and training asks for
-# the same window at every step. Windows of at most so many entries are therefore cached.
-_BAND_CACHE_ENTRIES = 2**16
-_bands = RowsCache(size=8)
 
 LEAST_SHARE = 1e-250  # of the least weight in the greatest, so that none of them underflows beside the other
 
@@ -99,26 +93,10 @@ class Window(Targets):
             )
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        if self.document_ids is None and N * self._count <= _BAND_CACHE_ENTRIES:
-            return self._cached_rows(N, M, device)
-        return self._lowered_rows(N, M, device)
-
-    def _cached_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        # A device "cuda" without an index is whichever device is the current one.
-        if torch.compiler.is_compiling() or (device.type == "cuda" and device.index is None):
+        if self.document_ids is not None or N * self._count > cache.MOST_ENTRIES:
             return self._lowered_rows(N, M, device)
-        key = (N, M, self._size, self._given, self._weights, self.normalize, device)
-        if is_capturing(device):
-            # Tensors made during a capture live in the graph's memory pool, so they must not enter the cache.
-            return _bands.get_for_graph(key) or self._lowered_rows(N, M, device)
-        rows = _bands.get(key)
-        if rows is None:
-            # A later call may save these tensors for backward, which inference tensors do not allow.
-            with torch.inference_mode(False):
-                rows = replace(self._lowered_rows(N, M, device), cached=True)
-            if type(rows.columns) is Tensor:  # a tracer's fake tensors must not be cached
-                _bands.add(key, rows, device)
-        return rows
+        of = (Window, self._size, self._given, self._weights, self.normalize)
+        return cache.CACHED.rows(of, self._lowered_rows, N, M, device)
 
     def _lowered_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         row, offsets = torch.arange(N, device=device), self.offsets

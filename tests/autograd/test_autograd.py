@@ -192,7 +192,7 @@ def test_without_gradients(context):
 )
 def test_training_after_inference_mode(loss, monkeypatch):
     """A tensor cached by a call under inference_mode can be saved for a later backward pass."""
-    monkeypatch.setattr("fastqt.targets.window._bands", RowsCache(8))
+    monkeypatch.setattr("fastqt.targets.cache.CACHED", RowsCache(8))
     queries, candidates = torch.randn(9, 4), torch.randn(9, 4)
     with torch.inference_mode():
         loss(queries, candidates)

@@ -110,3 +110,25 @@ def test_others_refuse_them_in_words(name):
         grad(lambda s: grad(loss, argnums=2)(x, y, s))(s)
     with pytest.raises(RuntimeError, match=words):
         jvp(lambda x: loss(x, y, s), (x,), (x,))
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "low"}, {"normalize": True}], ids=str)
+def test_a_tensor_that_outlives_its_transform_is_the_value_it_had(options):
+    """torch.func leaves wrappers in it, which torch takes off before an autograd function sees it."""
+    kept = []
+
+    def keep(x):
+        kept.append(x * 2)
+        return x.sum()
+
+    x, candidates = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    torch.func.grad(keep)(x)
+    candidates.requires_grad_()
+    expected = fastqt.contrastive_loss(x * 2, candidates, **options)
+    (gradient,) = torch.autograd.grad(expected, candidates)
+    for _ in range(2):  # A second backward pass would find the graph of the transform, and that it is freed.
+        loss = fastqt.contrastive_loss(kept[0], candidates, **options)
+        candidates.grad = None
+        loss.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(candidates.grad, gradient)

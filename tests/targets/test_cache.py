@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.targets import Window, window
+from fastqt.targets import Window, cache
 from fastqt.targets.cache import RowsCache
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def cuda(monkeypatch):
     tell = lambda x, stream: cuda.readers[x.data_ptr()].add(stream.cuda_stream)  # noqa: E731
     monkeypatch.setattr(torch.Tensor, "record_stream", tell, raising=False)
     monkeypatch.setattr(Window, "_lowered_rows", lower)
-    monkeypatch.setattr(window, "_bands", RowsCache(KEPT))
+    monkeypatch.setattr(cache, "CACHED", RowsCache(KEPT))
     return cuda
 
 
@@ -115,7 +115,7 @@ def test_every_stream_gets_rows_that_are_written_and_stay(cuda, seed):
         N, device = choose.choice(SIZES), choose.randrange(2)
         cuda.current_device = choose.randrange(2)
         stream = cuda.current[device] = choose.choice(cuda.streams[device])
-        known = {x.data_ptr() for entry in window._bands._entries.values() for x in entry.rows.compressed()}
+        known = {x.data_ptr() for entry in cache.CACHED._entries.values() for x in entry.rows.compressed()}
         found = rows(N, device)
         assert f"{N} rows on cuda:{device}" in stream.before
         for tensor in found.compressed():
@@ -167,7 +167,7 @@ def test_rows_and_events_of_graphs_are_never_freed(cuda):
     kept, evicted = weakref.ref(rows(5).columns), weakref.ref(rows(6).columns)
     with cuda.capture(0):
         rows(5)
-    events = [entry.made for entry in window._bands._entries.values()]
+    events = [entry.made for entry in cache.CACHED._entries.values()]
     graph_event, other_event = map(weakref.ref, events)
     del events
     for N in range(7, 30):
@@ -202,6 +202,6 @@ def test_a_cpu_has_no_streams(monkeypatch):
 
     for name in ("device", "current_stream", "is_current_stream_capturing", "Event"):
         monkeypatch.setattr(torch.cuda, name, fail)
-    monkeypatch.setattr(window, "_bands", RowsCache(KEPT))
+    monkeypatch.setattr(cache, "CACHED", RowsCache(KEPT))
     window_ = fastqt.Window(1)
     assert window_.rows(5, 5, CPU) is window_.rows(5, 5, CPU)

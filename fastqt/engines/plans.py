@@ -1,0 +1,77 @@
+"""What is known of a call before its values are: that its embeddings fit each other, and what computes them.
+
+That depends on types, shapes, dtypes, devices and what is asked for, which are those of the step before in
+most steps of a training. It is therefore kept. No plan holds a tensor, and none answers for a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import autocast_dtype, input_dtype, is_traced
+from fastqt.engines import Engine, choose, requested
+from fastqt.problem import AnyProblem
+
+MOST_KNOWN = 1024  # After so many plans all are forgotten: batches whose sizes vary would be kept for ever.
+
+
+class Plan(NamedTuple):
+    """How a call is computed.
+
+    Attributes:
+        engine: what computes it.
+        dtype: what a matrix product would read the embeddings in.
+        computed: what the engine reads them in.
+        as_given: whether they are known to have that dtype.
+    """
+
+    engine: Engine
+    dtype: torch.dtype
+    computed: torch.dtype
+    as_given: bool
+
+
+known: dict[Hashable, Plan] = {}
+
+
+def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
+    """What tells the plan of a call from others; None if none is kept, as for what is no plain tensor.
+
+    Args:
+        problem: the class of the problem that it will be.
+        a, b: the embeddings, as they were given.
+        backend: the argument of a loss.
+    """
+    if is_traced(a, b) or a.is_nested or b.is_nested:
+        return None
+    return (
+        *(problem, a.shape, a.dtype, a.device, a.layout, b.shape, b.dtype, b.device, b.layout),
+        *(autocast_dtype(a), requested(backend)),
+    )
+
+
+def plan(kind: Hashable | None, p: AnyProblem, backend: str | None) -> Plan:
+    """The plan for a problem whose embeddings were found to fit; kept under its kind.
+
+    Args:
+        kind: as of `kind_of`.
+        p: the problem, whose tensors still have the dtype that the user gave.
+        backend: the argument of a loss.
+
+    Raises:
+        ValueError: as of `choose`.
+    """
+    dtype = input_dtype(p.queries)
+    engine = choose(backend, p, dtype)
+    computed = engine.dtype_for(p, dtype)
+    as_given = kind is not None and p.queries.dtype is p.candidates.dtype is dtype is computed
+    found = Plan(engine, dtype, computed, as_given)
+    if kind is not None and dtype in engine.by_kind:
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[kind] = found
+    return found
