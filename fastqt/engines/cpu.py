@@ -37,6 +37,7 @@ COMPUTATIONS = {
 }
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
+LOW_BYTES = 16 * 2**20  # the same with memory="low"
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
@@ -60,12 +61,12 @@ def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass.
 
-    With memory="low", or bytes that do not hold enough whole rows, a softmax first reduces its scores in
-    tiles and computes them once more for the gradients, which is then as well done in the backward pass.
+    Where the memory does not hold enough whole rows, a softmax first reduces its scores in tiles and
+    computes them once more for the gradients, which is then as well done in the backward pass.
     """
     if p.memory == "fast" or p.link == "sigmoid":
         return True
-    return p.memory != "low" and _chunk_rows(p) >= min(len(p.queries), MIN_CHUNK_ROWS)
+    return _chunk_rows(p) >= min(len(p.queries), MIN_CHUNK_ROWS)
 
 
 def forward(p: Problem) -> Rows:
@@ -103,14 +104,14 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
         return TILE_ROWS, TILE_COLUMNS
     N = p.queries.shape[0]
     if p.link != "sigmoid":
-        return _even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
-    rows = _even(N, TILE_ROWS)
-    return rows, _even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
+        return even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
+    rows = even(N, TILE_ROWS)
+    return rows, even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
 
 
 def _chunk_rows(p: Problem) -> int:
     """How many whole rows of scores fit the memory of a chunk."""
-    room = min(room_of(p.memory, CHUNK_BYTES, CHUNK_BYTES), CHUNK_BYTES)
+    room = min(room_of(p.memory, CHUNK_BYTES, LOW_BYTES), CHUNK_BYTES)
     cells = room // p.queries.element_size()
     return cells // (_width(p) + (p.row_negatives is not None))
 
@@ -120,7 +121,7 @@ def _width(p: Problem) -> int:
     return p.candidates.shape[0] + (0 if p.negatives is None else p.negatives.shape[0])
 
 
-def _even(length: int, most: int) -> int:
+def even(length: int, most: int) -> int:
     """The least step that covers `length` in as few steps as `most` would."""
     return math.ceil(length / math.ceil(length / most))
 
