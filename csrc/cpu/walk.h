@@ -71,27 +71,39 @@ class Walk {
   }
 
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
-  // the scores from tile(), and may write their gradient there.
+  // the scores from tile(), and may write their gradient there. What visit() leaves of the last `kept` tiles stays
+  // for `for_tiles_again`.
   template <class F>
-  void for_tiles(int64_t rows, int64_t columns, const F& visit) {
-    allocate_workspace(rows, columns);
-    for_ranges(queries_.size(0), rows, [&](Range row_range) {
-      enter_rows(row_range);
-      for (const Block<T>& block : blocks_)
-        for_ranges(block.columns.size(), columns, [&](Range range) {
-          columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
-          scores_ = part(part(workspace_, 0, {0, row_range.size()}), 1, {0, range.size()});
-          parts_.assign(1, {&block, range, scores_});
-          score();
-          visit();
-        });
-    });
+  void for_tiles(int64_t rows, int64_t columns, const F& visit, int64_t kept = 1) {
+    list_tiles(rows, columns);
+    kept_ = std::min<int64_t>(kept, places_.size());
+    allocate_workspace(rows, columns, kept_);
+    begin_at(0);
+    for (std::size_t k = 0; k < places_.size(); ++k) {
+      enter_tile(k);
+      score();
+      visit();
+    }
+  }
+
+  // Calls visit(kept) for the same tiles once more, in the opposite order. Tiles that are not kept have their scores
+  // computed again.
+  template <class F>
+  void for_tiles_again(const F& visit) {
+    begin_at(places_.size() - 1);
+    for (std::size_t k = places_.size(); k-- > 0;) {
+      const bool kept = slot(k) > 0 || k + kept_ == places_.size();
+      enter_tile(k);
+      if (!kept) score();
+      visit(kept);
+    }
   }
 
   // The same with tiles of whole rows, which have the columns of all blocks.
   template <class F>
   void for_chunks(int64_t rows, const F& visit) {
     allocate_workspace(rows, width_);
+    first_row_ = first_column_ = 0;
     for_ranges(queries_.size(0), rows, [&](Range range) {
       enter_rows(range);
       columns_ = {0, width_};
@@ -123,7 +135,7 @@ class Walk {
     if (gradients_.scale) {
       add_to_scale();
     } else if (gradients_.queries) {
-      add_to_queries(part(*gradients_.queries, 0, rows_), columns_.begin > 0, scale_);
+      add_to_queries(part(*gradients_.queries, 0, rows_), rows_have_gradient(), scale_);
     }
   }
 
@@ -146,10 +158,50 @@ class Walk {
     Tensor scores;
   };
 
-  void allocate_workspace(int64_t rows, int64_t columns) {
-    workspace_ = new_matrix(queries_, std::min(rows, queries_.size(0)), std::min(columns, width_));
+  // Where a tile is: its columns are counted from the first of their block.
+  struct Place {
+    Range rows;
+    const Block<T>* block;
+    Range columns;
+  };
+
+  void list_tiles(int64_t rows, int64_t columns) {
+    places_.clear();
+    for_ranges(queries_.size(0), rows, [&](Range row_range) {
+      for (const Block<T>& block : blocks_)
+        for_ranges(block.columns.size(), columns, [&](Range range) { places_.push_back({row_range, &block, range}); });
+    });
+  }
+
+  // Where in the workspace the k-th tile is: the last tiles have slots of their own, the others share the first.
+  int64_t slot(std::size_t k) const {
+    return std::max<int64_t>(0, static_cast<int64_t>(k) - static_cast<int64_t>(places_.size()) + kept_);
+  }
+
+  void enter_tile(std::size_t k) {
+    const Place& at = places_[k];
+    const int64_t begin = slot(k) * tile_rows_, offset = at.block->columns.begin;
+    enter_rows(at.rows);
+    columns_ = {offset + at.columns.begin, offset + at.columns.end};
+    scores_ = part(part(workspace_, 0, {begin, begin + at.rows.size()}), 1, {0, at.columns.size()});
+    parts_.assign(1, {at.block, at.columns, scores_});
+  }
+
+  void begin_at(std::size_t k) {
+    first_row_ = places_[k].rows.begin;
+    first_column_ = places_[k].block->columns.begin + places_[k].columns.begin;
+  }
+
+  // Whether tiles that were visited before have added to the gradients of this tile's rows, or of its columns.
+  bool rows_have_gradient() const { return columns_.begin != first_column_; }
+  bool columns_have_gradient() const { return rows_.begin != first_row_; }
+
+  void allocate_workspace(int64_t rows, int64_t columns, int64_t slots = 1) {
+    tile_rows_ = std::min(rows, queries_.size(0));
+    workspace_ = new_matrix(queries_, slots * tile_rows_, std::min(columns, width_));
+    ask_for_large_pages(workspace_);
     if (gradients_.bias) allocate_row_weights();
-    if (gradients_.scale) unscaled_queries_ = new_matrix(queries_, workspace_.size(0), queries_.size(1));
+    if (gradients_.scale) unscaled_queries_ = new_matrix(queries_, tile_rows_, queries_.size(1));
   }
 
   void find_norms() {
@@ -208,7 +260,7 @@ class Walk {
   void add_to_columns(const Part& p) const {
     if (!p.block->is_row_negatives) {
       const Tensor gradient = part(*p.block->gradient, 0, p.columns);
-      return multiply(gradient, transposed(p.scores), tile_queries_, rows_.begin > 0, scale_);
+      return multiply(gradient, transposed(p.scores), tile_queries_, columns_have_gradient(), scale_);
     }
     const RowsOf<T> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
@@ -221,7 +273,7 @@ class Walk {
     const Tensor& whole = *gradients_.bias;
     const Tensor gradient =
         view(whole, {1, candidates.columns.size()}, {0, whole.stride(0)}, candidates.columns.begin * whole.stride(0));
-    multiply(gradient, part(row_weights_, 1, rows_), candidates.scores, rows_.begin > 0, 1);
+    multiply(gradient, part(row_weights_, 1, rows_), candidates.scores, columns_have_gradient(), 1);
   }
 
   // Adds factor * dS G to `out`, or writes it there where `add` is false.
@@ -249,11 +301,11 @@ class Walk {
     std::vector<double> dots(rows_.size());
     for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
     double& total = *gradients_.scale->template mutable_data_ptr<double>();
-    total = std::accumulate(dots.begin(), dots.end(), rows_.begin > 0 || columns_.begin > 0 ? total : 0.0);
+    total = std::accumulate(dots.begin(), dots.end(), rows_have_gradient() || columns_have_gradient() ? total : 0.0);
     if (!gradients_.queries) return;
     const RowsOf<T> to(*gradients_.queries);
     for_rows([&](int64_t i) {
-      row_multiple(to[rows_.begin + i], from[i], f.width, static_cast<T>(scale_), columns_.begin > 0);
+      row_multiple(to[rows_.begin + i], from[i], f.width, static_cast<T>(scale_), rows_have_gradient());
     });
   }
 
@@ -265,6 +317,9 @@ class Walk {
   std::vector<T> column_factors_;
   int64_t width_ = 0;
 
+  std::vector<Place> places_;  // of all tiles, in the order of `for_tiles`
+  int64_t kept_ = 1, tile_rows_ = 0;
+  int64_t first_row_ = 0, first_column_ = 0;  // of the tile that is visited first
   Tensor workspace_, unscaled_queries_, row_weights_;
   Range rows_{}, columns_{};  // of the tile that is visited
   Tensor tile_queries_, scores_;

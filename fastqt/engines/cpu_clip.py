@@ -1,6 +1,7 @@
 """CLIP's loss on a CPU: one walk for the logsumexp of rows and columns, one for the gradients of both.
 
-The walks are C++, in csrc/cpu/clip.cpp: 8 N² D operations in all, or 6 where all scores fit at once.
+The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first walk
+to the second, and up to 8 where it keeps less.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ def _walk(
         scale=sums.new_empty(()) if needs.scale else None,
     )
     torch.ops.fastqt.clip_walk_.default(
-        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tile(p), known),
+        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tiles(p), known),
         *(sums, loss, weights),
         *(gradients.queries, gradients.candidates, gradients.scale),
     )
     return gradients
 
 
-def _tile(p: ClipProblem) -> tuple[int, int]:
-    """Rows and columns of the scores that are computed at once."""
-    N = len(p.queries)
-    if N * N * p.queries.element_size() <= min(room_of(p.memory, cpu.CHUNK_BYTES, 0), cpu.CHUNK_BYTES):
-        return N, N
-    return cpu.TILE_ROWS, cpu.TILE_COLUMNS
+def _tiles(p: ClipProblem) -> tuple[int, int, int]:
+    """Rows and columns of the scores that are computed at once, and how many such tiles are held at a time."""
+    N, size = len(p.queries), p.queries.element_size()
+    room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
+    if N * N * size <= min(room, cpu.CHUNK_BYTES):
+        return N, N, 1
+    rows, columns = cpu.even(N, cpu.TILE_ROWS), cpu.even(N, cpu.TILE_COLUMNS)
+    return rows, columns, max(1, room // (rows * columns * size))

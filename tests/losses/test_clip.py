@@ -80,13 +80,17 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
 
 
 def test_tiles_of_the_memory_modes():
-    def tile(N: int, memory: str | int) -> tuple[int, int]:
-        return cpu_clip._tile(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
+    def tiles(N: int, memory: str | int) -> tuple[int, int, int]:
+        return cpu_clip._tiles(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
 
-    assert tile(2000, "fast") == (2000, 2000)
-    assert tile(2000, 2**24) == (2000, 2000)
-    for rows, memory in ((2000, "low"), (2100, 2**24), (5000, "fast"), (5000, "low"), (5000, 2**30)):
-        assert tile(rows, memory) == (cpu.TILE_ROWS, cpu.TILE_COLUMNS)
+    for memory in ("fast", "low", 2**24):
+        assert tiles(2000, memory) == (2000, 2000, 1)
+    assert tiles(2100, "low") == tiles(2100, 2**24) == (700, 2100, 2)
+    assert tiles(4096, "fast") == (1024, 4096, 3)
+    assert tiles(4096, "low") == (1024, 4096, 1)
+    assert tiles(4096, 2**26) == (1024, 4096, 4)  # all
+    assert tiles(5000, "low") == (1000, 2500, 1)
+    assert tiles(10**6, "fast")[2] == 3
 
 
 def test_threads_agree():
