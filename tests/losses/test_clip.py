@@ -16,6 +16,24 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
     return sum(F.cross_entropy(s, own, reduction=reduction) for s in (scores, scores.T)) / 2
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 20), (5, 10), (20, 5)])
+def test_kept_tiles_do_not_change_the_result(monkeypatch, rows, columns, kept, normalize):
+    """The second walk finds the scores of the last tiles of the first one, and computes those of the others."""
+    monkeypatch.setattr(cpu, "CHUNK_BYTES", kept * rows * columns * 8)
+    monkeypatch.setattr(cpu, "TILE_ROWS", rows)
+    monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)
+    a, b = views(20, 20)
+    scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
+    p = ClipProblem(a, b, scale)
+    assert cpu_clip._tiles(p)[2] == kept
+    ours = fastqt.clip_loss(a, b, scale=scale, normalize=normalize, backend="cpu")
+    scores = scale * (cosines(a, b) if normalize else a @ b.T)
+    wanted = sum(F.cross_entropy(s, torch.arange(20)) for s in (scores, scores.T)) / 2
+    check(ours, wanted, [a, b, scale])
+
+
 @by_memory
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
