@@ -177,7 +177,7 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
                        const std::optional<Tensor> dshares, const std::optional<Tensor> dscale) {
   const Outputs gradients{dqueries, dcandidates, dshares, dscale};
   check(queries, candidates, shares, loss, weights, gradients);
-  check_tile(chunk_rows, 1);
+  STD_TORCH_CHECK(chunk_rows >= 1, "chunk_rows: want at least 1, got ", chunk_rows);
   const int64_t n = queries.size(0);
   const auto run = [&]<class T>(T) {
     const T* const first = shares.const_data_ptr<T>();
