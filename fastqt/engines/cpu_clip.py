@@ -1,7 +1,7 @@
 """CLIP's loss on a CPU: one walk for the logsumexp of rows and columns, one for the gradients of both.
 
-The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first walk
-to the second, and up to 8 where it keeps less.
+The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first
+walk to the second, and up to 8 where it keeps less.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _walk(
 
 
 def _tiles(p: ClipProblem) -> tuple[int, int, int]:
-    """Rows and columns of the scores that are computed at once, and how many such tiles are held at a time."""
+    """Rows and columns of the scores that are computed at once, and how many such tiles are held."""
     N, size = len(p.queries), p.queries.element_size()
     room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
     if N * N * size <= min(room, cpu.CHUNK_BYTES):

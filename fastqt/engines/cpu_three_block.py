@@ -62,12 +62,14 @@ def _walk(
         *(p.third_block, p.masks_excluded, p.own_mixture_weight, p.stop_gradient, _chunk_rows(p)),
         *(loss, weights, dqueries, dcandidates, dshares, dscale),
     )
-    of_shares = [
-        None if dshares is None or not need else d.to(x.dtype)
-        for d, x, need in zip(shares if dshares is None else dshares, p.inputs()[2:6], needs[2:6], strict=True)
-    ]
+    of_shares: list[Tensor | None] = [None] * 4
+    if dshares is not None:
+        rows = dshares.to(p.own_columns.dtype)
+        of_shares = [row if need else None for row, need in zip(rows, needs[2:6], strict=True)]
+    own_columns, next_columns, own_rows, next_rows = of_shares
     return loss, ThreeBlockGradients(
-        dqueries, dcandidates, *of_shares, None if dscale is None else dscale.to(p.scale.dtype)
+        *(dqueries, dcandidates, own_columns, next_columns, own_rows, next_rows),
+        scale=None if dscale is None else dscale.to(p.scale.dtype),
     )
 
 

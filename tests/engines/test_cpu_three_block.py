@@ -26,7 +26,9 @@ by_options = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 def problem(N: int, dtype: torch.dtype = torch.float64, **options) -> ThreeBlockProblem:
     generator = torch.Generator().manual_seed(N)
-    sides = [F.normalize(torch.randn(N, 6, generator=generator, dtype=torch.float64), dim=1) for _ in range(2)]
+    sides = [
+        F.normalize(torch.randn(N, 6, generator=generator, dtype=torch.float64), dim=1) for _ in range(2)
+    ]
     shares = [torch.rand(N, generator=generator, dtype=torch.float64) + 0.2 for _ in range(4)]
     inputs = [*sides, *shares, torch.tensor(5.0, dtype=torch.float64)]
     return ThreeBlockProblem(*(x.to(dtype).requires_grad_() for x in inputs), **{**OPTIONS[0], **options})
@@ -61,7 +63,9 @@ def check(p: ThreeBlockProblem, loss: torch.Tensor, expected: torch.Tensor) -> N
     for name, a, b in zip(names, found, wanted, strict=True):
         if b is None:
             assert a is None or not a.any(), name
-        elif not (p.stop_gradient and name in NAMES[2:6]):  # shares of a mixture that no gradient flows through
+        elif not (
+            p.stop_gradient and name in NAMES[2:6]
+        ):  # shares of a mixture that no gradient flows through
             assert relative(a, b) < FLOAT64, name
 
 
@@ -114,7 +118,15 @@ def test_digits_of_learnt_pairs():
         p,
         **{
             name: getattr(p, name).detach().double().requires_grad_()
-            for name in ("queries", "candidates", "own_columns", "next_columns", "own_rows", "next_rows", "scale")
+            for name in (
+                "queries",
+                "candidates",
+                "own_columns",
+                "next_columns",
+                "own_rows",
+                "next_rows",
+                "scale",
+            )
         },
     )
     loss, expected = ours(p), definition_of_learnt_pairs(exact)
@@ -129,7 +141,10 @@ def test_digits_of_learnt_pairs():
 def definition_of_learnt_pairs(p: ThreeBlockProblem) -> torch.Tensor:
     """The sum of the losses, as log(1 + exp(others - positive)), which in float64 keeps these digits."""
     N, after = len(p.queries), (torch.arange(len(p.queries)) + 1) % len(p.queries)
-    m = p.own_columns[:, None] * p.candidates.detach() + p.next_columns[:, None] * p.candidates.detach()[after]
+    m = (
+        p.own_columns[:, None] * p.candidates.detach()
+        + p.next_columns[:, None] * p.candidates.detach()[after]
+    )
     a = p.own_rows[:, None] * p.queries.detach() + p.next_rows[:, None] * p.queries.detach()[after]
     masked = torch.eye(N).roll(1, 1).bool()
     first = p.scale * p.queries @ p.candidates.T

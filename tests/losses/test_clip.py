@@ -20,7 +20,7 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 20), (5, 10), (20, 5)])
 def test_kept_tiles_do_not_change_the_result(monkeypatch, rows, columns, kept, normalize):
-    """The second walk finds the scores of the last tiles of the first one, and computes those of the others."""
+    """The second walk finds the scores of the first one's last tiles, and computes those of the others."""
     monkeypatch.setattr(cpu, "CHUNK_BYTES", kept * rows * columns * 8)
     monkeypatch.setattr(cpu, "TILE_ROWS", rows)
     monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)

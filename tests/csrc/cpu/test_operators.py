@@ -243,7 +243,11 @@ OF_CLIP_ALONE = ("tiles", "no kept", "two sums", "sums in", "strided sums")
 THREE_BLOCKS = {name: case for name, case in CLIP.items() if not name.startswith(OF_CLIP_ALONE)} | {
     "one row": ({"queries": torch.ones(1, D)}, "queries: want at least 2 rows", "1"),
     "three shares": ({"shares": torch.ones(3, N)}, "shares: want", "(3, 5)"),
-    "shares in 64 bits": ({"shares": torch.ones(4, N).double()}, "shares: want a contiguous float32", "float64"),
+    "shares in 64 bits": (
+        {"shares": torch.ones(4, N).double()},
+        "shares: want a contiguous float32",
+        "float64",
+    ),
     "strided shares": ({"shares": torch.ones(N, 4).T}, "contiguous", "strided"),
     "short gradients of shares": ({"dshares": torch.zeros(4, N - 1)}, "dshares: want", "(4, 4)"),
     "no rows in a chunk": ({"chunk_rows": 0}, "chunk_rows: want at least 1", "0"),
