@@ -89,9 +89,10 @@ def contrastive_loss(
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
         memory: "fast" holds a chunk of whole rows of scores (about 48 MiB on a CPU; on a GPU 1/85 of its
-            memory, but at least 512 MiB) and takes three matrix products; "low" takes four, on tiles whose
-            size does not depend on N and M. An integer, at least 2**24, is about how many bytes the loss may
-            take beside inputs and gradients; it takes three products if these are enough for that.
+            memory, but at least 512 MiB) and takes three matrix products; "low" holds 16 MiB on a CPU, and
+            40 MiB on a GPU, where a softmax takes four products, as on a CPU with rows of over 65,536 scores.
+            An integer, at least 2**24, is about how many bytes the loss may take beside inputs and gradients;
+            it takes three products if these are enough for that.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
             (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
 

@@ -28,6 +28,12 @@ def planted_text(documents: int, seed: int = 0) -> str:
 
 
 @pytest.fixture
+def low_memory_in_tiles(monkeypatch) -> None:
+    """With memory="low" the CPU engine takes tiles, as it does where 64 whole rows of scores do not fit."""
+    monkeypatch.setattr("fastqt.engines.cpu.LOW_BYTES", 0)
+
+
+@pytest.fixture
 def planted(tmp_path) -> tuple[str, str]:
     """Paths of a training text and a held-out text by `planted_text`, of 480 and 120 sentences."""
     paths = tmp_path / "planted.txt", tmp_path / "held_out.txt"

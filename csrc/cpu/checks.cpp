@@ -55,10 +55,12 @@ void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std:
                   " tensor of shape ", written(shape), " on the CPU, got ", described(tensor));
 }
 
-void check_queries(const Tensor& queries) {
+void check_queries(const Tensor& queries, bool may_be_bfloat16) {
   const ScalarType dtype = queries.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::BFloat16,
-                  "queries: want dtype float32, float64 or bfloat16, got ", name_of(dtype));
+  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double ||
+                      (may_be_bfloat16 && dtype == ScalarType::BFloat16),
+                  "queries: want dtype float32", may_be_bfloat16 ? ", float64 or bfloat16" : " or float64", ", got ",
+                  name_of(dtype));
   check_tensor("queries", queries, dtype, {kAnySize, kAnySize}, Layout::kStrided);
 }
 

@@ -32,8 +32,9 @@ inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, 
   if (tensor) check_tensor(name, *tensor, dtype, shape, layout);
 }
 
-// The matrix of the queries, from which other arguments take their dtype: a floating-point one, not empty.
-void check_queries(const Tensor& queries);
+// The matrix of the queries, from which other arguments take their dtype: float32, float64 or for some operators
+// bfloat16. It is not empty.
+void check_queries(const Tensor& queries, bool may_be_bfloat16);
 
 // A tile has at least one row and one column: with none, a walk over tiles would not end.
 void check_tile(int64_t rows, int64_t columns);

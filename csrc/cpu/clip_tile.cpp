@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/computed_row.h"
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
@@ -10,19 +11,24 @@ namespace fastqt {
 namespace {
 
 // Adds a tile to the sums of its rows, and replaces the scores of its pairs by -inf.
-template <class T>
-void add_rows(const Tile<T>& tile, const PairSums& sums) {
+template <class S>
+void add_rows(const Tile<S>& tile, const PairSums& sums) {
+  using T = Computed<S>;
+  constexpr T kExcluded = -std::numeric_limits<T>::infinity();
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
+    ComputedRow<S> computed(tile.columns);
     for (int64_t i = begin; i < end; ++i) {
-      T* const scores = tile.scores + i * tile.row_stride;
+      S* const stored = tile.scores + i * tile.row_stride;
+      T* const scores = computed.read(stored, tile.columns);
       const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
-      tile.scale_row(i);
+      tile.scale_row(i, scores);
       if (diagonal >= 0 && diagonal < tile.columns) {
-        sums.positive[row] = scores[diagonal];
-        scores[diagonal] = -std::numeric_limits<T>::infinity();
+        sums.positive[row] = kRounds<S> ? tile.unrounded(i, diagonal) : scores[diagonal];
+        scores[diagonal] = kExcluded;
+        stored[diagonal] = S(kExcluded);
       }
       const T largest = row_max(scores, tile.columns);
-      if (largest == -std::numeric_limits<T>::infinity()) continue;
+      if (largest == kExcluded) continue;
       const double total = row_exp_sum(scores, tile.columns, largest);
       sums.row_others[row] = log_add(sums.row_others[row], largest + std::log(total));
     }
@@ -30,24 +36,31 @@ void add_rows(const Tile<T>& tile, const PairSums& sums) {
 }
 
 // Adds a tile to the sums of its columns. `add_rows` comes first, as it replaces the pairs by -inf.
-template <class T>
-void add_columns(const Tile<T>& tile, const PairSums& sums) {
+template <class S>
+void add_columns(const Tile<S>& tile, const PairSums& sums) {
+  using T = Computed<S>;
   constexpr int64_t kStripe = 256;  // columns whose sums one thread keeps at a time
   constexpr int64_t kBlock = 64;    // rows after which a sum in fp32 is added to one in double
   const int64_t stripes = (tile.columns + kStripe - 1) / kStripe;
   in_parallel(stripes, kStripe * tile.rows, [&](int64_t begin, int64_t end) {
     T largest[kStripe], part[kStripe];
     double total[kStripe];
+    ComputedRow<S> computed(kStripe);
+    // A row of the stripe. `add_rows` has left the factors in the scores, unless those are rounded.
+    const auto scores = [&](int64_t i, int64_t first, int64_t width) {
+      T* const row = computed.read(tile.scores + i * tile.row_stride + first, width);
+      if (kRounds<S> && tile.row_factors != nullptr) row_scale(row, tile.column_factors + first, width, tile.row_factors[i]);
+      return row;
+    };
     for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns); first += kStripe) {
       const int64_t width = std::min(kStripe, tile.columns - first);
-      const T* const scores = tile.scores + first;
       std::fill_n(largest, width, std::numeric_limits<T>::lowest());  // not -inf, since -inf - -inf is NaN
-      for (int64_t i = 0; i < tile.rows; ++i) row_raise(largest, scores + i * tile.row_stride, width);
+      for (int64_t i = 0; i < tile.rows; ++i) row_raise(largest, scores(i, first, width), width);
       std::fill_n(total, width, 0.0);
       for (int64_t block = 0; block < tile.rows; block += kBlock) {
         std::fill_n(part, width, T(0));
         for (int64_t i = block; i < std::min(block + kBlock, tile.rows); ++i)
-          row_exp_add(part, scores + i * tile.row_stride, largest, width);
+          row_exp_add(part, scores(i, first, width), largest, width);
         for (int64_t j = 0; j < width; ++j) total[j] += part[j];
       }
       for (int64_t j = 0; j < width; ++j) {
@@ -60,32 +73,38 @@ void add_columns(const Tile<T>& tile, const PairSums& sums) {
 
 }  // namespace
 
-template <class T>
-void clip_tile(const Tile<T>& tile, const PairSums& sums) {
+template <class S>
+void clip_tile(const Tile<S>& tile, const PairSums& sums) {
   add_rows(tile, sums);
   add_columns(tile, sums);
 }
 
-template <class T>
-void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns, bool visited) {
+template <class S>
+void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows, const Softmax<Computed<S>>& columns,
+                        bool visited) {
+  using T = Computed<S>;
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
+    ComputedRow<S> computed(tile.columns);
     for (int64_t i = begin; i < end; ++i) {
-      T* const scores = tile.scores + i * tile.row_stride;
+      S* const stored = tile.scores + i * tile.row_stride;
+      T* const scores = computed.read(stored, tile.columns);
       const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
-      if (!visited) tile.scale_row(i);
+      if (kRounds<S> || !visited) tile.scale_row(i, scores);
       row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
                    columns.shifts.data() + tile.first_column, columns.factors.data() + tile.first_column);
       if (diagonal >= 0 && diagonal < tile.columns)
         scores[diagonal] = static_cast<T>(rows.diagonal[row] + columns.diagonal[row]);
-      tile.scale_row(i);
+      tile.scale_row(i, scores);
+      computed.write(stored, tile.columns);
     }
   });
 }
 
-#define FASTQT_INSTANTIATE(T)                            \
-  template void clip_tile(const Tile<T>&, const PairSums&); \
-  template void clip_tile_backward(const Tile<T>&, const Softmax<T>&, const Softmax<T>&, bool);
+#define FASTQT_INSTANTIATE(S)                               \
+  template void clip_tile(const Tile<S>&, const PairSums&); \
+  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, const Softmax<Computed<S>>&, bool);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
+FASTQT_INSTANTIATE(BFloat16)
 
 }  // namespace fastqt

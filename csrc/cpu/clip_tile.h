@@ -22,8 +22,8 @@ struct PairSums {
 };
 
 // Adds a tile to the sums of its rows and columns. Stores the scores of its pairs, and writes -inf to their cells.
-template <class T>
-void clip_tile(const Tile<T>& tile, const PairSums& sums);
+template <class S>
+void clip_tile(const Tile<S>& tile, const PairSums& sums);
 
 // The softmax of one direction: the gradient at a score is factor * exp(score - shift), with one shift and one
 // factor for each row (or each column).
@@ -44,8 +44,9 @@ struct Softmax {
 };
 
 // Turns the scores of a tile into the gradient of sum_i weights_i loss_i, the sum of both directions. A tile that
-// `clip_tile` has had before is `visited`: its scores have their factors.
-template <class T>
-void clip_tile_backward(const Tile<T>& tile, const Softmax<T>& rows, const Softmax<T>& columns, bool visited = false);
+// `clip_tile` has had before is `visited`: its scores have their factors, unless they are rounded.
+template <class S>
+void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows, const Softmax<Computed<S>>& columns,
+                        bool visited = false);
 
 }  // namespace fastqt

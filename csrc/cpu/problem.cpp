@@ -67,7 +67,7 @@ void check(const Problem& p) {
                   "link: want 0 (softmax), 1 (sigmoid) or 2 (logsumexp), got ", p.link);
   STD_TORCH_CHECK(p.diagonal == kZero || p.diagonal == kExclude || p.diagonal == kKeep,
                   "diagonal: want 0 (zero), 1 (exclude) or 2 (keep), got ", p.diagonal);
-  check_queries(p.queries);
+  check_queries(p.queries, true);
   const ScalarType dtype = p.queries.scalar_type();
   check_tensor("candidates", p.candidates, dtype, {kAnySize, p.queries.size(1)}, Layout::kStrided);
   check_embeddings(p, dtype);

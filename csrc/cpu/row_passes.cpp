@@ -64,13 +64,6 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T shift) {
   return total;
 }
 
-// Replaces subnormal numbers by 0, as exp_normal_ does: arithmetic on them, here and in the matrix products that
-// read the row next, is a hundred times slower than on zeros.
-template <class T>
-FASTQT_INLINE T without_subnormals(T x) {
-  return std::abs(x) < std::numeric_limits<T>::min() ? T(0) : x;
-}
-
 // log(1 + exp(x)) from e = exp(-|x|), a form that does not overflow and keeps the digits of small results.
 template <class T>
 FASTQT_INLINE T softplus(T x, T e) {

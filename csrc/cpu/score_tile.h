@@ -101,8 +101,6 @@ struct Tile {
     if (row_factors != nullptr) row_scale(row, column_factors, columns, row_factors[i]);
   }
 
-  void scale_row(int64_t i) const { scale_row(i, scores + i * row_stride); }
-
   // The score of a cell, its row and its column counted from the tile's first, from the embeddings.
   double unrounded(int64_t i, int64_t j) const {
     const double product = row_dot(queries + i * query_stride, candidates + j * candidate_stride, width);

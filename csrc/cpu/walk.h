@@ -77,22 +77,35 @@ class Walk {
   }
 
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
-  // the scores from tile(), and may write their gradient there.
+  // the scores from tile(), and may write their gradient there. What visit() leaves of the last `kept` tiles stays
+  // for `for_tiles_again`.
   template <class F>
-  void for_tiles(int64_t rows, int64_t columns, const F& visit) {
-    allocate_workspace(rows, columns);
-    for_ranges(queries_.size(0), rows, [&](Range row_range) {
-      enter_rows(row_range);
-      for (const Block<S>& block : blocks_)
-        for_ranges(block.columns.size(), columns, [&](Range range) {
-          columns_ = {block.columns.begin + range.begin, block.columns.begin + range.end};
-          scores_ = part(part(workspace_, 0, {0, row_range.size()}), 1, {0, range.size()});
-          parts_.assign(1, {&block, range, scores_});
-          score();
-          visit();
-        });
-      leave_rows();
-    });
+  void for_tiles(int64_t rows, int64_t columns, const F& visit, int64_t kept = 1) {
+    list_tiles(rows, columns);
+    kept_ = std::min<int64_t>(kept, places_.size());
+    allocate_workspace(rows, columns, kept_);
+    begin_at(0);
+    for (std::size_t k = 0; k < places_.size(); ++k) {
+      enter_tile(k);
+      score();
+      visit();
+      if (k + 1 == places_.size() || places_[k + 1].rows.begin != rows_.begin) leave_rows();
+    }
+  }
+
+  // Calls visit(kept) for the same tiles once more, in the opposite order. Tiles that are not kept have their scores
+  // computed again.
+  template <class F>
+  void for_tiles_again(const F& visit) {
+    begin_at(places_.size() - 1);
+    for (std::size_t k = places_.size(); k-- > 0;) {
+      const bool kept = slot(k) > 0 || k + kept_ == places_.size();
+      enter_tile(k);
+      if (!kept) score();
+      visit(kept);
+      if (k == 0 || places_[k - 1].rows.begin != rows_.begin) leave_rows();
+    }
+    first_row_ = first_column_ = 0;
   }
 
   // The same with tiles of whole rows, which have the columns of all blocks.
@@ -136,6 +149,7 @@ class Walk {
     if (gradients_.bias && columns_.begin < blocks_.front().columns.end) add_to_bias(parts_.front());
     if (queries_sum_) {
       add_to_queries(part(*queries_sum_, 0, {0, rows_.size()}), 1);
+      has_sum_ = true;
     } else if (gradients_.queries) {
       add_to_queries(part(*gradients_.queries, 0, rows_), scale_);
     }
@@ -167,9 +181,49 @@ class Walk {
     return kRounds<S> ? with_adjacent_columns(matrix) : with_blas_layout(matrix);
   }
 
-  void allocate_workspace(int64_t rows, int64_t columns) {
+  // Where a tile is: its columns are counted from the first of their block.
+  struct Place {
+    Range rows;
+    const Block<S>* block;
+    Range columns;
+  };
+
+  void list_tiles(int64_t rows, int64_t columns) {
+    places_.clear();
+    for_ranges(queries_.size(0), rows, [&](Range row_range) {
+      for (const Block<S>& block : blocks_)
+        for_ranges(block.columns.size(), columns, [&](Range range) { places_.push_back({row_range, &block, range}); });
+    });
+  }
+
+  // Where in the workspace the k-th tile is: the last tiles have slots of their own, the others share the first.
+  int64_t slot(std::size_t k) const {
+    return std::max<int64_t>(0, static_cast<int64_t>(k) - static_cast<int64_t>(places_.size()) + kept_);
+  }
+
+  void enter_tile(std::size_t k) {
+    const Place& at = places_[k];
+    const int64_t begin = slot(k) * tile_rows_, offset = at.block->columns.begin;
+    enter_rows(at.rows);
+    columns_ = {offset + at.columns.begin, offset + at.columns.end};
+    scores_ = part(part(workspace_, 0, {begin, begin + at.rows.size()}), 1, {0, at.columns.size()});
+    parts_.assign(1, {at.block, at.columns, scores_});
+  }
+
+  void begin_at(std::size_t k) {
+    first_row_ = places_[k].rows.begin;
+    first_column_ = places_[k].block->columns.begin + places_[k].columns.begin;
+  }
+
+  // Whether tiles that were visited before have added to the gradients of this tile's rows, or of its columns.
+  bool rows_have_gradient() const { return columns_.begin != first_column_; }
+  bool columns_have_gradient() const { return rows_.begin != first_row_; }
+
+  void allocate_workspace(int64_t rows, int64_t columns, int64_t slots = 1) {
     const int64_t N = queries_.size(0), D = queries_.size(1);
-    workspace_ = new_matrix(queries_, std::min(rows, N), std::min(columns, width_));
+    tile_rows_ = std::min(rows, N);
+    workspace_ = new_matrix(queries_, slots * tile_rows_, std::min(columns, width_));
+    ask_for_large_pages(workspace_);
     int64_t products = 0;  // that a row of the queries' gradient is the sum of
     for (Block<S>& block : blocks_) {
       products += (block.columns.size() + columns - 1) / columns;
@@ -177,9 +231,9 @@ class Walk {
         block.sum = new_tensor<2>({block.columns.size(), D}, aoti_torch_dtype_float32());
     }
     if (gradients_.scale || (kRounds<S> && gradients_.queries && products > 1))
-      queries_sum_ = new_tensor<2>({workspace_.size(0), D},
+      queries_sum_ = new_tensor<2>({tile_rows_, D},
                                    kRounds<S> ? aoti_torch_dtype_float32() : dtype_of(queries_));
-    if (kRounds<S>) product_ = new_matrix(queries_, std::max(workspace_.size(0), workspace_.size(1)), D);
+    if (kRounds<S>) product_ = new_matrix(queries_, std::max(tile_rows_, workspace_.size(1)), D);
   }
 
   void find_norms() {
@@ -228,7 +282,7 @@ class Walk {
 
   void add_to_columns(const Part& p) const {
     if (!p.block->is_row_negatives) {
-      const bool add = rows_.begin > 0;
+      const bool add = columns_have_gradient();
       if (p.block->sum) return add_product(part(*p.block->sum, 0, p.columns), transposed(p.scores), tile_queries_, add, 1);
       return multiply(part(*p.block->gradient, 0, p.columns), transposed(p.scores), tile_queries_, add, scale_);
     }
@@ -256,14 +310,14 @@ class Walk {
           const double row_factor = unit_queries_ ? unit_queries_->inverse_norms()[rows_.begin + i] : 1;
           row_multiple(sums, dS[i] + stripe.begin, width, static_cast<T>(1 / row_factor), i > 0);
         }
-        row_multiple(bias + stripe.begin, sums, width, T(1), rows_.begin > 0);
+        row_multiple(bias + stripe.begin, sums, width, T(1), columns_have_gradient());
       });
     });
   }
 
-  // Adds factor * dS G to `out`, or writes it there for the first of the columns.
+  // Adds factor * dS G to `out`, or writes it there if this tile is the first of its rows.
   void add_to_queries(const Tensor& out, double factor) const {
-    bool add = columns_.begin > 0;
+    bool add = rows_have_gradient();
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
         add_product(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
@@ -292,15 +346,16 @@ class Walk {
   }
 
   // Writes what is kept of these rows, dS G without its factor, to the gradients. That of the scale is <F, dS G>.
-  void leave_rows() const {
-    if (!queries_sum_) return;
+  void leave_rows() {
+    if (!has_sum_) return;
+    has_sum_ = false;
     if (gradients_.scale) {
       const RowsOf<S> f(tile_queries_);
       const RowsOf<T> from(*queries_sum_);
       std::vector<double> dots(rows_.size());
       for_rows([&](int64_t i) { dots[i] = row_dot(f[i], from[i], f.width); });
       double& total = *gradients_.scale->template mutable_data_ptr<double>();
-      total = std::accumulate(dots.begin(), dots.end(), rows_.begin > 0 ? total : 0.0);
+      total = std::accumulate(dots.begin(), dots.end(), columns_have_gradient() ? total : 0.0);
     }
     if (gradients_.queries) write_sum(*gradients_.queries, rows_, *queries_sum_);
   }
@@ -326,9 +381,13 @@ class Walk {
   int64_t width_ = 0;
 
   Tensor workspace_;
-  std::optional<Tensor> queries_sum_;  // of products for the rows that are visited, if they are added apart
-  Tensor product_;                     // rounded, on its way to a sum
-  Range rows_{}, columns_{};           // of the tile that is visited
+  std::vector<Place> places_;
+  int64_t tile_rows_ = 0, kept_ = 1;
+  int64_t first_row_ = 0, first_column_ = 0;  // of the tile that was visited first
+  std::optional<Tensor> queries_sum_;         // of products for the rows that are visited, if they are added apart
+  bool has_sum_ = false;
+  Tensor product_;            // rounded, on its way to a sum
+  Range rows_{}, columns_{};  // of the tile that is visited
   Tensor tile_queries_, scores_;
   std::vector<Part> parts_;
 };

@@ -38,6 +38,7 @@ COMPUTATIONS = {
 }
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
+LOW_BYTES = 16 * 2**20  # the same with memory="low"
 MIN_CHUNK_ROWS = 64
 CELLS_PER_TARGET = 8  # at least, in a problem of bfloat16
 # The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32,
@@ -64,7 +65,7 @@ def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
     targets that their scores, each of which is a product of its own, would cost more than that saves.
     float16 is computed in float32.
     """
-    if dtype is torch.bfloat16 and type(p) is Problem and _has_few_targets(p) and has_bfloat16_products():
+    if dtype is torch.bfloat16 and _scores_few_targets(p) and has_bfloat16_products():
         return dtype
     return torch.promote_types(dtype, torch.float32)
 
@@ -85,7 +86,9 @@ def _has_bfloat16_instructions() -> bool:
     return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in BFLOAT16)
 
 
-def _has_few_targets(p: Problem) -> bool:
+def _scores_few_targets(p: AnyProblem) -> bool:
+    if not isinstance(p, Problem):
+        return isinstance(p, ClipProblem)
     columns = p.targets.columns
     cells = p.queries.shape[0] * p.candidates.shape[0]
     return columns is not None and CELLS_PER_TARGET * columns.shape[0] <= cells
@@ -94,12 +97,12 @@ def _has_few_targets(p: Problem) -> bool:
 def gradients_in_forward(p: Problem) -> bool:
     """Whether a scalar loss takes its gradients in the forward pass.
 
-    With memory="low", or bytes that do not hold enough whole rows, a softmax first reduces its scores in
-    tiles and computes them once more for the gradients, which is then as well done in the backward pass.
+    Where the memory does not hold enough whole rows, a softmax first reduces its scores in tiles and
+    computes them once more for the gradients, which is then as well done in the backward pass.
     """
     if p.memory == "fast" or p.link == "sigmoid":
         return True
-    return p.memory != "low" and _chunk_rows(p) >= min(len(p.queries), MIN_CHUNK_ROWS)
+    return _chunk_rows(p) >= min(len(p.queries), MIN_CHUNK_ROWS)
 
 
 def forward(p: Problem) -> Rows:
@@ -137,14 +140,14 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
         return TILE_ROWS, TILE_COLUMNS
     N = p.queries.shape[0]
     if p.link != "sigmoid":
-        return _even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
-    rows = _even(N, TILE_ROWS)
-    return rows, _even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
+        return even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
+    rows = even(N, TILE_ROWS)
+    return rows, even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
 
 
 def _chunk_rows(p: Problem) -> int:
     """How many whole rows of scores fit the memory of a chunk."""
-    room = min(room_of(p.memory, CHUNK_BYTES, CHUNK_BYTES), CHUNK_BYTES)
+    room = min(room_of(p.memory, CHUNK_BYTES, LOW_BYTES), CHUNK_BYTES)
     cells = room // p.queries.element_size()
     return cells // (_width(p) + (p.row_negatives is not None))
 
@@ -154,7 +157,7 @@ def _width(p: Problem) -> int:
     return p.candidates.shape[0] + (0 if p.negatives is None else p.negatives.shape[0])
 
 
-def _even(length: int, most: int) -> int:
+def even(length: int, most: int) -> int:
     """The least step that covers `length` in as few steps as `most` would."""
     return math.ceil(length / math.ceil(length / most))
 

@@ -1,6 +1,7 @@
 """CLIP's loss on a CPU: one walk for the logsumexp of rows and columns, one for the gradients of both.
 
-The walks are C++, in csrc/cpu/clip.cpp: 8 N² D operations in all, or 6 where all scores fit at once.
+The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first
+walk to the second, and up to 8 where it keeps less.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines import cpu
-from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale, room_of
+from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale, loss_dtype, room_of
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -29,7 +30,7 @@ def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> t
     found = p.queries.new_empty(5, p.queries.shape[0], dtype=torch.float64)
     loss, weights = found[3], found[4].fill_(row_weight)
     gradients = _walk(p, found[:3], loss, weights, needs, known=False)
-    return torch.dot(weights, loss).to(p.queries.dtype), gradients
+    return torch.dot(weights, loss).to(loss_dtype(p.queries)), gradients
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
@@ -53,16 +54,18 @@ def _walk(
         scale=sums.new_empty(()) if needs.scale else None,
     )
     torch.ops.fastqt.clip_walk_.default(
-        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tile(p), known),
+        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tiles(p), known),
         *(sums, loss, weights),
         *(gradients.queries, gradients.candidates, gradients.scale),
     )
     return gradients
 
 
-def _tile(p: ClipProblem) -> tuple[int, int]:
-    """Rows and columns of the scores that are computed at once."""
-    N = len(p.queries)
-    if N * N * p.queries.element_size() <= min(room_of(p.memory, cpu.CHUNK_BYTES, 0), cpu.CHUNK_BYTES):
-        return N, N
-    return cpu.TILE_ROWS, cpu.TILE_COLUMNS
+def _tiles(p: ClipProblem) -> tuple[int, int, int]:
+    """Rows and columns of the scores that are computed at once, and how many such tiles are held."""
+    N, size = len(p.queries), p.queries.element_size()
+    room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
+    if N * N * size <= min(room, cpu.CHUNK_BYTES):
+        return N, N, 1
+    rows, columns = cpu.even(N, cpu.TILE_ROWS), cpu.even(N, cpu.TILE_COLUMNS)
+    return rows, columns, max(1, room // (rows * columns * size))

@@ -31,8 +31,9 @@ def clip_loss(
 ) -> Tensor:
     """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
 
-    Both directions share the products of the scores, so that it takes four matrix products and not six;
-    under torch.compile the directions are computed one after the other.
+    Both directions share the products of the scores, so that it takes four matrix products and not six, and
+    on a CPU three where the memory holds all scores; under torch.compile the directions are computed one
+    after the other.
 
     Args:
         a, b: (N, D); rows of equal index are a pair.

@@ -81,12 +81,12 @@ def mixcse_loss(
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
         partners = _partners(order, N, z1.device)
-        h = unit_rows(z2)
-        negatives = Mixed(mix, partners) if stop_gradient else _mixed(h, mix, partners)
+        negatives = Mixed(mix, partners) if stop_gradient else _mixed(unit_rows(z2), mix, partners)
         return contrastive_loss(
-            *(unit_rows(z1), h, Diagonal()),
+            *(z1, z2, Diagonal()),
             **options,
             diagonal="keep",
+            normalize=True,
             row_negatives=negatives,
             reduction=reduction,
         )

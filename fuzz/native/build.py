@@ -10,7 +10,7 @@ from torch.utils import cpp_extension
 
 from tests.csrc import building
 
-TARGETS = ("loss", "clip", "gru")
+TARGETS = ("loss", "clip", "three_block", "gru")
 CLANGS = ("clang++-19", "clang++-18", "clang++-17", "clang++-16", "clang++-15", "clang++-14", "clang++")
 SANITIZE = ("-fno-sanitize-recover=all", "-fno-sanitize=vptr,function", "-fno-omit-frame-pointer")
 

@@ -1,4 +1,4 @@
-// The operator of CLIP's loss, with tiles of all sizes and with malformed arguments. A tame problem has finite results,
+// The operator of CLIP's loss, with tiles of all sizes, of which some are kept, and with malformed arguments. A tame problem has finite results,
 // which do not depend on its tiles.
 #include <functional>
 #include <string_view>
@@ -23,14 +23,14 @@ void run(Source& source, bool large) {
   const auto weights = source.tame ? std::optional<Tensor>(source.contiguous({N}, at::kDouble)) : maybe({N}, at::kDouble);
   const auto dqueries = maybe({N, D}, dtype), dcandidates = maybe({N, D}, dtype), dscale = maybe({}, at::kDouble);
   const Tensor sums = source.contiguous({3, N}, at::kDouble), loss = source.contiguous({N}, at::kDouble);
-  const auto walk = [&](int64_t rows, int64_t columns) {
+  const auto walk = [&](int64_t rows, int64_t columns, int64_t kept) {
     return call("clip_walk_",
-                {queries, candidates, scale, normalize, rows, columns, known, sums, loss, optional(weights),
+                {queries, candidates, scale, normalize, rows, columns, kept, known, sums, loss, optional(weights),
                  optional(dqueries), optional(dcandidates), optional(dscale)},
                 source.tame);
   };
-  const int64_t rows = tile(), columns = tile();
-  walk(rows, columns);
+  const int64_t rows = tile(), columns = tile(), kept = source.wild() ? source.any_integer() : source.between(1, N + 1);
+  walk(rows, columns, kept);
   if (!source.tame) return;
 
   require_finite(loss, "a loss that is not finite");
@@ -41,7 +41,7 @@ void run(Source& source, bool large) {
     require_finite(*gradient, "a gradient that is not finite");
     gradients.push_back(*gradient), kept.push_back(gradient->clone());
   }
-  walk(N, N);
+  walk(N, N, 1);
   require_close(loss, before, dtype, "a loss that depends on the tiles");
   for (std::size_t k = 0; k < kept.size(); ++k)
     require_close(gradients[k], kept[k], dtype, "a gradient that depends on the tiles");

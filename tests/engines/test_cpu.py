@@ -15,6 +15,7 @@ LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
     *("biases", "biases of classes", "sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
 )
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 by_name = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
 
 
@@ -80,6 +81,10 @@ def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
     monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", 5)
     for memory, in_forward in ((5 * row, True), (5 * row - 1, link == "sigmoid"), ("fast", True)):
         assert schedule.gradients_in_forward(replace(p, memory=memory)) == in_forward
+    monkeypatch.setattr(schedule, "LOW_BYTES", 5 * row)
+    assert schedule.gradients_in_forward(replace(p, memory="low"))
+    monkeypatch.setattr(schedule, "LOW_BYTES", 5 * row - 1)
+    assert schedule.gradients_in_forward(replace(p, memory="low")) == (link == "sigmoid")
     if link != "sigmoid":
         assert schedule._gradient_tile(replace(p, memory=6 * row)) == (5, None)  # of 13 rows
         monkeypatch.setattr(schedule, "CHUNK_BYTES", 5 * row)  # more is no faster

@@ -62,10 +62,15 @@ def eager_sigmoid(q: torch.Tensor, c: torch.Tensor, scale: float) -> torch.Tenso
     return F.softplus(S).sum(1).mean() - S.diag().mean()
 
 
+def eager_clip(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    return (eager_pairs(a, b, scale) + eager_pairs(b, a, scale)) / 2
+
+
 PAIRS = {"targets": fastqt.Diagonal(), "diagonal": "keep", "normalize": True}
 LOSSES = {
     "window": (fastqt.contrastive_loss, {}, eager_window),
     "pairs": (fastqt.contrastive_loss, PAIRS, eager_pairs),
+    "clip": (fastqt.clip_loss, {}, eager_clip),
     "sigmoid": (fastqt.sigmoid_loss, {**PAIRS, "bias": -2.0}, eager_sigmoid),
 }
 
@@ -117,6 +122,30 @@ def test_a_converged_loss_keeps_its_digits():
     expected = eager_pairs(*(x.double() for x in given), scale)
     assert expected < 0.02
     assert abs(loss - expected) < 4 * ROUNDING * expected
+    assert abs(fastqt.clip_loss(*given, scale=scale) - expected) < 0.1 * expected
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("room", [0, 3, 1000], ids=["no tile", "some tiles", "all tiles"])
+def test_clip_is_the_same_whichever_tiles_are_kept(normalize, room, monkeypatch):
+    """Its scale's gradient too, and of rows of which one is 0."""
+    a, b, _ = embeddings("pairs", "random", N=90)
+    a[5] = 0
+    given = [x.bfloat16() for x in (a / 3, b / 3)]
+    scale = torch.tensor(3.0)
+
+    def found(dtype: torch.dtype) -> list[torch.Tensor]:
+        inputs = leaves(*(x.to(dtype) for x in given), scale.to(torch.promote_types(dtype, torch.float32)))
+        loss = fastqt.clip_loss(*inputs[:2], scale=inputs[2], normalize=normalize)
+        return [loss.detach(), *torch.autograd.grad(loss, inputs)]
+
+    truth = found(torch.float64)
+    monkeypatch.setattr(schedule, "TILE_ROWS", 20)
+    monkeypatch.setattr(schedule, "TILE_COLUMNS", 30)
+    monkeypatch.setattr(schedule, "CHUNK_BYTES", room * 2 * 20 * 30)
+    for x, wanted in zip(found(torch.bfloat16), truth, strict=True):
+        assert distance(x[:5] if x.dim() else x, wanted[:5] if x.dim() else wanted) < 4 * ROUNDING
+        assert distance(x[6:] if x.dim() else x, wanted[6:] if x.dim() else wanted) < 4 * ROUNDING
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "dense" not in c.name], ids=lambda case: case.name)

@@ -13,6 +13,7 @@ from tolerances import EAGER_FACTOR, HALF_ULP
 
 import fastqt
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, D = 96, 48
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import fastqt
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 BACKENDS = ("cpu", "reference")
 DTYPES = (torch.float32, torch.float64)
 by_name = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

@@ -9,6 +9,7 @@ from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, THRE
 
 import fastqt
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, M, D, K = 13, 17, 6, 5
 rng = np.random.default_rng(0)
 GROUPS = rng.integers(0, 4, N), rng.integers(0, 4, M)

@@ -15,6 +15,7 @@ from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REOR
 import fastqt
 from fastqt.engines import cpu, reference
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 by_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -246,13 +247,18 @@ MEASURED = {
     "softmax": ("contrastive_loss", (256, 16384, 1024), {"memory": "low"}),
     "sigmoid": ("sigmoid_loss", (256, 16384, 1024), {"memory": "low"}),
     "CLIP": ("clip_loss", (4096, 4096, 1024), {"memory": "low", "scale": 1.0}),
+    "CLIP, fast": ("clip_loss", (4096, 4096, 1024), {"scale": 1.0}),
 }
+MOST = {"fast": 64 * MEBIBYTE, "low": 24 * MEBIBYTE}
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_no_normalised_copy_is_made(name):
-    """A copy of the candidates would take 64 MiB (CLIP's 16 MiB a side), and as much for its gradient."""
+    """A copy of the candidates would take 64 MiB (CLIP's 16 MiB a side), and as much for its gradient.
+
+    Scores take 16 MiB with memory="low" and 48 with "fast".
+    """
     function, sizes, options = MEASURED[name]
     script = MEASURE.format(sizes=sizes, options=options, function=function)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(run.stdout) <= 24 * MEBIBYTE
+    assert int(run.stdout) <= MOST[options.get("memory", "fast")]

@@ -56,7 +56,7 @@ def test_no_matrix_of_scores(memory):
 @pytest.mark.slow
 @by_memory
 def test_no_matrix_of_scores_in_the_three_block_form(memory):
-    """Its chunks take up to some 130 MiB: at N = 16,384 a matrix of scores takes a GiB."""
+    """At N = 16,384 a matrix of scores takes a GiB."""
     assert memory_growth(OF_THREE_BLOCKS, memory, small=64, N=16384) < 256
 
 

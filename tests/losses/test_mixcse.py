@@ -9,7 +9,7 @@ from loss_views import N, by_backend, by_memory, check, cosines, views
 from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
-from fastqt.engines import cpu_three_block
+from fastqt.engines import cpu
 from fastqt.engines.triton import operands, three_block
 
 
@@ -55,8 +55,8 @@ def test_mixcse_as_released(backend, memory, masked_cell, weight, blocks, stop_g
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
     """A mixture has its parts in two chunks, and every block adds to the gradient of the scale."""
-    monkeypatch.setattr(cpu_three_block, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu_three_block, "MIN_ROWS", rows)
+    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", rows)
     z1, z2 = views(N, N)
     scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
     options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}

@@ -74,6 +74,7 @@ def clip() -> Arguments:
         "normalize": False,
         "tile_rows": 2,
         "tile_columns": 4,
+        "kept_tiles": 2,
         "known": False,
         "sums": torch.zeros(3, N, dtype=torch.float64),
         "loss": rows(),
@@ -84,8 +85,27 @@ def clip() -> Arguments:
     }
 
 
+def three_blocks() -> Arguments:
+    given = clip()
+    return {
+        **{name: given[name] for name in ("queries", "candidates", "scale", "loss", "weights")},
+        **{name: given[name] for name in ("dqueries", "dcandidates", "dscale")},
+        "shares": torch.ones(4, N),
+        "dshares": torch.zeros(4, N),
+        "third_block": True,
+        "masks_excluded": False,
+        "own_mixture_weight": 0.0,
+        "stop_gradient": False,
+        "chunk_rows": 2,
+    }
+
+
+WALKS = {"clip_walk_": clip, "three_block_walk_": three_blocks}
+
+
 def call(operator: str, changes: Arguments) -> Any:
-    arguments = clip() if operator == "clip_walk_" else {**problem(), **OPERATORS[operator]}
+    make = WALKS.get(operator)
+    arguments = {**problem(), **OPERATORS[operator]} if make is None else make()
     return getattr(torch.ops.fastqt, operator)(**{**arguments, **changes})
 
 
@@ -205,6 +225,7 @@ CLIP = {
     "candidates in another dtype": ({"candidates": torch.ones(N, D).double()}, "float32", "float64"),
     "tiles without rows": ({"tile_rows": 0}, "tile_rows: want at least 1", "0"),
     "tiles of negative columns": ({"tile_columns": -4}, "tile_columns: want at least 1", "-4"),
+    "no kept tiles": ({"kept_tiles": 0}, "kept_tiles: want at least 1", "0"),
     "two sums": ({"sums": torch.zeros(2, N).double()}, "sums: want", "(2, 5)"),
     "sums in 32 bits": ({"sums": torch.zeros(3, N)}, "sums: want a contiguous float64", "float32"),
     "strided sums": ({"sums": torch.zeros(N, 3).double().T}, "contiguous", "strided"),
@@ -217,6 +238,19 @@ CLIP = {
     "a strided gradient": ({"dqueries": torch.zeros(D, N).T}, "contiguous", "strided"),
     "a scale gradient in 32 bits": ({"dscale": torch.zeros(())}, "dscale: want", "float32"),
     "a scale gradient for each row": ({"dscale": rows()}, "dscale: want", "(5)"),
+}
+OF_CLIP_ALONE = ("tiles", "no kept", "two sums", "sums in", "strided sums")
+THREE_BLOCKS = {name: case for name, case in CLIP.items() if not name.startswith(OF_CLIP_ALONE)} | {
+    "one row": ({"queries": torch.ones(1, D)}, "queries: want at least 2 rows", "1"),
+    "three shares": ({"shares": torch.ones(3, N)}, "shares: want", "(3, 5)"),
+    "shares in 64 bits": (
+        {"shares": torch.ones(4, N).double()},
+        "shares: want a contiguous float32",
+        "float64",
+    ),
+    "strided shares": ({"shares": torch.ones(N, 4).T}, "contiguous", "strided"),
+    "short gradients of shares": ({"dshares": torch.zeros(4, N - 1)}, "dshares: want", "(4, 4)"),
+    "no rows in a chunk": ({"chunk_rows": 0}, "chunk_rows: want at least 1", "0"),
 }
 
 
@@ -247,6 +281,11 @@ def test_malformed_pairs_are_refused(case):
     refused("clip_walk_", *CLIP[case])
 
 
+@pytest.mark.parametrize("case", THREE_BLOCKS)
+def test_malformed_blocks_are_refused(case):
+    refused("three_block_walk_", *THREE_BLOCKS[case])
+
+
 def test_the_three_operators_agree():
     """The problem that the cases above change is accepted, and has the loss that users get for it."""
     given = {**problem(torch.float64), "columns": torch.arange(N), "diagonal": 2}
@@ -271,6 +310,12 @@ def test_the_three_operators_agree():
 def test_pairs_that_the_cases_change_are_accepted():
     call("clip_walk_", {})
     call("clip_walk_", {"weights": None, "dqueries": None, "dcandidates": None, "dscale": None})
+
+
+def test_blocks_that_the_cases_change_are_accepted():
+    call("three_block_walk_", {})
+    wanted = ("weights", "dqueries", "dcandidates", "dshares", "dscale")
+    call("three_block_walk_", dict.fromkeys(wanted))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
