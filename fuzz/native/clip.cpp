@@ -29,8 +29,9 @@ void run(Source& source, bool large) {
                  optional(dqueries), optional(dcandidates), optional(dscale)},
                 source.tame);
   };
-  const int64_t rows = tile(), columns = tile(), kept = source.wild() ? source.any_integer() : source.between(1, N + 1);
-  walk(rows, columns, kept);
+  const int64_t rows = tile(), columns = tile();
+  const int64_t kept_tiles = source.wild() ? source.any_integer() : source.between(1, N + 1);
+  walk(rows, columns, kept_tiles);
   if (!source.tame) return;
 
   require_finite(loss, "a loss that is not finite");
