@@ -115,8 +115,8 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "clip_walk_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, int tile_columns, "
-      "int kept_tiles, bool known, Tensor(a!) sums, Tensor(b!) loss, Tensor? weights, Tensor(c!)? dqueries, Tensor(d!)? dcandidates, "
-      "Tensor(e!)? dscale) -> ()");
+      "int kept_tiles, bool known, Tensor(a!) sums, Tensor(b!) loss, Tensor? weights, Tensor(c!)? dqueries, "
+      "Tensor(d!)? dcandidates, Tensor(e!)? dscale) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("clip_walk_", TORCH_BOX(&clip_walk_)); }

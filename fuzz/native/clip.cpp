@@ -1,5 +1,5 @@
-// The operator of CLIP's loss, with tiles of all sizes, of which some are kept, and with malformed arguments. A tame problem has finite results,
-// which do not depend on its tiles.
+// The operator of CLIP's loss, with tiles of all sizes, of which some are kept, and with malformed arguments. A tame
+// problem has finite results, which do not depend on its tiles.
 #include <functional>
 #include <string_view>
 
