@@ -55,8 +55,8 @@ class Cosines {
 
   void compute(Range rows, int64_t at) const {
     if (rows.size() == 0) return;
-    multiply(part(part(lines_, 0, {at, at + rows.size()}), 1, {0, n_}), part(queries_, 0, rows), transposed(candidates_),
-             0, 1);
+    const Tensor lines = part(part(lines_, 0, {at, at + rows.size()}), 1, {0, n_});
+    multiply(lines, part(queries_, 0, rows), transposed(candidates_), 0, 1);
     for (int64_t i = at; i < at + rows.size(); ++i) rows_[i][n_] = rows_[i][0];
   }
 
@@ -183,8 +183,16 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
     const T* const first = shares.const_data_ptr<T>();
     std::vector<T> before(n);
     std::rotate_copy(first + n, first + 2 * n - 1, first + 2 * n, before.begin());
-    const ThreeBlocks<T> blocks{n,     static_cast<T>(scale), third_block,   masks_excluded, static_cast<T>(own_mixture_weight),
-                                first, first + n,             first + 2 * n, first + 3 * n,  before.data()};
+    const ThreeBlocks<T> blocks{n,
+                                static_cast<T>(scale),
+                                third_block,
+                                masks_excluded,
+                                static_cast<T>(own_mixture_weight),
+                                first,
+                                first + n,
+                                first + 2 * n,
+                                first + 3 * n,
+                                before.data()};
     ThreeBlockWalk<T>(queries, candidates, blocks, stop_gradient, chunk_rows)
         .run(loss.mutable_data_ptr<double>(), weights ? weights->const_data_ptr<double>() : nullptr, gradients);
   };

@@ -129,10 +129,12 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     # Sums over sentences of the positions' probabilities, before the factor that the position gives.
     sums = torch.zeros_like(places.scores) if dpositions is not None or dweight is not None else None
     step = max(CHUNK_BYTES // (len(weight) * weight.element_size()), 16)
+    # Chunks share this memory: matrices of their own would be alive together with those of the one before.
+    space = p.queries.new_empty(1 if row_weights is None else 2, min(step, len(p.ids)), len(weight))
     for begin in range(0, len(p.ids), step):
         rows = slice(begin, begin + step)
         z, words, inside = p.queries[rows], p.ids[rows], p.within[rows]
-        scores = torch.addmm(p.bias, z, weight.T)
+        scores = torch.addmm(p.bias, z, weight.T, out=space[0, : len(z)])
         own = scores.gather(1, words) + places.scores.gather(1, words.T).T
         highest = scores.amax(1, keepdim=True)
         exps = scores.sub_(highest).exp_()
@@ -149,7 +151,9 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
             sums.addmm_(shares.T, exps)
         if dlatents is None and dweight is None and dbias is None:
             continue
-        dscores = (shares @ places.exps).mul_(exps).scatter_add_(1, words, -counts)
+        dscores = (
+            torch.mm(shares, places.exps, out=space[1, : len(z)]).mul_(exps).scatter_add_(1, words, -counts)
+        )
         if dlatents is not None:
             torch.mm(dscores, weight, out=dlatents[rows])
         if dweight is not None:

@@ -1,5 +1,5 @@
-// The operator of CLIP's loss, with tiles of all sizes, of which some are kept, and with malformed arguments. A tame problem has finite results,
-// which do not depend on its tiles.
+// The operator of CLIP's loss, with tiles of all sizes, of which some are kept, and with malformed arguments. A tame
+// problem has finite results, which do not depend on its tiles.
 #include <functional>
 #include <string_view>
 
@@ -29,8 +29,9 @@ void run(Source& source, bool large) {
                  optional(dqueries), optional(dcandidates), optional(dscale)},
                 source.tame);
   };
-  const int64_t rows = tile(), columns = tile(), kept = source.wild() ? source.any_integer() : source.between(1, N + 1);
-  walk(rows, columns, kept);
+  const int64_t rows = tile(), columns = tile();
+  const int64_t kept_tiles = source.wild() ? source.any_integer() : source.between(1, N + 1);
+  walk(rows, columns, kept_tiles);
   if (!source.tame) return;
 
   require_finite(loss, "a loss that is not finite");

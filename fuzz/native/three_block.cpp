@@ -1,5 +1,5 @@
-// The operator of MixCSE's three blocks, with chunks of all sizes and with malformed arguments. A tame problem has finite
-// results, which do not depend on its chunks.
+// The operator of MixCSE's three blocks, with chunks of all sizes and with malformed arguments. A tame problem has
+// finite results, which do not depend on its chunks.
 #include <functional>
 #include <string_view>
 

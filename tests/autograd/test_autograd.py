@@ -15,6 +15,8 @@ import fastqt
 from fastqt.autograd import times
 from fastqt.targets.cache import RowsCache
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
+
 ALL = next(case for case in CASES if case.name == "all at once")
 MODES = ({}, {"memory": "low"}, {"reduction": "none"}, {"reduction": "sum"})
 by_mode = pytest.mark.parametrize("mode", MODES, ids=str)

@@ -9,6 +9,8 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 import fastqt
 
+pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
+
 N, D, B = 9, 5, 3
 IDS = torch.arange(N) // 3
 
