@@ -110,7 +110,8 @@ class RowsCache:
         # A later call may save these tensors for backward, which inference tensors do not allow.
         with torch.inference_mode(False):
             rows = replace(lower(N, M, device), cached=True)
-        if type(rows.columns) is Tensor:  # a tracer's fake tensors must not be cached
+        # Fake tensors of a tracer must not be cached, nor those that a transform of torch.func has wrapped.
+        if type(rows.columns) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(rows.columns):
             self._add(key, rows, device)
         return rows
 

@@ -205,3 +205,15 @@ def test_a_cpu_has_no_streams(monkeypatch):
     monkeypatch.setattr(cache, "CACHED", RowsCache(KEPT))
     window_ = fastqt.Window(1)
     assert window_.rows(5, 5, CPU) is window_.rows(5, 5, CPU)
+
+
+@pytest.mark.parametrize("targets", [Window(), fastqt.Diagonal()], ids=["window", "diagonal"])
+def test_wrapped_rows_of_a_transform_are_not_kept(targets, monkeypatch):
+    """Nothing can read them once the transform is over."""
+    monkeypatch.setattr(cache, "CACHED", RowsCache(size=8))
+    x = torch.randn(5, 3)
+    torch.func.grad(lambda x: fastqt.contrastive_loss(x, x, targets, diagonal="keep"))(x)
+    rows = targets.rows(5, 5, CPU)
+    assert rows.cached
+    for tensor in rows.compressed():
+        assert tensor.untyped_storage().data_ptr() != 0
