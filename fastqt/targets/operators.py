@@ -36,7 +36,8 @@ class Diagonal(Targets):
         if N > M:
             starts = starts.clamp(max=M)
         columns = starts[: min(N, M)]
-        return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
+        weights = torch.ones_like(columns, dtype=torch.float64)
+        return TargetRows(starts, columns, weights, offsets=starts[:1])
 
 
 class Pairs(Diagonal):
