@@ -58,8 +58,10 @@ class ByColumn:
     offsets: Tensor | None = None  # (K,) int64: place i K + k is in row i and column i + offsets[k]
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.starts, self.places, self.rows, self.offsets
+    def operands(self) -> dict[str, Tensor | None]:
+        """By their names in the kernels."""
+        lists = {"column_starts": self.starts, "column_targets": self.places, "target_rows": self.rows}
+        return {**lists, "offsets": self.offsets}
 
     @property
     def count(self) -> int:

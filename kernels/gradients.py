@@ -158,10 +158,11 @@ def query_gradient_kernel(
 def targets_of(j, mask, by_column):
     """The first of the targets of columns j, and how many they are: in the lists, or of a band's offsets."""
     column_starts, _, _, offsets, K = by_column
-    if offsets is not None:
-        return tl.zeros_like(j), tl.zeros_like(j) + K
-    first = tl.load(column_starts + j, mask=mask, other=0)
-    return first, tl.load(column_starts + j + 1, mask=mask, other=0) - first
+    first, count = j * 0, j * 0 + K
+    if offsets is None:
+        first = tl.load(column_starts + j, mask=mask, other=0)
+        count = tl.load(column_starts + j + 1, mask=mask, other=0) - first
+    return first, count
 
 
 @triton.jit
@@ -169,8 +170,10 @@ def place_of(j, k, mask, by_column):
     """Places of targets in the order of rows, negative or beyond the last where there are none."""
     _, column_targets, _, offsets, K = by_column
     if offsets is not None:
-        return (j - tl.load(offsets + k, mask=mask, other=0)) * K + k
-    return tl.load(column_targets + k, mask=mask, other=-1)
+        place = (j - tl.load(offsets + k, mask=mask, other=0)) * K + k
+    else:
+        place = tl.load(column_targets + k, mask=mask, other=-1)
+    return place
 
 
 @planned
@@ -180,10 +183,6 @@ def candidate_gradient_kernel(
     scale,
     product,  # (columns, D): the sum of Eᵀ F over chunks, F weighted; float32, or the memory of the gradient
     weight_norm,
-    column_starts,  # (M + 1,) int64, as the two following, or None
-    column_targets,  # the targets' places in the order of rows
-    target_rows,  # (targets,)
-    offsets,  # (K,) int64, of a band, whose targets are not listed by columns
     target_coefficients,
     candidate_gradient,  # (columns, D)
     prob_scale,
@@ -195,6 +194,10 @@ def candidate_gradient_kernel(
     query_stride,
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
+    column_starts=None,  # (M + 1,) int64, given with the two following
+    column_targets=None,  # int64, the targets' places in the order of rows
+    target_rows=None,  # (targets,) int64
+    offsets=None,  # (K,) int64, of a band, whose targets are not listed by columns
     candidate_row_stride=0,  # of `candidates`, which are given with inverse norms
     candidate_stride=0,
     candidates=None,  # (columns, D)
@@ -258,10 +261,6 @@ def candidate_gradient_kernel(
 def bias_gradient_kernel(
     column_sums,  # (columns,) float32: of E over all rows, weighted
     weight_norm,
-    column_starts,
-    column_targets,
-    target_rows,
-    offsets,
     target_coefficients,
     bias_gradient,  # (columns,) float32
     prob_scale,
@@ -269,6 +268,10 @@ def bias_gradient_kernel(
     targets,
     columns,
     BLOCK: tl.constexpr,
+    column_starts=None,
+    column_targets=None,
+    target_rows=None,
+    offsets=None,
 ):
     """Many candidates per program.
 
@@ -352,11 +355,12 @@ def candidate_gradient_epilogue(
     columns, D = product.shape
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
-            *(queries, scale, product, weight_norm, *(by_column or ByColumn()).tensors, coefficients),
-            *(candidate_gradient, prob_scale, 0 if by_column is None else by_column.count, len(coefficients)),
-            *(first_column, D, *queries.stride()),
+            *(queries, scale, product, weight_norm, coefficients, candidate_gradient, prob_scale),
+            *(0 if by_column is None else by_column.count, len(coefficients), first_column, D),
+            *queries.stride(),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
+            **({} if by_column is None else by_column.operands),
             candidate_row_stride=0 if candidates is None else candidates.stride(0),
             candidate_stride=0 if candidates is None else candidates.stride(1),
             candidates=candidates,
@@ -379,9 +383,10 @@ def bias_gradient_epilogue(
     (columns,) = column_sums.shape
     with on_device(column_sums):
         bias_gradient_kernel[(cdiv(columns, BIASES_AT_ONCE),)](
-            *(column_sums, weight_norm, *by_column.tensors, coefficients, bias_gradient, prob_scale),
+            *(column_sums, weight_norm, coefficients, bias_gradient, prob_scale),
             *(by_column.count, len(coefficients), columns),
             BLOCK=BIASES_AT_ONCE,
+            **by_column.operands,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -34,7 +34,7 @@ def row_products_kernel(
     scale,  # () float32
     shift_overflowed,  # (all rows,) int32: only rows where it is not 0 are written
     row_shift_log2,  # (all rows,) float32
-    product,  # (N, D) float32
+    product,  # (N, D) float32, or of the gradient's dtype where nothing is added
     N,  # rows of this launch
     M,
     D,
@@ -135,7 +135,7 @@ def multiply_overflowed_rows(
     queries: Tensor,  # (N, D)
     scale: Tensor,  # () float32
     state: RowState,
-    product: Tensor,  # (rows, D) float32, contiguous
+    product: Tensor,  # (rows, D), contiguous; float32 if `add`
     *,
     add: bool,
 ) -> None:

@@ -165,8 +165,11 @@ def row_shifts_kernel(
         exact_max = tl.maximum(exact_max, score)
     exact_max *= LOG2_E
     shift = exact_max
-    for tile in range(0, sample_tiles):
-        shift = tl.maximum(shift, tl.load(sample_max_log2 + tile * rows + i))
+    if sample_max_log2 is not None:
+        sampled = sample_max_log2 + i
+        for _ in range(0, sample_tiles):
+            shift = tl.maximum(shift, tl.load(sampled))
+            sampled += rows
     tl.store(exact_max_log2 + i, exact_max)
     if LOG_SUM_EXP:
         shift = tl.where(shift == float("-inf"), 0.0, shift)
