@@ -71,7 +71,9 @@ def exponentials_of_block(
     tile_maxima, tile_row_sums = of_tiles
     mask_n = offs_n < N - start_n
     row = first_n + start_n + offs_n
-    bounds = load_target_bounds(targets, row, mask_n)
+    bounds = None
+    if targets[0] is not None:
+        bounds = load_target_bounds(targets, row, mask_n)
     if norms[0] is not None:
         scale_log2 = (scale_log2 * tl.load(norms[0] + row, mask=mask_n, other=0.0))[:, None]
     for block_m in tl.range(number, tl.cdiv(M, BLOCK_M), splits, disable_licm=True):

@@ -29,17 +29,14 @@ def add_bias(
 
 @triton.jit
 def load_target_bounds(
-    targets,  # target_starts, target_columns, lowest_targets and highest_targets of the kernel, or None
+    targets,  # target_starts, target_columns, lowest_targets and highest_targets of the kernel
     row,  # (BLOCK_N,)
     mask_n,
 ):
-    """The lowest and the highest target of each row, or None without targets."""
+    """The lowest and the highest target of each row."""
     _, _, lowest_targets, highest_targets = targets
-    lowest, highest = None, None
-    if lowest_targets is not None:
-        lowest = tl.load(lowest_targets + row, mask=mask_n, other=NOWHERE)
-        highest = tl.load(highest_targets + row, mask=mask_n, other=-1)
-    return lowest, highest
+    lowest = tl.load(lowest_targets + row, mask=mask_n, other=NOWHERE)
+    return lowest, tl.load(highest_targets + row, mask=mask_n, other=-1)
 
 
 @triton.jit
@@ -81,7 +78,7 @@ def exclude_exact_cells(
     corner,
     indices,
     mask_n,
-    targets,  # as load_target_bounds takes them, and what it returns
+    targets,  # as load_target_bounds takes them, and what it returns; None of all without targets
     bounds,
     EXCLUDE_DIAGONAL: tl.constexpr,
 ):
@@ -91,11 +88,12 @@ def exclude_exact_cells(
     first_n, left = corner
     row, column = indices
     target_starts, target_columns, _, _ = targets
-    lowest, highest = bounds
     # Turn k removes the k-th target of every row, turn -1 the diagonal.
     first_turn, turns = 0, 0
     if target_starts is not None:
-        first, count = tl.zeros(row.shape, tl.int64), tl.zeros(row.shape, tl.int32)
+        lowest, highest = bounds
+        count = row * 0
+        first = count.to(tl.int64)
         if tl.max(((lowest < left + BLOCK_M) & (highest >= left)).to(tl.int32), 0) > 0:
             first = tl.load(target_starts + row, mask=mask_n, other=0)
             count = (tl.load(target_starts + row + 1, mask=mask_n, other=0) - first).to(tl.int32)

@@ -169,7 +169,7 @@ def scores_kernel(
         mask_n, mask_m = offs_n < N - start_n, offs_m < M - start_m
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
-        row_shift, row_factor, row_norm = None, None, None
+        row_shift, row_factor, row_norm, bounds = None, None, None, None
         if row_shift_log2 is not None:
             # Beyond the end E is to be 0: the last row, which is read there, may need its shift.
             row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=float("inf"))
@@ -177,7 +177,8 @@ def scores_kernel(
             row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
         if query_inverse_norms is not None:
             row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
-        bounds = load_target_bounds(targets, row, mask_n)
+        if targets[0] is not None:
+            bounds = load_target_bounds(targets, row, mask_n)
 
         offsets = offs_n, offs_m
         scores = score_tile(

@@ -138,10 +138,11 @@ def make_exponentials(
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
         row_shift = gl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
-        row_factor = None
+        row_factor, bounds = None, None
         if row_factors is not None:
             row_factor = gl.load(row_factors + row, mask=mask_n, other=0.0)
-        bounds = load_target_bounds(targets, row, mask_n)
+        if targets[0] is not None:
+            bounds = load_target_bounds(targets, row, mask_n)
 
         if GROUP == 1:
             mbarrier.wait(led, lead_phase)
