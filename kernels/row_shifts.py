@@ -36,7 +36,7 @@ def row_shifts_kernel(
     query_groups,  # (N,) int32, if GROUPS
     candidate_groups,  # (M,) int32
     mask,  # (N, M) bool, if MASK
-    sample_max_log2,  # (sample_tiles, N) float32: the largest scores in tiles of a sample of candidates
+    sample_max_log2,  # (SAMPLE_TILES, N) float32: the largest scores in tiles of a sample of candidates
     row_negatives,
     partners,
     target_columns,  # (targets,) int64, written as the following
@@ -51,7 +51,6 @@ def row_shifts_kernel(
     exact_max_log2,  # (N,) float32
     row_shift_log2,  # (N,) float32
     mix,
-    sample_tiles,
     rows,  # N
     columns,  # M
     width,
@@ -68,6 +67,7 @@ def row_shifts_kernel(
     ZEROED: tl.constexpr,
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
+    SAMPLE_TILES: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -165,11 +165,8 @@ def row_shifts_kernel(
         exact_max = tl.maximum(exact_max, score)
     exact_max *= LOG2_E
     shift = exact_max
-    if sample_max_log2 is not None:
-        sampled = sample_max_log2 + i
-        for _ in range(0, sample_tiles):
-            shift = tl.maximum(shift, tl.load(sampled))
-            sampled += rows
+    for tile in tl.static_range(SAMPLE_TILES):
+        shift = tl.maximum(shift, tl.load(sample_max_log2 + tile * rows + i))
     tl.store(exact_max_log2 + i, exact_max)
     if LOG_SUM_EXP:
         shift = tl.where(shift == float("-inf"), 0.0, shift)
@@ -206,14 +203,14 @@ def choose_row_shifts(
                 state.row_shift_log2,
                 cells.mix,
             ),
-            *(0 if sampled is None else len(sampled), N),
-            *(candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
+            *(N, candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
             *((0, 0) if mask is None else mask.stride()),
             BIAS=p.bias is not None,
             REPLACED=p.diagonal != "keep",
             ZEROED=cells.zeroed is not None,
             GROUPS=p.query_groups is not None,
             MASK=mask is not None,
+            SAMPLE_TILES=0 if sampled is None else len(sampled),
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             BLOCK=block(D, 1024),
