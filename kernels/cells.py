@@ -49,6 +49,27 @@ class RowNegatives:
 
 
 @dataclass(frozen=True)
+class ByColumn:
+    """Where each column's targets are in the order of rows: by the offsets of a band, or in lists."""
+
+    starts: Tensor | None = None  # (M + 1,) int64: where each column's begin in the next
+    places: Tensor | None = None  # int64, in the order of columns
+    rows: Tensor | None = None  # (targets,) int64, of the places
+    offsets: Tensor | None = None  # (K,) int64: place i K + k is in row i and column i + offsets[k]
+
+    @property
+    def operands(self) -> dict[str, Tensor | None]:
+        """By their names in the kernels."""
+        lists = {"column_starts": self.starts, "column_targets": self.places, "target_rows": self.rows}
+        return {**lists, "offsets": self.offsets}
+
+    @property
+    def count(self) -> int:
+        """How many offsets there are."""
+        return 0 if self.offsets is None else len(self.offsets)
+
+
+@dataclass(frozen=True)
 class ExactCells:
     """The cells that are computed one by one: targets in the order of their rows, and the row negatives."""
 

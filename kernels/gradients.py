@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.cells import NO_ROW_NEGATIVE, ExactCells, RowState, row_negative_part
+from fastqt.kernels.cells import NO_ROW_NEGATIVE, ByColumn, ExactCells, RowState, row_negative_part
 from fastqt.kernels.launch import block, cdiv, on_device
 from fastqt.kernels.norms import LEAST_NORM, store_through_norms
 from fastqt.kernels.plan import planned
@@ -20,7 +20,7 @@ def query_gradient_kernel(
     queries,
     candidates,
     scale,
-    product,  # (rows, D) float32: E G
+    product,  # (rows, D): E G; float32, or the memory of their gradients
     row_factors,  # (N,) float64
     weight_norm,  # () float64
     target_starts,
@@ -93,7 +93,7 @@ def query_gradient_kernel(
                 r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
                 by_row_negative += f * tl.load(r, mask=inside, other=0.0).to(tl.float32)
         if QUERIES or SCALE:
-            gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0)
+            gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0).to(tl.float32)
             for t in range(first, last):
                 column = tl.load(target_columns + t)
                 if column >= 0:
@@ -154,25 +154,50 @@ def query_gradient_kernel(
                 tl.store(at, gradient.to(row_negative_gradient.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def targets_of(j, mask, by_column):
+    """The first of the targets of columns j, and how many they are: in the lists, or of a band's offsets."""
+    column_starts, _, _, offsets, K = by_column
+    first, count = j * 0, j * 0 + K
+    if offsets is None:
+        first = tl.load(column_starts + j, mask=mask, other=0)
+        count = tl.load(column_starts + j + 1, mask=mask, other=0) - first
+    return first, count
+
+
+@triton.jit
+def place_of(j, k, mask, by_column):
+    """Places of targets in the order of rows, negative or beyond the last where there are none."""
+    _, column_targets, _, offsets, K = by_column
+    if offsets is not None:
+        place = (j - tl.load(offsets + k, mask=mask, other=0)) * K + k
+    else:
+        place = tl.load(column_targets + k, mask=mask, other=-1)
+    return place
+
+
 @planned
 @triton.jit
 def candidate_gradient_kernel(
     queries,
     scale,
-    product,  # (columns, D) float32: the sum of Eᵀ F over chunks, F weighted
+    product,  # (columns, D): the sum of Eᵀ F over chunks, F weighted; float32, or the memory of the gradient
     weight_norm,
-    column_starts,  # (columns + 1,) int64
-    column_targets,  # int64: their places in the order of rows; a place out of 0..targets is none
-    target_rows,  # (targets,) int64
     target_coefficients,
     candidate_gradient,  # (columns, D)
     prob_scale,
+    K,
     targets,
+    first_column,
     width,
     query_row_stride,
     query_stride,
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
+    column_starts=None,  # (M + 1,) int64, given with the two following
+    column_targets=None,  # int64, the targets' places in the order of rows
+    target_rows=None,  # (targets,) int64
+    offsets=None,  # (K,) int64, of a band, whose targets are not listed by columns
     candidate_row_stride=0,  # of `candidates`, which are given with inverse norms
     candidate_stride=0,
     candidates=None,  # (columns, D)
@@ -190,7 +215,8 @@ def candidate_gradient_kernel(
     s = tl.load(scale)
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     if TARGETS:
-        first, last = tl.load(column_starts + j), tl.load(column_starts + j + 1)
+        by_column = column_starts, column_targets, target_rows, offsets, K
+        first, count = targets_of(first_column + j, True, by_column)
     norm = 1.0
     if candidate_inverse_norms is not None:
         norm = tl.load(candidate_inverse_norms + j)
@@ -198,12 +224,12 @@ def candidate_gradient_kernel(
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
-        gradient = factor * tl.load(product + j * width + d, mask=inside, other=0.0)
+        gradient = factor * tl.load(product + j * width + d, mask=inside, other=0.0).to(tl.float32)
         if TARGETS:
-            for k in range(first, last):
-                t = tl.load(column_targets + k)
+            for k in range(first, first + count):
+                t = place_of(first_column + j, k, True, by_column)
                 if (t >= 0) & (t < targets):
-                    row = tl.load(target_rows + t)
+                    row = t // K if offsets is not None else tl.load(target_rows + t)
                     f = queries + row * query_row_stride + d * query_stride
                     coefficient = tl.load(target_coefficients + t)
                     if query_inverse_norms is not None:
@@ -235,14 +261,17 @@ def candidate_gradient_kernel(
 def bias_gradient_kernel(
     column_sums,  # (columns,) float32: of E over all rows, weighted
     weight_norm,
-    column_starts,  # (columns + 1,) int64
-    column_targets,
     target_coefficients,
     bias_gradient,  # (columns,) float32
     prob_scale,
+    K,
     targets,
     columns,
     BLOCK: tl.constexpr,
+    column_starts=None,
+    column_targets=None,
+    target_rows=None,
+    offsets=None,
 ):
     """Many candidates per program.
 
@@ -252,11 +281,13 @@ def bias_gradient_kernel(
     inside = j < columns
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     gradient = factor * tl.load(column_sums + j, mask=inside, other=0.0)
-    first = tl.load(column_starts + j, mask=inside, other=0)
-    count = tl.load(column_starts + j + 1, mask=inside, other=0) - first
+    by_column = column_starts, column_targets, target_rows, offsets, K
+    first, count = targets_of(j, inside, by_column)
     for k in range(0, tl.max(count, 0)):
-        t = tl.load(column_targets + first + k, mask=k < count, other=-1)
-        gradient += tl.load(target_coefficients + t, mask=(t >= 0) & (t < targets), other=0.0)
+        listed = inside & (k < count)
+        t = place_of(j, first + k, listed, by_column)
+        there = listed & (t >= 0) & (t < targets)
+        gradient += tl.load(target_coefficients + t, mask=there, other=0.0)
     tl.store(bias_gradient + j, gradient, mask=inside)
 
 
@@ -264,7 +295,7 @@ def query_gradient_epilogue(
     queries: Tensor,
     candidates: Tensor,
     scale: Tensor,
-    product: Tensor | None,  # (rows, D) float32: E G
+    product: Tensor | None,  # (rows, D): E G; float32, or those rows of `query_gradient`
     cells: ExactCells,
     state: RowState,
     weight_norm: Tensor,  # () float64
@@ -309,12 +340,13 @@ def query_gradient_epilogue(
 def candidate_gradient_epilogue(
     queries: Tensor,
     scale: Tensor,
-    product: Tensor,  # (columns, D) float32: Eᵀ F, F weighted
+    product: Tensor,  # (columns, D): Eᵀ F, F weighted; float32, or `candidate_gradient` itself
     weight_norm: Tensor,
     prob_scale: float,
     candidate_gradient: Tensor,  # (columns, D)
     *,
-    by_column: tuple[Tensor, Tensor, Tensor] | None,  # starts, targets, and the targets' rows
+    by_column: ByColumn | None,
+    first_column: int,
     coefficients: Tensor,
     candidates: Tensor | None = None,  # (columns, D), given with the following
     inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (columns,) float32
@@ -323,10 +355,12 @@ def candidate_gradient_epilogue(
     columns, D = product.shape
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
-            *(queries, scale, product, weight_norm, *(by_column or (None,) * 3), coefficients),
-            *(candidate_gradient, prob_scale, len(coefficients), D, *queries.stride()),
+            *(queries, scale, product, weight_norm, coefficients, candidate_gradient, prob_scale),
+            *(0 if by_column is None else by_column.count, len(coefficients), first_column, D),
+            *queries.stride(),
             TARGETS=by_column is not None,
             BLOCK=block(D, 1024),
+            **({} if by_column is None else by_column.operands),
             candidate_row_stride=0 if candidates is None else candidates.stride(0),
             candidate_stride=0 if candidates is None else candidates.stride(1),
             candidates=candidates,
@@ -341,18 +375,18 @@ def bias_gradient_epilogue(
     column_sums: Tensor,  # (M,) float32
     weight_norm: Tensor,
     prob_scale: float,
-    by_column: tuple[Tensor, Tensor, Tensor],
+    by_column: ByColumn,
     coefficients: Tensor,
     bias_gradient: Tensor,  # (M,) float32
 ) -> None:
     """Finishes the gradients of all biases."""
     (columns,) = column_sums.shape
-    starts, targets, _ = by_column
     with on_device(column_sums):
         bias_gradient_kernel[(cdiv(columns, BIASES_AT_ONCE),)](
-            *(column_sums, weight_norm, starts, targets, coefficients, bias_gradient, prob_scale),
-            *(len(coefficients), columns),
+            *(column_sums, weight_norm, coefficients, bias_gradient, prob_scale),
+            *(by_column.count, len(coefficients), columns),
             BLOCK=BIASES_AT_ONCE,
+            **by_column.operands,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -36,7 +36,7 @@ def row_shifts_kernel(
     query_groups,  # (N,) int32, if GROUPS
     candidate_groups,  # (M,) int32
     mask,  # (N, M) bool, if MASK
-    sample_max_log2,  # (N,) float32: the largest score among a sample of candidates, if SAMPLED
+    sample_max_log2,  # (SAMPLE_TILES, N) float32: the largest scores in tiles of a sample of candidates
     row_negatives,
     partners,
     target_columns,  # (targets,) int64, written as the following
@@ -51,6 +51,7 @@ def row_shifts_kernel(
     exact_max_log2,  # (N,) float32
     row_shift_log2,  # (N,) float32
     mix,
+    rows,  # N
     columns,  # M
     width,
     query_row_stride,
@@ -66,7 +67,7 @@ def row_shifts_kernel(
     ZEROED: tl.constexpr,
     GROUPS: tl.constexpr,
     MASK: tl.constexpr,
-    SAMPLED: tl.constexpr,
+    SAMPLE_TILES: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -164,8 +165,8 @@ def row_shifts_kernel(
         exact_max = tl.maximum(exact_max, score)
     exact_max *= LOG2_E
     shift = exact_max
-    if SAMPLED:
-        shift = tl.maximum(exact_max, tl.load(sample_max_log2 + i))
+    for tile in tl.static_range(SAMPLE_TILES):
+        shift = tl.maximum(shift, tl.load(sample_max_log2 + tile * rows + i))
     tl.store(exact_max_log2 + i, exact_max)
     if LOG_SUM_EXP:
         shift = tl.where(shift == float("-inf"), 0.0, shift)
@@ -182,7 +183,7 @@ def choose_row_shifts(
     groups: tuple[Tensor, Tensor] | tuple[None, None],  # (N,) and (M,) int32
     cells: ExactCells,
     state: RowState,
-    sampled: Tensor | None,  # (N,) float32: the largest score among a sample of candidates, to base 2
+    sampled: Tensor | None,  # (tiles, N) float32: the largest scores in tiles of a sample, to base 2
     inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (M,) float32
 ) -> None:
     """Finds the exact cells, their scores, and from these the shifts of rows."""
@@ -193,23 +194,15 @@ def choose_row_shifts(
         row_shifts_kernel[(N,)](
             *(queries, candidates, scale, p.bias, *p.targets.compressed(), *groups, mask, sampled),
             *(matrix, partners, cells.columns, cells.rows, cells.scores, cells.sound, cells.zeroed),
-            *(
-                scores,
-                norms,
-                cells.lowest,
-                cells.highest,
-                state.exact_max_log2,
-                state.row_shift_log2,
-                cells.mix,
-            ),
-            *(candidates.shape[0], D, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
-            *((0, 0) if mask is None else mask.stride()),
+            *(scores, norms, cells.lowest, cells.highest, state.exact_max_log2, state.row_shift_log2),
+            *(cells.mix, N, candidates.shape[0], D, *queries.stride(), *candidates.stride()),
+            *(*cells.row_negative_strides, *((0, 0) if mask is None else mask.stride())),
             BIAS=p.bias is not None,
             REPLACED=p.diagonal != "keep",
             ZEROED=cells.zeroed is not None,
             GROUPS=p.query_groups is not None,
             MASK=mask is not None,
-            SAMPLED=sampled is not None,
+            SAMPLE_TILES=0 if sampled is None else len(sampled),
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             BLOCK=block(D, 1024),

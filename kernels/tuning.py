@@ -23,6 +23,7 @@ DEFAULT = {
 HOPPER = Config(rows=128, columns=256, width=64, group=8, warps=8, stages=4, descriptors=True)
 # The sums of columns take fewer instructions where a tile has fewer of them, and their norms fewer registers.
 HOPPER_TALL = replace(HOPPER, rows=256, columns=128)
+SAMPLE_SIDE = 128
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 # For epilogues with several values of each column. A thread of Blackwell has half of a tile's columns, and
 # products of float32 take more registers than others.
@@ -69,6 +70,15 @@ def score_config(
     if not large or heavy:
         return DEFAULT[dtype]
     return HOPPER_TALL if few_columns else HOPPER
+
+
+def sample_config(config: Config) -> Config:
+    """The tiles for a sample of the columns that are scored in those of `config`.
+
+    Columns are so few that larger tiles would leave multiprocessors idle.
+    """
+    rows, columns = (min(side, SAMPLE_SIDE) for side in (config.rows, config.columns))
+    return replace(config, rows=rows, columns=columns, warp_specialized=False)
 
 
 @functools.cache

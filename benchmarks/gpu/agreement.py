@@ -41,8 +41,12 @@ class Sums:
 
 
 def of_rows(N: int) -> Sums:
-    """Of `contrastive_loss` without normalisation, and with targets that are not dense."""
-    return Sums(N)
+    """Of `contrastive_loss` without normalisation, and with targets that are not dense.
+
+    A product to which no chunk adds another is rounded to bfloat16, and before it the sums of the parts in
+    which cuBLAS may take it, whose sizes add up to no more than those of all terms.
+    """
+    return Sums(N, roundings=2)
 
 
 def of_unit_rows(N: int) -> Sums:

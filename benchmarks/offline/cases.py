@@ -15,6 +15,13 @@ CASES = (
         ),
     ),
     Case(
+        "bf16, listed targets, biases",
+        targets="listed",
+        diagonal="keep",
+        bias=True,
+        wanted=("candidate_gradient_kernel column_starts -offsets", "bias_gradient_kernel -offsets"),
+    ),
+    Case(
         "bf16, D=1000, row negatives",  # a width that 8 divides and 16 does not
         N=4000,  # and no multiple of a tile's columns
         D=1000,
@@ -440,6 +447,7 @@ CASES = (
 
 COUNTED = (
     Case("softmax"),
+    Case("softmax, mask", mask=True),
     Case("softmax, low", memory="low"),
     Case("sigmoid", targets="own", diagonal="keep", link="sigmoid"),
     Case("CLIP", clip=True),

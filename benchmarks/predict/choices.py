@@ -74,7 +74,8 @@ def fast_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:
     yield "an upstream factor of 1 and repairs cost a launch each", plan
     yield "if normalize=True made normalised copies", replace(plan, normalised=True)
     if plan.height == N:
-        yield "if products of the only chunk were stored in bfloat16", replace(plan, product_itemsize=2)
+        plan = replace(plan, product_itemsize=2)
+        yield "products of the only chunk stored in bfloat16", plan
     yield "if loads ran ahead of the tile before", replace(plan, ahead=True)
     plan = replace(plan, lead=LEAD)
     yield "warp-specialised", plan

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.predict.launches import Launch, Operation, Product
 from benchmarks.predict.roofline import Stored
 
-Bytes = tuple[int, int]  # of memory, and of the float32 product that the launch before has left
+Bytes = tuple[int, int]  # of memory, and of the product that the launch before has left
 SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps has half of a tile's rows
 # They exit at once where no row has to be repaired, and where the upstream gradient is 1.
 IDLE = (
@@ -51,10 +51,11 @@ def row_bytes(launch: Launch) -> Bytes:
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
     if name == "row_shifts_kernel":
         return 2 * programs * D * itemsize, 0
+    product = programs * D * arguments["product"].element_size()
     if name == "candidate_gradient_kernel":
-        return programs * D * 2 * itemsize, programs * D * 4
+        return programs * D * 2 * itemsize, product
     flags = launch.flags
-    return programs * D * itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]), programs * D * 4
+    return programs * D * itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]), product
 
 
 def kernel_key(launch: Launch) -> str:

@@ -58,7 +58,7 @@ class Case:
     gradients: bool = True
     upstream: bool = False  # the gradients are multiplied by an upstream one
     diagonal: str = "zero"
-    targets: str = "window"  # or "own", "dense", "smoothed", "none"
+    targets: str = "window"  # or "own", "dense", "smoothed", "none", or "listed", those of no band
     row_negatives: str | None = None  # or "given", "mixed"
     negatives: int = 0
     groups: bool = False
@@ -305,6 +305,8 @@ def general_problem_of(case: Case) -> Problem:
     negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
     lowered = {"own": Diagonal(), "none": NoTargets()}.get(case.targets, Window(1))
     targets = lowered.rows(N, N, queries.device)
+    if case.targets == "listed":
+        targets = replace(targets, offsets=None)
     if case.targets == "smoothed":
         targets = replace(targets, background=torch.empty(N, dtype=torch.float64))
     if case.targets == "dense":

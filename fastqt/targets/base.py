@@ -24,8 +24,8 @@ class TargetRows:
         weights: (nnz,) float64; the value T_ij of each entry.
         dense: (N, M); T itself.
         background: (N,) float64; a constant that is added to every cell of row i.
-        offsets: if given, T is banded: every row has len(offsets) entries at most, and entry k of row i is
-            in column i + offsets[k] or has weight 0.
+        offsets: (K,) int64; if given, T is banded: entry i K + k is in row i, and in column i + offsets[k]
+            or of weight 0. Such targets are sound wherever their operator's `check` passes, but for a mask.
         cached: whether a cache of the library holds the tensors, so that nobody changes them.
     """
 
@@ -34,7 +34,7 @@ class TargetRows:
     weights: Tensor | None = None
     dense: Tensor | None = None
     background: Tensor | None = None
-    offsets: tuple[int, ...] | None = None
+    offsets: Tensor | None = None
     cached: bool = False
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:

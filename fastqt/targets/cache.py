@@ -52,8 +52,9 @@ class _Entry:
         stream = torch.cuda.current_stream(self.device)
         if stream.cuda_stream not in self.ordered:
             self.made.wait(stream)
-            for tensor in self.rows.compressed():
-                tensor.record_stream(stream)
+            for tensor in (*self.rows.compressed(), self.rows.offsets):
+                if tensor is not None:
+                    tensor.record_stream(stream)
             # Last, because another thread may launch on the same stream.
             self.ordered.add(stream.cuda_stream)
         return self.rows

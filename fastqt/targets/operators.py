@@ -62,7 +62,7 @@ def _diagonal_rows(N: int, M: int, device: torch.device) -> TargetRows:
     if N > M:
         starts = starts.clamp(max=M)
     columns = starts[: min(N, M)]
-    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=(0,))
+    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=starts[:1])
 
 
 class Pairs(Diagonal):

@@ -103,6 +103,7 @@ class Window(Targets):
         # Python numbers reach a GPU as kernel arguments. A tensor of the offsets or weights would have to be
         # copied from the host first, and the host would wait for that copy.
         columns = torch.stack([row + offset for offset in offsets], 1)
+        of_first_row = columns[0].clone()
         valid = (columns >= 0) & (columns < M)
         # A column that is clamped into range may repeat another target of the row, so its weight becomes 0.
         columns = columns.clamp(0, M - 1)
@@ -113,7 +114,7 @@ class Window(Targets):
         weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(given)], 1)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        return replace(rows_of_equal_length(columns, weights), offsets=offsets)
+        return replace(rows_of_equal_length(columns, weights), offsets=of_first_row)
 
 
 def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:

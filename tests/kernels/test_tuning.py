@@ -1,12 +1,14 @@
 """The tiles that an H100 gets where nothing has been measured, and the grid of their programs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fastqt.engines.triton.softmax import SAMPLE
 from fastqt.kernels import tuning
-from fastqt.kernels.scores import launch
+from fastqt.kernels.scores import column_tiles, launch, row_tiles
 
 H100 = SimpleNamespace(
     major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024, name="H100"
@@ -55,3 +57,16 @@ def test_as_many_programs_as_are_resident(config_for):
     assert launch._programs(queries, 5000, config, 64) == 132
     assert launch._programs(queries, 100, config, 64) == 100
     assert launch._programs(queries, 5000, tuning.SMALL_MEMORY, 32) == 4 * 132
+
+
+def test_a_sample_has_a_tile_for_nearly_every_multiprocessor(config_for):
+    of_sample = tuning.sample_config(replace(config_for(8192), warp_specialized=True))
+    tiles = row_tiles(8192, of_sample) * column_tiles(SAMPLE, of_sample)
+    assert 0.95 * H100.multi_processor_count < tiles <= H100.multi_processor_count
+    assert of_sample.descriptors
+    assert not of_sample.warp_specialized
+
+
+def test_a_sample_has_no_larger_tiles_than_all_scores(config_for):
+    for narrow in (tuning.WHEN_INTERPRETED, config_for(8192, torch.float32, wide=True)):
+        assert tuning.sample_config(narrow) == narrow

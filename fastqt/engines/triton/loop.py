@@ -123,14 +123,14 @@ class Loop:
         o = self.operands
         height = chunk_rows(o, self.row_bytes(), self.scores.config)
         E = o.p.queries.new_empty(height, aligned(o.width))
-        o.make_products()
+        o.make_products(alone=height >= o.N)
         weighted = None
         if any(block.gradient is not None for block in o.blocks):
             weighted = o.p.queries.new_empty(height, o.D)
         for rows in ranges(o.N, height):
             n = rows.stop - rows.start
             link.whole_rows(rows, E[:n])
-            self.finish_queries(rows, self._times_columns(E[:n]), weighted)
+            self.finish_queries(rows, self._times_columns(rows, E[:n]), weighted)
             for block in o.blocks:
                 if block.product is not None and weighted is not None:
                     multiply(block.product, E[:n, block.columns].T, weighted[:n], add=rows.start > 0)
@@ -146,7 +146,7 @@ class Loop:
         o = self.operands
         height, length = self._tile_shape()
         E = o.p.queries.new_empty(height, length)
-        o.make_products()
+        o.make_products(alone=height >= o.N)
         for rows in ranges(o.N, height):
             self.row_of_tiles(link, rows, E, in_one_walk=True)
         self._finish_all_candidates()
@@ -156,12 +156,10 @@ class Loop:
 
         In one walk the sums of columns, and those of the columns' gradients, grow by the chunk's part.
         """
-        o, n = self.operands, rows.stop - rows.start
+        o = self.operands
         link.begin(rows)
         sums, parts = self.scores.tile_row_sums(rows)
-        product = None
-        if o.needs.queries or o.needs.scale:
-            product = o.p.queries.new_empty(n, o.D, dtype=torch.float32)
+        product = o.product_of_queries(rows, alone=E.shape[1] >= o.width)
         for block, part in zip(o.blocks, parts, strict=True):
             for columns, tile, cells in self._tiles_of(block, rows, E):
                 begin, end = (column_tiles(at, self.scores.config) for at in (columns.start, columns.stop))
@@ -211,14 +209,13 @@ class Loop:
         yield sums
         self.column_sums[tile.first_column : tile.first_column + columns].add_(sums.sum(0))
 
-    def _times_columns(self, E: Tensor) -> Tensor | None:
-        """E G over all blocks, float32, if anything needs it."""
+    def _times_columns(self, rows: slice, E: Tensor) -> Tensor | None:
+        """E G over all blocks, if anything needs it."""
         o = self.operands
-        if not (o.needs.queries or o.needs.scale):
-            return None
-        product = o.p.queries.new_empty(E.shape[0], o.D, dtype=torch.float32)
-        for block in o.blocks:
-            multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
+        product = o.product_of_queries(rows, alone=True)
+        if product is not None:
+            for block in o.blocks:
+                multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
         return product
 
     def finish_queries(self, rows: slice, product: Tensor | None, weighted: Tensor | None) -> None:
@@ -240,13 +237,11 @@ class Loop:
     def finish_candidates(self, block: Block, columns: slice, product: Tensor | None) -> None:
         if block.gradient is None or product is None:
             return
-        o, by_column = self.operands, None
-        if block.first == 0:
-            starts, targets, target_rows = self.scores.targets_by_column
-            by_column = starts[columns.start :], targets, target_rows
+        o = self.operands
         candidate_gradient_epilogue(
             *(o.p.queries, o.scale, product, o.weight_norm, o.prob_scale, block.gradient[columns]),
-            by_column=by_column,
+            by_column=self.scores.targets_by_column if block.first == 0 else None,
+            first_column=columns.start,
             coefficients=self.scores.cells.coefficients,
             candidates=block.matrix[columns] if o.p.normalize else None,
             inverse_norms=self.scores.norms.of_pair(block, columns),

@@ -80,25 +80,40 @@ class Operands:
         if self.equal_weight is None:
             norm = self.weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
         else:
-            norm = self.weights.new_full((), self.equal_weight)
+            norm = self.weights[0]
         if self.p.queries.dtype is torch.float16 and self.p.link == "softmax":
-            norm *= _largest_mass(self.p).clamp(min=1)
+            norm = norm * _largest_mass(self.p).clamp(min=1)
         return norm
 
     @property
     def differentiates(self) -> bool:
         return any(self.needs)
 
-    def make_products(self) -> None:
-        """Allocates the float32 sums over chunks of rows; a float32 gradient is its own sum."""
+    def product_of(self, gradient: Tensor, *, alone: bool) -> Tensor:
+        """Where a gradient's product is stored, float32 or in the gradient's own memory.
+
+        A product that is `alone`, to which no other is added, is rounded to bfloat16: it lacks the exact
+        cells, so that little of the gradient is rounded twice. float16 has too little range for E's sums, and
+        what is subtracted from gradients of cosines must not be rounded before.
+        """
+        rounded = alone and gradient.dtype is torch.bfloat16 and not self.p.normalize
+        if gradient.dtype is torch.float32 or rounded:
+            return gradient
+        return gradient.new_empty(gradient.shape, dtype=torch.float32)
+
+    def make_products(self, *, alone: bool = False) -> None:
+        """Makes room for the sums over chunks of rows; there is one chunk if they are `alone`."""
         for block in self.blocks:
             if block.gradient is not None:
-                in_place = block.gradient.dtype is torch.float32
-                block.product = (
-                    block.gradient
-                    if in_place
-                    else block.gradient.new_empty(block.gradient.shape, dtype=torch.float32)
-                )
+                block.product = self.product_of(block.gradient, alone=alone)
+
+    def product_of_queries(self, rows: slice, *, alone: bool) -> Tensor | None:
+        """Where the product of some rows of E and all columns is stored, if anything needs it."""
+        if self.query_gradient is not None:
+            return self.product_of(self.query_gradient[rows], alone=alone and len(self.blocks) == 1)
+        if self.needs.scale:
+            return self.p.queries.new_empty(rows.stop - rows.start, self.D, dtype=torch.float32)
+        return None
 
     @functools.cached_property
     def room(self) -> int:
@@ -161,7 +176,9 @@ def weighted_sum(loss: Tensor, row_weight: float) -> Tensor:
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     """out (+)= a b, accumulated in float32."""
-    if a.is_cuda and a.dtype is not torch.float32:
+    if out.dtype is a.dtype:
+        out.addmm_(a, b, beta=int(add))
+    elif a.is_cuda:
         torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
     else:
         out.addmm_(a.float(), b.float(), beta=int(add))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.triton.operands import TARGETS_WANTED, Block, Operands
-from fastqt.kernels.cells import ExactCells, RowNegatives, RowState
+from fastqt.kernels.cells import ByColumn, ExactCells, RowNegatives, RowState
 from fastqt.kernels.norms import inverse_norms
 from fastqt.kernels.row_shifts import choose_row_shifts
 from fastqt.kernels.scores import Tile, column_tiles
@@ -80,8 +80,9 @@ class Scores:
             *(self.operands.p, self.operands.scale, self.groups, self.cells, self.state, sampled),
             self.norms.of_pair(self.operands.blocks[0]),
         )
-        # Nobody has looked at the targets on a GPU yet; those of pairs are the library's own.
-        if self.operands.p.queries.is_cuda and not self.pairs:
+        # Nobody has looked at the targets on a GPU yet. Those of a band are the library's own.
+        p = self.operands.p
+        if p.queries.is_cuda and (p.targets.offsets is None or p.mask is not None):
             torch._assert_async(self.cells.sound.all(), TARGETS_WANTED)
 
     def set_factors(self, factor: Tensor) -> None:
@@ -118,20 +119,14 @@ class Scores:
         return sums, sums.split(sizes)
 
     @functools.cached_property
-    def targets_by_column(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each candidate's targets begin, their places in the order of rows, and each place's row."""
+    def targets_by_column(self) -> ByColumn:
+        """Where the kernels find each candidate's targets: a band's by its offsets, others in lists."""
         cells, M = self.cells, self.operands.M
-        if self.pairs:  # Each column's only target is in its own row.
-            return cells.starts, cells.columns, cells.columns
-        offsets = self.operands.p.targets.offsets
-        if offsets is not None:  # Place i K + k is in column i + offsets[k].
-            K = len(offsets)
-            starts = torch.arange(0, M * K + 1, K, device=cells.columns.device)
-            places = [starts[:-1] + (k - K * offset) for k, offset in enumerate(offsets)]
-            return starts, torch.stack(places, 1), cells.rows
+        if self.operands.p.targets.offsets is not None:
+            return ByColumn(offsets=self.operands.p.targets.offsets)
         columns, order = cells.columns.sort(stable=True)
         starts = torch.searchsorted(columns, torch.arange(M + 1, device=columns.device))
-        return starts, order, cells.rows
+        return ByColumn(starts, order, cells.rows)
 
 
 def _exact_cells(operands: Operands, norms: Norms) -> ExactCells:

@@ -19,6 +19,7 @@ from fastqt.kernels.repair import repair_rows
 from fastqt.kernels.row_products import multiply_overflowed_rows
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores
+from fastqt.kernels.tuning import sample_config
 
 SAMPLE = 256  # candidates whose scores help to choose the shifts
 
@@ -128,13 +129,14 @@ class Softmax:
 
 
 def _sampled_maxima(scores: Scores) -> Tensor | None:
-    """Each row's maximum over a sample of candidates, (N,) to base 2; None where these are few."""
+    """Each row's maxima over tiles of a sample, (tiles, N) to base 2; None where candidates are few."""
     o, p = scores.operands, scores.operands.p
     if o.M <= 4 * SAMPLE:
         return None
     every = slice(None, SAMPLE * (o.M // SAMPLE), o.M // SAMPLE)
     bias = None if p.bias is None else p.bias[every].contiguous()
-    maxima = p.queries.new_empty(column_tiles(SAMPLE, scores.config), o.N, dtype=torch.float32)
+    config = sample_config(scores.config)
+    maxima = p.queries.new_empty(column_tiles(SAMPLE, config), o.N, dtype=torch.float32)
     of_queries, of_sample = scores.norms.of_pair(o.blocks[0], every)
     tile = Tile(
         *(0, o.N, p.candidates[every]),
@@ -142,5 +144,5 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
         query_inverse_norms=of_queries,
         candidate_inverse_norms=None if of_sample is None else of_sample.contiguous(),
     )
-    max_scores(tile, p.queries, o.scale, maxima, scores.config)
-    return maxima.amax(0)
+    max_scores(tile, p.queries, o.scale, maxima, config)
+    return maxima

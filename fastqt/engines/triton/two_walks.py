@@ -11,7 +11,6 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from fastqt.engines.triton import operands
@@ -115,7 +114,7 @@ def _sum_columns(loop: Loop, block: Block, columns: slice, E: Tensor) -> None:
     o, queries, n = loop.operands, loop.operands.p.queries, columns.stop - columns.start
     product = None
     if block.gradient is not None:
-        product = queries.new_empty(n, o.D, dtype=torch.float32)
+        product = o.product_of(block.gradient[columns], alone=len(E) >= o.N)
     for rows in ranges(o.N, len(E)):
         cells = E[: rows.stop - rows.start, :n]
         tile = loop.scores.tile(block, rows, columns)
