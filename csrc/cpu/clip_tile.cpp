@@ -49,7 +49,8 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
     // A row of the stripe. `add_rows` has left the factors in the scores, unless those are rounded.
     const auto scores = [&](int64_t i, int64_t first, int64_t width) {
       T* const row = computed.read(tile.scores + i * tile.row_stride + first, width);
-      if (kRounds<S> && tile.row_factors != nullptr) row_scale(row, tile.column_factors + first, width, tile.row_factors[i]);
+      if (kRounds<S> && tile.row_factors != nullptr)
+        row_scale(row, tile.column_factors + first, width, tile.row_factors[i]);
       return row;
     };
     for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns); first += kStripe) {

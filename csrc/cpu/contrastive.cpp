@@ -189,7 +189,8 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
       losses.softmax_with_gradients(tile_rows, row_weights.data(), sums);
     }
   });
-  const Tensor total = scalar_loss(p.queries.scalar_type(), row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0));
+  const double loss = row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0);
+  const Tensor total = scalar_loss(p.queries.scalar_type(), loss);
   return {total, present(gradients), status, row, column};
 }
 

@@ -295,8 +295,8 @@ void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* 
 }
 
 template <class S>
-void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, double* loss,
-                           Report& report) {
+void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
+                           double* loss, Report& report) {
   visit_rows(cells, tile, report, true, [&](Row<S>& row, int64_t r) {
     loss[r] += row.differentiate_sigmoid(row_weights[r]);
   });

@@ -134,7 +134,7 @@ void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* 
 
 // The gradient of sum_i row_weights_i loss_i.
 template <class S>
-void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, double* loss,
-                           Report& report);
+void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
+                           double* loss, Report& report);
 
 }  // namespace fastqt

@@ -11,46 +11,18 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/blocks.h"
 #include "cpu/dtypes.h"
 #include "cpu/matrix.h"
 #include "cpu/norms.h"
 #include "cpu/parallel.h"
+#include "cpu/products.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
 
 namespace fastqt {
 
-struct Embeddings {
-  const Tensor& queries;
-  const Tensor& candidates;
-  const std::optional<Tensor>& negatives;
-  const std::optional<Tensor>& row_negatives;
-};
-
-// The tensors that the gradients are written to; one that is not needed has no tensor.
-struct Gradients {
-  std::optional<Tensor> queries;
-  std::optional<Tensor> candidates;
-  std::optional<Tensor> negatives;
-  std::optional<Tensor> row_negatives;
-  std::optional<Tensor> scale;
-  std::optional<Tensor> bias;
-};
-
-// Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,
-// in which each row has an embedding of its own.
-template <class S>
-struct Block {
-  Tensor embeddings;
-  std::optional<Tensor> gradient;
-  Range columns;
-  bool is_row_negatives;
-  std::optional<UnitRows<S>> unit;  // the embeddings again, where they count at norm 1
-  std::optional<Tensor> sum;        // of rounded products, in float32: the gradient without the factor s
-};
-
-// Embeddings of S. Products of bfloat16 matrices come out rounded to bfloat16. Where several are added up to a gradient,
-// they are in float32, and the sum is rounded at the end.
+// Embeddings of S.
 template <class S>
 class Walk {
  public:
@@ -158,7 +130,7 @@ class Walk {
   // Finishes the gradients once all tiles have been visited.
   void finish() const {
     for (const Block<S>& block : blocks_)
-      if (block.sum) write_sum(*block.gradient, {0, block.columns.size()}, *block.sum);
+      if (block.sum) write_sum<S>(*block.gradient, {0, block.columns.size()}, *block.sum, scale_);
     if (!unit_queries_) return;
     if (gradients_.queries) unit_queries_->finish_gradient(*gradients_.queries);
     for (const Block<S>& block : blocks_)
@@ -282,9 +254,9 @@ class Walk {
 
   void add_to_columns(const Part& p) const {
     if (!p.block->is_row_negatives) {
-      const bool add = columns_have_gradient();
-      if (p.block->sum) return add_product(part(*p.block->sum, 0, p.columns), transposed(p.scores), tile_queries_, add, 1);
-      return multiply(part(*p.block->gradient, 0, p.columns), transposed(p.scores), tile_queries_, add, scale_);
+      const Tensor to = part(p.block->sum ? *p.block->sum : *p.block->gradient, 0, p.columns);
+      const double factor = p.block->sum ? 1 : scale_;
+      return add_product<S>(to, transposed(p.scores), tile_queries_, columns_have_gradient(), factor, product_);
     }
     const RowsOf<S> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
@@ -320,7 +292,7 @@ class Walk {
     bool add = rows_have_gradient();
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
-        add_product(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor);
+        add_product<S>(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor, product_);
       } else {
         const RowsOf<S> dS(p.scores), g(p.block->embeddings);
         const RowsOf<T> to(out);
@@ -331,18 +303,6 @@ class Walk {
       }
       add = true;
     }
-  }
-
-  // Adds factor * a b to `out`, or writes it there. Only a sum in float32 can be added to.
-  void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, double factor) const {
-    if (!kRounds<S> || out.scalar_type() == ScalarType::BFloat16) return multiply(out, a, b, add, factor);
-    const Tensor product = part(product_, 0, {0, out.size(0)});
-    multiply(product, a, b, 0, factor);
-    const RowsOf<S> from(product);
-    const RowsOf<T> to(out);
-    in_parallel(out.size(0), to.width, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) row_multiple(to[i], from[i], to.width, 1, add);
-    });
   }
 
   // Writes what is kept of these rows, dS G without its factor, to the gradients. That of the scale is <F, dS G>.
@@ -357,19 +317,7 @@ class Walk {
       double& total = *gradients_.scale->template mutable_data_ptr<double>();
       total = std::accumulate(dots.begin(), dots.end(), columns_have_gradient() ? total : 0.0);
     }
-    if (gradients_.queries) write_sum(*gradients_.queries, rows_, *queries_sum_);
-  }
-
-  // Writes the first rows of a sum, times the factor, to rows of a gradient.
-  void write_sum(const Tensor& gradient, Range rows, const Tensor& sum) const {
-    const RowsOf<S> to(gradient);
-    const RowsOf<T> from(sum);
-    in_parallel(rows.size(), to.width, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if constexpr (kRounds<S>) row_round(to[rows.begin + i], from[i], to.width, static_cast<T>(scale_));
-        else row_multiple(to[rows.begin + i], from[i], to.width, static_cast<T>(scale_), false);
-      }
-    });
+    if (gradients_.queries) write_sum<S>(*gradients_.queries, rows_, *queries_sum_, scale_);
   }
 
   const double scale_;
