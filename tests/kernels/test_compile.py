@@ -33,7 +33,7 @@ TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 CHOICES = {
     "ROW_NEGATIVE": {0, 1, 2},
     "DIAGONAL": {0, 1, 2},
-    "SAMPLE_TILES": {0, 2},
+    "SAMPLE_TILES": {2},
     "EVEN_M": {0, 1},
     "EVEN_D": {0, 1},
     "EPILOGUE": {"ROW_MAX", "EXP", "SIGMOID", "EXP_ROWS_AND_COLUMNS"},
