@@ -82,6 +82,9 @@ def row_products_kernel(
             scale_log2 = (scale_log2 * tl.load(query_inverse_norms + row, mask=mask_n, other=0.0))[:, None]
         row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
         targets = target_starts, target_columns, lowest_targets, highest_targets
+        bounds = None
+        if targets[0] is not None:
+            bounds = load_target_bounds(targets, row, mask_n)
         d = tl.program_id(0) % blocks_d * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
         at = product + tl.cast(start_n, tl.int64) * D + offs_n[:, None] * D + d[None, :]
         cells = written[:, None] & (d < D)[None, :]
@@ -118,9 +121,6 @@ def row_products_kernel(
             x = exclude_groups_and_mask(
                 x, corner, (offs_n, offs_m), indices, (mask_n, mask_m), groups, cell_mask
             )
-            bounds = None
-            if targets[0] is not None:  # not before: they would take registers of the products
-                bounds = load_target_bounds(targets, row, mask_n)
             x = exclude_exact_cells(x, corner, indices, mask_n, targets, bounds, EXCLUDE_DIAGONAL)
             g_rows = candidates + tl.cast(start_m, tl.int64) * stride_cm + offs_m[:, None] * stride_cm
             inside = mask_m[:, None] & (d < D)[None, :]

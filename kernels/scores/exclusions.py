@@ -92,20 +92,20 @@ def exclude_exact_cells(
     first_turn, turns = 0, 0
     if target_starts is not None:
         lowest, highest = bounds
+        count = row * 0
+        first = count.to(tl.int64)
         if tl.max(((lowest < left + BLOCK_M) & (highest >= left)).to(tl.int32), 0) > 0:
             first = tl.load(target_starts + row, mask=mask_n, other=0)
-            end = tl.load(target_starts + row + 1, mask=mask_n, other=0)
-            turns = tl.max((end - first).to(tl.int32), 0)
+            count = (tl.load(target_starts + row + 1, mask=mask_n, other=0) - first).to(tl.int32)
+            turns = tl.max(count, 0)
     if EXCLUDE_DIAGONAL:
         ahead = first_n - left
         first_turn = tl.where((ahead < BLOCK_M) & (ahead > -BLOCK_N), -1, 0)
     for turn in tl.range(first_turn, turns, num_stages=1):
         at = row
         if target_starts is not None:
-            # They are loaded again, because no other tile has to hold them.
-            place = tl.load(target_starts + row, mask=mask_n, other=0) + turn
-            known = (turn >= 0) & (place < tl.load(target_starts + row + 1, mask=mask_n, other=0))
-            target = tl.load(target_columns + place, mask=known, other=-1).to(tl.int32)
+            known = (turn >= 0) & (turn < count)
+            target = tl.load(target_columns + first + turn, mask=known, other=-1).to(tl.int32)
             at = tl.where(turn < 0, row, target)
         if tl.max(((at >= left) & (at < left + BLOCK_M)).to(tl.int32), 0) > 0:
             x = tl.where(at[:, None] == column[None, :], float("-inf"), x)
