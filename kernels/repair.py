@@ -31,7 +31,7 @@ from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
     exclude_groups_and_mask,
-    load_target_bounds,
+    load_row_targets,
 )
 from fastqt.kernels.scores.launch import Tile, column_tiles, elements_at_once, row_tiles
 from fastqt.kernels.scores.mainloop import score_tile
@@ -50,7 +50,8 @@ def exponentials_of_block(
     rows,  # the chunk's first row among all; the program's first in the chunk, the offsets, which are written
     split,  # the program's number among those of its rows, and how many these are
     bias,
-    targets,  # target_starts, target_columns, lowest_targets and highest_targets, or None
+    row_targets,  # what load_row_targets returns, or None
+    target_columns,
     groups,
     cell_mask,
     norms,  # the inverse norms of all rows and of the block's columns, or None
@@ -71,9 +72,6 @@ def exponentials_of_block(
     tile_maxima, tile_row_sums = of_tiles
     mask_n = offs_n < N - start_n
     row = first_n + start_n + offs_n
-    bounds = None
-    if targets[0] is not None:
-        bounds = load_target_bounds(targets, row, mask_n)
     if norms[0] is not None:
         scale_log2 = (scale_log2 * tl.load(norms[0] + row, mask=mask_n, other=0.0))[:, None]
     for block_m in tl.range(number, tl.cdiv(M, BLOCK_M), splits, disable_licm=True):
@@ -103,7 +101,7 @@ def exponentials_of_block(
         x = tl.where(mask_m[None, :], x, LEAST)
         corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)
         x = exclude_groups_and_mask(x, corner, (offs_n, offs_m), indices, (mask_n, mask_m), groups, cell_mask)
-        x = exclude_exact_cells(x, corner, indices, mask_n, targets, bounds, EXCLUDE_DIAGONAL)
+        x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
 
         highest = tl.ceil(tl.max(x, 1))
         less = scores_log2(scores, scale_log2, highest, mask_n, EXP)
@@ -239,9 +237,10 @@ def repair_rows_kernel(
         tl.assume(D > 0)
         stride_qn *= UNIT
         scale_log2 = tl.load(scale) * LOG2_E
-        targets = None, None, None, None
+        row_targets = None
         if LISTED:
             targets = target_starts, target_columns, lowest_targets, highest_targets
+            row_targets = load_row_targets(targets, row, offs_n < N - start_n)
         blocks = tl.cdiv(M, BLOCK_M)
         rows, split = (first_n, start_n, offs_n, flagged), (number, splits)
         exponentials_of_block(
@@ -253,7 +252,8 @@ def repair_rows_kernel(
             rows,
             split,
             bias,
-            targets,
+            row_targets,
+            target_columns if LISTED else None,
             (query_groups, candidate_groups),
             (mask, stride_mask_n, stride_mask_m),
             (query_inverse_norms, candidate_inverse_norms),
@@ -278,7 +278,8 @@ def repair_rows_kernel(
                 rows,
                 split,
                 None,
-                (None, None, None, None),
+                None,
+                None,
                 (None, None),
                 (None, 0, 0),
                 (query_inverse_norms, negative_inverse_norms),

@@ -18,7 +18,7 @@ from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
     exclude_groups_and_mask,
-    load_target_bounds,
+    load_row_targets,
 )
 from fastqt.kernels.scores.launch import Tile, elements_at_once
 from fastqt.kernels.scores.mainloop import score_tile
@@ -81,10 +81,10 @@ def row_products_kernel(
         if query_inverse_norms is not None:
             scale_log2 = (scale_log2 * tl.load(query_inverse_norms + row, mask=mask_n, other=0.0))[:, None]
         row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
-        targets = target_starts, target_columns, lowest_targets, highest_targets
-        bounds = None
-        if targets[0] is not None:
-            bounds = load_target_bounds(targets, row, mask_n)
+        row_targets = None
+        if target_starts is not None:
+            targets = target_starts, target_columns, lowest_targets, highest_targets
+            row_targets = load_row_targets(targets, row, mask_n)
         d = tl.program_id(0) % blocks_d * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
         at = product + tl.cast(start_n, tl.int64) * D + offs_n[:, None] * D + d[None, :]
         cells = written[:, None] & (d < D)[None, :]
@@ -121,7 +121,7 @@ def row_products_kernel(
             x = exclude_groups_and_mask(
                 x, corner, (offs_n, offs_m), indices, (mask_n, mask_m), groups, cell_mask
             )
-            x = exclude_exact_cells(x, corner, indices, mask_n, targets, bounds, EXCLUDE_DIAGONAL)
+            x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
             g_rows = candidates + tl.cast(start_m, tl.int64) * stride_cm + offs_m[:, None] * stride_cm
             inside = mask_m[:, None] & (d < D)[None, :]
             g = tl.load(g_rows + d[None, :] * stride_cd, mask=inside, other=0.0)

@@ -28,15 +28,18 @@ def add_bias(
 
 
 @triton.jit
-def load_target_bounds(
+def load_row_targets(
     targets,  # target_starts, target_columns, lowest_targets and highest_targets of the kernel
     row,  # (BLOCK_N,)
     mask_n,
 ):
-    """The lowest and the highest target of each row."""
-    _, _, lowest_targets, highest_targets = targets
+    """For each row its lowest and highest target, the place of its first, and how many it has."""
+    target_starts, _, lowest_targets, highest_targets = targets
     lowest = tl.load(lowest_targets + row, mask=mask_n, other=NOWHERE)
-    return lowest, tl.load(highest_targets + row, mask=mask_n, other=-1)
+    highest = tl.load(highest_targets + row, mask=mask_n, other=-1)
+    first = tl.load(target_starts + row, mask=mask_n, other=0)
+    count = (tl.load(target_starts + row + 1, mask=mask_n, other=0) - first).to(tl.int32)
+    return lowest, highest, first, count
 
 
 @triton.jit
@@ -77,33 +80,30 @@ def exclude_exact_cells(
     x,  # (BLOCK_N, BLOCK_M)
     corner,
     indices,
-    mask_n,
-    targets,  # as load_target_bounds takes them, and what it returns; None of all without targets
-    bounds,
+    row_targets,  # what load_row_targets returns, or None
+    target_columns,  # (targets,) int64, or None
     EXCLUDE_DIAGONAL: tl.constexpr,
 ):
-    """Removes targets, and the diagonal if EXCLUDE_DIAGONAL. Few tiles may have such cells."""
+    """Removes targets, and the diagonal if EXCLUDE_DIAGONAL.
+
+    Few tiles have such cells. In all others the loop below runs zero times.
+    """
     BLOCK_N: tl.constexpr = x.shape[0]
     BLOCK_M: tl.constexpr = x.shape[1]
     first_n, left = corner
     row, column = indices
-    target_starts, target_columns, _, _ = targets
     # Turn k removes the k-th target of every row, turn -1 the diagonal.
     first_turn, turns = 0, 0
-    if target_starts is not None:
-        lowest, highest = bounds
-        count = row * 0
-        first = count.to(tl.int64)
-        if tl.max(((lowest < left + BLOCK_M) & (highest >= left)).to(tl.int32), 0) > 0:
-            first = tl.load(target_starts + row, mask=mask_n, other=0)
-            count = (tl.load(target_starts + row + 1, mask=mask_n, other=0) - first).to(tl.int32)
-            turns = tl.max(count, 0)
+    if target_columns is not None:
+        lowest, highest, first, count = row_targets
+        in_tile = (lowest < left + BLOCK_M) & (highest >= left)
+        turns = tl.max(tl.where(in_tile, count, 0), 0)
     if EXCLUDE_DIAGONAL:
         ahead = first_n - left
         first_turn = tl.where((ahead < BLOCK_M) & (ahead > -BLOCK_N), -1, 0)
     for turn in tl.range(first_turn, turns, num_stages=1):
         at = row
-        if target_starts is not None:
+        if target_columns is not None:
             known = (turn >= 0) & (turn < count)
             target = tl.load(target_columns + first + turn, mask=known, other=-1).to(tl.int32)
             at = tl.where(turn < 0, row, target)

@@ -38,7 +38,7 @@ from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
     exclude_groups_and_mask,
-    load_target_bounds,
+    load_row_targets,
 )
 
 
@@ -160,7 +160,6 @@ def scores_kernel(
     stride_cm *= UNIT
     tiles = blocks_n * blocks_m
     scale_log2 = tl.load(scale) * LOG2_E
-    targets = target_starts, target_columns, lowest_targets, highest_targets
     # Values that the compiler moved out of this loop would take the registers of the products.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         block_n, block_m = grouped_blocks(tile, blocks_n, blocks_m, GROUP_N)
@@ -169,7 +168,7 @@ def scores_kernel(
         mask_n, mask_m = offs_n < N - start_n, offs_m < M - start_m
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
-        row_shift, row_factor, row_norm, bounds = None, None, None, None
+        row_shift, row_factor, row_norm, row_targets = None, None, None, None
         if row_shift_log2 is not None:
             # Beyond the end E is to be 0: the last row, which is read there, may need its shift.
             row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=float("inf"))
@@ -177,8 +176,9 @@ def scores_kernel(
             row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
         if query_inverse_norms is not None:
             row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
-        if targets[0] is not None:
-            bounds = load_target_bounds(targets, row, mask_n)
+        if target_starts is not None:
+            targets = target_starts, target_columns, lowest_targets, highest_targets
+            row_targets = load_row_targets(targets, row, mask_n)
 
         offsets = offs_n, offs_m
         scores = score_tile(
@@ -209,7 +209,7 @@ def scores_kernel(
         corner, indices = (first_n + start_n, first_m + start_m), (row, column)
         groups, cell_mask = (query_groups, candidate_groups), (mask, stride_mask_n, stride_mask_m)
         x = exclude_groups_and_mask(x, corner, offsets, indices, (mask_n, mask_m), groups, cell_mask)
-        x = exclude_exact_cells(x, corner, indices, mask_n, targets, bounds, EXCLUDE_DIAGONAL)
+        x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
 
         # The epilogue takes addresses: if it formed them, a sigmoid's would take up to 7 more registers.
         row_sums_at, column_sums_at = None, None

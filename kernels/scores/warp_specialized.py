@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastqt.kernels.cells import LOG2_E
 from fastqt.kernels.scores.epilogues import EXP, scores_log2
-from fastqt.kernels.scores.exclusions import exclude_exact_cells, load_target_bounds
+from fastqt.kernels.scores.exclusions import exclude_exact_cells, load_row_targets
 from fastqt.kernels.scores.mainloop import grouped_blocks
 
 # Triton 3.6 has the older names of both.
@@ -138,11 +138,11 @@ def make_exponentials(
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
         row_shift = gl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
-        row_factor, bounds = None, None
+        row_factor, row_targets = None, None
         if row_factors is not None:
             row_factor = gl.load(row_factors + row, mask=mask_n, other=0.0)
         if targets[0] is not None:
-            bounds = load_target_bounds(targets, row, mask_n)
+            row_targets = load_row_targets(targets, row, mask_n)
 
         if GROUP == 1:
             mbarrier.wait(led, lead_phase)
@@ -164,7 +164,7 @@ def make_exponentials(
         if M - start_m < BLOCK_M:
             x = gl.where((offs_m < M - start_m)[None, :], x, float("-inf"))
         corner = first_n + start_n, first_m + start_m
-        x = exclude_exact_cells(x, corner, (row, column), mask_n, targets, bounds, EXCLUDE_DIAGONAL)
+        x = exclude_exact_cells(x, corner, (row, column), row_targets, targets[1], EXCLUDE_DIAGONAL)
         at = tile_row_sums
         if tile_row_sums is not None:
             at = tile_row_sums + gl.cast(block_m, gl.int64) * N + start_n + offs_n
