@@ -81,17 +81,12 @@ def test_gradcheck(case, memory):
     assert torch.autograd.gradcheck(loss, leaves, fast_mode=True, nondet_tol=1e-12)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "one row", "sliced"])
+@pytest.mark.parametrize("layout", cosines.LAYOUTS)
 @pytest.mark.parametrize("name", ["queries", "candidates", "negatives", "row_negatives"])
 def test_layouts(name, layout):
     case = next(c for c in CASES if c.name == "all at once")
     inputs = cosines.inputs_of(case, torch.float64)
-    strided = {
-        "transposed": lambda x: x.T.contiguous().T,
-        "one row": lambda x: x[5:6].expand_as(x) if len(x) > 5 else x[:1].expand_as(x) + 1,
-        "sliced": lambda x: torch.stack([x, x], 2)[..., 0],
-    }[layout]
-    inputs[name] = strided(inputs[name].detach()).requires_grad_()
+    inputs[name] = cosines.LAYOUTS[layout](inputs[name].detach()).requires_grad_()
     exact = cosines.expected(case, inputs)
     loss = case.loss(inputs, normalize=True, backend="cpu")
     for key, gradient in zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True):

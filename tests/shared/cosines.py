@@ -25,6 +25,12 @@ LOG_SUM_EXP = [
     ),
 ]
 ALL = [*CASES, *LOG_SUM_EXP]
+# Other strides for a matrix of embeddings, of which every case has at least five rows.
+LAYOUTS = {
+    "transposed": lambda x: x.T.contiguous().T,
+    "one row": lambda x: x[4:5].expand_as(x),
+    "sliced": lambda x: torch.stack([x, x], 2)[..., 0],
+}
 
 
 def inputs_of(case: Case, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:

@@ -152,17 +152,12 @@ def test_norms_near_the_ends_of_the_range(long, short, memory, dtype):
     assert_oracles(case, inputs, memory)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "one row", "sliced"])
+@pytest.mark.parametrize("layout", cosines.LAYOUTS)
 @pytest.mark.parametrize("name", ["queries", "candidates", "negatives", "row_negatives"])
 def test_layouts(name, layout):
     case = next(c for c in CASES if c.name == "all at once")
     inputs = cosines.inputs_of(case, torch.float32)
-    strided = {
-        "transposed": lambda x: x.T.contiguous().T,
-        "one row": lambda x: x[4:5].expand_as(x),
-        "sliced": lambda x: torch.stack([x, x], 2)[..., 0],
-    }[layout]
-    inputs[name] = strided(inputs[name].detach()).requires_grad_()
+    inputs[name] = cosines.LAYOUTS[layout](inputs[name].detach()).requires_grad_()
     assert_oracles(case, inputs, "fast")
 
 
