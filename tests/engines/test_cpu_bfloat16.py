@@ -3,6 +3,8 @@
 The products are torch's on every CPU; without instructions for them they are only slower.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,6 +125,23 @@ def test_a_converged_loss_keeps_its_digits():
     assert expected < 0.02
     assert abs(loss - expected) < 4 * ROUNDING * expected
     assert abs(fastqt.clip_loss(*given, scale=scale) - expected) < 0.1 * expected
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("loss", ["pairs", "clip", "sigmoid"])
+def test_scores_of_targets_are_not_rounded(loss, normalize, memory, monkeypatch):
+    """All other scores are 0, which bfloat16 holds; 3.3 it does not."""
+    monkeypatch.setattr(schedule, "LOW_BYTES", 1)
+    N, scale = 48, 3.3
+    rows = torch.eye(N, dtype=torch.bfloat16) * (3 if normalize else 1)
+    function, options, _ = LOSSES[loss]
+    options = {**options, "scale": scale, "normalize": normalize, "memory": memory}
+    found = function(rows, rows, **(options | ({"bias": 0.0} if loss == "sigmoid" else {})), reduction="none")
+    expected = math.log1p((N - 1) * math.exp(-scale))
+    if loss == "sigmoid":
+        expected = math.log1p(math.exp(-scale)) + (N - 1) * math.log(2)
+    assert (found - expected).abs().max() < 2e-6 * expected
 
 
 @pytest.mark.parametrize("normalize", [True, False])
