@@ -1,0 +1,176 @@
+"""Simulates the ranks of a loss over many GPUs: every message, every product, and who waits for whom.
+
+A rank computes one block at a time, a link carries one message at a time in each direction, and a message
+leaves once its data is there, its link is free and the receiver has room. The time of each event follows from
+those of the events that it waits for. The events of one kind and step are computed for all ranks at once: an
+array (nodes, GPUs of a node) holds a time for each rank.
+
+A ring inside a node goes over NVLink. Between nodes GPU g of a node sends to GPU g of the next one, over a NIC
+of its own (a rail): a block crosses from node to node on its rail, and then visits the node's GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.predict.scaling_formulas import FLOPS, Method, Network, Trip
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How the ranks differ.
+
+    Args:
+        spread: standard deviation of the logarithm of a rank's pace, the same in all of its blocks.
+        jitter: standard deviation of a block's time in times its mean, drawn anew for each block.
+        slowest: times as long as the others that the products of one rank take.
+        late: seconds by which one rank begins after the others.
+    """
+
+    spread: float = 0.0
+    jitter: float = 0.0
+    slowest: float = 1.0
+    late: float = 0.0
+
+
+NO_NOISE = Noise()
+
+
+class Ranks:
+    """The ranks of a simulation, and what their products and messages take."""
+
+    def __init__(self, ranks: int, n: int, D: int, network: Network, noise: Noise, seed: int) -> None:
+        self.gpus = min(ranks, network.node)
+        self.nodes, self.rest = divmod(ranks, self.gpus)
+        if self.rest:
+            raise ValueError(f"ranks: want whole nodes of {network.node}, got {ranks}")
+        self.network, self.noise, self.cell = network, noise, n * D
+        self.block = float(n) * n * D / FLOPS  # seconds of one operation a cell of a block
+        self.random = np.random.default_rng(seed)
+        self.slowness = np.exp(noise.spread * self.random.standard_normal(self.shape))
+        self.slowness[self.nodes // 2, 0] *= noise.slowest
+        self.began = np.zeros(self.shape)
+        self.began[self.nodes // 2, 0] += noise.late
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.nodes, self.gpus
+
+    def compute(self, operations: float, blocks: int = 1) -> Times:
+        """Seconds of the products of some blocks, on each rank."""
+        spent = operations * self.block * blocks * self.slowness
+        if self.noise.jitter:
+            shape = blocks / self.noise.jitter**2  # the sum of independent gammas is one
+            spent = spent * self.random.gamma(shape, 1 / shape, self.shape)
+        return spent
+
+    def over_nvlink(self, size: float) -> float:
+        return self.network.nvlink_latency + size * self.cell / self.network.nvlink
+
+    def over_rail(self, size: float) -> float:
+        return self.network.network_latency + size * self.cell * self.network.node / self.network.rails
+
+
+def from_gpu(times: Times) -> Times:
+    """What the GPU before, in the ring of its node, has sent."""
+    return np.roll(times, 1, axis=1)
+
+
+def to_gpu(times: Times) -> Times:
+    return np.roll(times, -1, axis=1)
+
+
+def from_node(times: Times) -> Times:
+    return np.roll(times, 1, axis=0)
+
+
+def to_node(times: Times) -> Times:
+    return np.roll(times, -1, axis=0)
+
+
+def latest(*times: Times) -> Times:
+    return np.maximum.reduce(times)
+
+
+def ring_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
+    """When each rank has computed all blocks and has got its own block's gradient back.
+
+    A rank keeps the block that it computes and the next one of its node's ring, and of its rail the block
+    that the node visits and the next one. Gradients are added up along the way that the blocks take.
+    """
+    computed, nvlink_free, nic_free = began, began, began
+    rail_block, rail_gradient, previous_node_done = began, began, began
+    for step in range(ranks.nodes):
+        block = rail_block
+        if step + 1 < ranks.nodes:
+            # The rail's next block comes while the node computes this one.
+            sent = latest(rail_block, nic_free, to_node(previous_node_done)) + ranks.over_rail(trip.received)
+            rail_block, nic_free = from_node(sent), sent
+        gradient = computed
+        for hop in range(ranks.gpus):
+            here = block
+            if hop + 1 < ranks.gpus:
+                sent = latest(here, nvlink_free, to_gpu(computed)) + ranks.over_nvlink(trip.received)
+                block, nvlink_free = from_gpu(sent), sent
+            computed = latest(here, computed) + ranks.compute(trip.operations)
+            if trip.returned and ranks.gpus > 1:
+                added = computed if hop == 0 else latest(computed, gradient)
+                sent = latest(added, nvlink_free) + ranks.over_nvlink(trip.returned)
+                gradient, nvlink_free = from_gpu(sent), sent
+        previous_node_done = computed
+        if trip.returned and ranks.nodes > 1:
+            sent = latest(gradient, rail_gradient, nic_free) + ranks.over_rail(trip.returned)
+            rail_gradient, nic_free = from_node(sent), sent
+    if not trip.returned:
+        return computed
+    return latest(computed, rail_gradient if ranks.nodes > 1 else gradient)
+
+
+def gather(ranks: Ranks, size: float, began: Times) -> Times:
+    """When each rank has the blocks of all."""
+    return ring_trip(ranks, Trip(0, size), began)
+
+
+def reduce_scatter(ranks: Ranks, size: float, began: Times) -> Times:
+    """When each rank has the sum of all ranks' gradients of its block: first in the nodes, then along rails."""
+    nvlink_free, nic_free, rail_sum, node_sum = began, began, began, began
+    for step in range(ranks.nodes):
+        node_sum = began
+        for _ in range(ranks.gpus - 1):
+            sent = latest(node_sum, began, nvlink_free) + ranks.over_nvlink(size)
+            node_sum, nvlink_free = from_gpu(sent), sent
+        if step + 1 < ranks.nodes:
+            sent = latest(node_sum, rail_sum, nic_free) + ranks.over_rail(size)
+            rail_sum, nic_free = from_node(sent), sent
+    return latest(began, node_sum, rail_sum)
+
+
+def simulated(
+    method: Method,
+    n: int,
+    ranks: int,
+    D: int,
+    network: Network,
+    noise: Noise = NO_NOISE,
+    seed: int = 0,
+) -> float:
+    """Seconds until the last rank has the loss and its gradients.
+
+    Raises:
+        ValueError: the ranks do not fill whole nodes.
+    """
+    world = Ranks(ranks, n, D, network, noise, seed)
+    times = world.began
+    for trip in method.trips:
+        if method.ring:
+            times = ring_trip(world, trip, times)
+        else:
+            times = gather(world, trip.received, times)
+            times = times + world.compute(trip.operations, ranks)
+            times = reduce_scatter(world, trip.returned, times)
+    return float(times.max())
