@@ -26,7 +26,7 @@ class Network:
     network_latency: float = 10e-6
 
     def bandwidth(self, ranks: int) -> float:
-        """At which a rank receives what all others send, by NVLink in a node and by all rails across nodes."""
+        """At which a rank receives what all others send: by NVLink in a node, by all rails across nodes."""
         return self.nvlink if ranks <= self.node else self.rails
 
     def link(self, ranks: int) -> float:
@@ -56,6 +56,7 @@ class Method:
     ring: bool = False
     pace: float = 1.0  # of its products, in times that of bfloat16
     flat: bool = False  # a ring of ranks in which one NIC carries all that crosses a node
+    scores: float = 0.0  # bytes that are kept of each score, in all
 
     @property
     def operations(self) -> float:
@@ -70,8 +71,8 @@ class Method:
 CLIP_GATHER = Method("fastqt, gather", (Trip(8, 2, 4),))
 CLIP_GATHER_BFLOAT16 = Method("fastqt, gather, gradients in bfloat16", (Trip(8, 2, 2),))
 CLIP_RING = Method("fastqt, ring", (Trip(2, 2), Trip(6, 2, 4)), ring=True)
-# Both sides are gathered, and scored once for the rows and once for the columns.
-OPEN_CLIP = Method("open_clip, local_loss with gather_with_grad", (Trip(12, 4, 4),))
+# Both sides are gathered, and scored once for the rows and once for the columns; autograd keeps the scores.
+OPEN_CLIP = Method("open_clip, local_loss with gather_with_grad", (Trip(12, 4, 4),), scores=4)
 # Each direction is a ring of its own. Its backward computes the scores once for dq and once more for dk.
 INF_CL = Method(
     "Inf-CL",
@@ -135,6 +136,11 @@ def loss_seconds(method: Method, n: float, ranks: int, D: float, network: Networ
 
 
 def memory(method: Method, n: float, ranks: int, D: float) -> float:
-    """Bytes for the candidates of other ranks and their gradients: all of them, or two shards."""
+    """Bytes of candidates and their gradients, all of them or two shards, and of scores that are kept.
+
+    Gradients are float32 where they are added up, whatever they return in.
+    """
     trip = method.trips[-1]
-    return (trip.received + (4 if trip.returned else 0)) * D * n * (2 if method.ring else ranks)
+    added_up = 4 if method.scores == 0 else trip.returned  # autograd adds nothing up before they return
+    rows = 2 * n if method.ring else n * ranks
+    return (trip.received + added_up) * D * rows + method.scores * n * n * ranks

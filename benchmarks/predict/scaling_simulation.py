@@ -5,8 +5,8 @@ leaves once its data is there, its link is free and the receiver has room. The t
 those of the events that it waits for. The events of one kind and step are computed for all ranks at once: an
 array (nodes, GPUs of a node) holds a time for each rank.
 
-A ring inside a node goes over NVLink. Between nodes GPU g of a node sends to GPU g of the next one, over a NIC
-of its own (a rail): a block crosses from node to node on its rail, and then visits the node's GPUs.
+A ring inside a node goes over NVLink. Between nodes GPU g of a node sends to GPU g of the next one, over a
+NIC of its own (a rail): a block crosses from node to node on its rail, and then visits the node's GPUs.
 """
 
 from __future__ import annotations
@@ -104,25 +104,27 @@ def ring_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
     that the node visits and the next one. Gradients are added up along the way that the blocks take.
     """
     computed, nvlink_free, nic_free = began, began, began
-    rail_block, rail_gradient, previous_node_done = began, began, began
+    rail_block, rail_gradient = began, began
+    rail_room = room = began  # when the block before the current one is computed and sent on
     for step in range(ranks.nodes):
-        block = rail_block
+        block, sent_on = rail_block, began
         if step + 1 < ranks.nodes:
             # The rail's next block comes while the node computes this one.
-            sent = latest(rail_block, nic_free, to_node(previous_node_done)) + ranks.over_rail(trip.received)
-            rail_block, nic_free = from_node(sent), sent
+            sent_on = latest(rail_block, nic_free, to_node(rail_room)) + ranks.over_rail(trip.received)
+            rail_block, nic_free = from_node(sent_on), sent_on
         gradient = computed
         for hop in range(ranks.gpus):
-            here = block
+            here, forwarded = block, began
             if hop + 1 < ranks.gpus:
-                sent = latest(here, nvlink_free, to_gpu(computed)) + ranks.over_nvlink(trip.received)
-                block, nvlink_free = from_gpu(sent), sent
+                forwarded = latest(here, nvlink_free, to_gpu(room)) + ranks.over_nvlink(trip.received)
+                block, nvlink_free = from_gpu(forwarded), forwarded
             computed = latest(here, computed) + ranks.compute(trip.operations)
+            room = latest(computed, forwarded)
             if trip.returned and ranks.gpus > 1:
                 added = computed if hop == 0 else latest(computed, gradient)
                 sent = latest(added, nvlink_free) + ranks.over_nvlink(trip.returned)
                 gradient, nvlink_free = from_gpu(sent), sent
-        previous_node_done = computed
+        rail_room = latest(computed, sent_on)
         if trip.returned and ranks.nodes > 1:
             sent = latest(gradient, rail_gradient, nic_free) + ranks.over_rail(trip.returned)
             rail_gradient, nic_free = from_node(sent), sent
@@ -137,7 +139,7 @@ def gather(ranks: Ranks, size: float, began: Times) -> Times:
 
 
 def reduce_scatter(ranks: Ranks, size: float, began: Times) -> Times:
-    """When each rank has the sum of all ranks' gradients of its block: first in the nodes, then along rails."""
+    """When each rank has the sum of its block's gradients: added up in the nodes, then along the rails."""
     nvlink_free, nic_free, rail_sum, node_sum = began, began, began, began
     for step in range(ranks.nodes):
         node_sum = began
