@@ -123,8 +123,16 @@ def measured() -> list[Found]:
         return json.loads(Path(folder, "found.json").read_text())
 
 
-def stored() -> Found:
+def stored_peers() -> Found:
     return json.loads(STORED.read_text())
+
+
+def conventions_machine(run: Found) -> str:
+    m = run["machine_info"]
+    return (
+        f"{run['processes']} processes of a thread each, N = {run['N']}, D = {run['D']}, {m['cpu']}, {m['system']}, "
+        f"Python {m['python_version']}, torch {m['torch_version']}, {m['date']}"
+    )
 
 
 def conventions_table(found: Iterable[Found]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.peers_distributed import compared, conventions_table, factor, measured, stored
+from benchmarks.peers_distributed import compared, conventions_table, factor, measured, stored_peers
 
 # float32 sums of 64 rows, in two orders; the factors that are told apart differ by 0.06 or more.
 SAME = 1e-3
@@ -19,9 +19,9 @@ def test_the_factor_that_fits_best_and_what_it_leaves():
 
 
 def test_a_convention_that_is_wrong_shows():
-    right = {name: torch.tensor([1.0, 2.0]) for name in ("encoder", "temperature", "bias")}
+    right = {"encoder": torch.tensor([1.0, 2.0]), "temperature": torch.tensor([3.0])}
     right |= {"loss": 0.5, "bias": torch.tensor([0.0])}
-    wrong = {**right, "encoder": torch.tensor([2.0, 1.0]), "temperature": 4 * right["temperature"]}
+    wrong = {**right, "encoder": torch.tensor([2.0, 1.0]), "temperature": torch.tensor([12.0])}
     found = compared(wrong, right)
     assert found["encoder"] == pytest.approx(0.8)
     assert found["residual"] > 0.5
@@ -31,7 +31,7 @@ def test_a_convention_that_is_wrong_shows():
 
 @pytest.fixture(scope="module")
 def by_name():
-    return {row["convention"]: row for row in stored()["found"]}
+    return {row["convention"]: row for row in stored_peers()["found"]}
 
 
 def test_stored_factors_of_conventions_are_those_of_their_formulas(by_name):
