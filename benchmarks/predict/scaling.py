@@ -20,12 +20,14 @@ from benchmarks.predict.roofline import Stored
 from benchmarks.predict.scaling_formulas import (
     CLIP,
     CLIP_GATHER,
+    CLIP_RAILS,
     CLIP_RING,
     FLOPS,
     INF_CL,
     OPEN_CLIP,
     ROWS,
     SOFTMAX_GATHER,
+    SOFTMAX_RAILS,
     SOFTMAX_RING,
     TF32,
     Method,
@@ -45,8 +47,8 @@ ROWS_A_RANK = 8192
 BATCH = 2**20  # rows that a growing number of ranks shares
 RANKS = tuple(2**k for k in range(3, 13))
 SHOWN = (8, 64, 512, 4096)
-SHARDS = (512, 2048, 8192)  # rows a rank, to compare the simulation with the formulas
-DRAWN = (CLIP_GATHER, CLIP_RING)  # by simulation too
+SHARDS = (512, 2048, 8192, 16384)  # rows a rank, to compare the simulation with the formulas
+DRAWN = (CLIP_GATHER, CLIP_RING, CLIP_RAILS)  # by simulation too
 NOISES = {
     "one rank takes 1.5 times as long": Noise(slowest=1.5),
     "the paces of ranks spread by 5 %": Noise(spread=0.05),
@@ -55,7 +57,8 @@ NOISES = {
 }
 PAIRS, GPUS = 12 * 2**20, 32  # of the largest batch that Inf-CL's authors trained with
 METHODS = {method.name: method for method in (*ROWS, *CLIP)}
-COMPARED = (SOFTMAX_GATHER, SOFTMAX_RING, CLIP_GATHER, CLIP_RING)
+COMPARED = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_RAILS)
+NOISY_ROWS = SHARDS[-1]  # so many that products hide all messages of the rings
 
 
 def significant(seconds: float) -> float:
@@ -85,7 +88,7 @@ def collect() -> Stored:
     drawn = [(m, n, P) for m in CLIP for P in RANKS for n in (ROWS_A_RANK, BATCH // P)]
     compared = [(m, n, P) for m in COMPARED for n in SHARDS for P in SHOWN]
     both = compared + [row for row in drawn if row[0] in DRAWN and row not in compared]
-    noisy = [(m, ROWS_A_RANK, P) for m in (SOFTMAX_GATHER, SOFTMAX_RING) for P in SHOWN[1:]]
+    noisy = [(m, NOISY_ROWS, P) for m in COMPARED for P in SHOWN[1::2]]
     return {
         "network": asdict(network),
         "flops": FLOPS,
@@ -122,6 +125,7 @@ def thresholds_table(found: Stored) -> str:
     network = Network(**found["network"])
     links = {"NVLink": network.nvlink, "8 rails": network.rails, "one NIC": network.nic}
     kinds = {
+        "a softmax ring's first trip": (2, 2),
         "softmax or sigmoid, gradients in bfloat16": (4, 6),
         "the same, gradients in float32": (6, 6),
         "CLIP, gradients in float32": (CLIP_GATHER.bytes, CLIP_GATHER.operations),
@@ -173,11 +177,11 @@ def agreement_table(found: Stored) -> str:
 
 
 def noise_table(found: Stored) -> str:
-    columns = [(m.name, P) for m in (SOFTMAX_GATHER, SOFTMAX_RING) for P in SHOWN[1:]]
+    columns = [(m.name, P) for m in COMPARED for P in SHOWN[1::2]]
     lines = []
     for name, rows in found["noisy"].items():
         ratios = [
-            seconds_of(rows, m, ROWS_A_RANK, P) / seconds_of(found["simulated"], m, ROWS_A_RANK, P)
+            seconds_of(rows, m, NOISY_ROWS, P) / seconds_of(found["simulated"], m, NOISY_ROWS, P)
             for m, P in columns
         ]
         lines.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
@@ -199,7 +203,7 @@ def plot(found: Stored, path: Path) -> None:
         f"{BATCH:,} rows in all",
         f"memory with {ROWS_A_RANK:,} rows a GPU",
     )
-    for number, m in enumerate((CLIP_GATHER, CLIP_RING, OPEN_CLIP, INF_CL)):
+    for number, m in enumerate((*DRAWN, OPEN_CLIP, INF_CL)):
         style = {"color": f"C{number}", "linewidth": 1.2}
         label = m.name.split(",")[0] if m in (OPEN_CLIP, INF_CL) else m.name
         for axes, shard in ((panels[0], lambda _: ROWS_A_RANK), (panels[1], lambda P: BATCH // P)):

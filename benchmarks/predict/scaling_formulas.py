@@ -29,10 +29,6 @@ class Network:
         """At which a rank receives what all others send: by NVLink in a node, by all rails across nodes."""
         return self.nvlink if ranks <= self.node else self.rails
 
-    def link(self, ranks: int) -> float:
-        """Of the last hop of a ring, which is one GPU's alone."""
-        return self.nvlink if ranks <= self.node else self.rails / self.node
-
 
 @dataclass(frozen=True)
 class Trip:
@@ -49,14 +45,23 @@ class Trip:
 
 @dataclass(frozen=True)
 class Method:
-    """A loss, and how its embeddings get to the ranks."""
+    """A loss, and how its embeddings get to the ranks.
+
+    Args:
+        name: of the loss and the way.
+        trips: past all candidates.
+        way: "gather": all candidates at once. Shard by shard instead: "direct": each rank sends its shard to
+            one rank after the other; "rails": on rings, of GPUs of equal index across nodes and of the GPUs
+            in a node; "flat": on one ring of all ranks.
+        pace: of its products, in times that of bfloat16.
+        scores: bytes that are kept of each score, in all.
+    """
 
     name: str
     trips: tuple[Trip, ...]
-    ring: bool = False
-    pace: float = 1.0  # of its products, in times that of bfloat16
-    flat: bool = False  # a ring of ranks in which one NIC carries all that crosses a node
-    scores: float = 0.0  # bytes that are kept of each score, in all
+    way: str = "gather"
+    pace: float = 1.0
+    scores: float = 0.0
 
     @property
     def operations(self) -> float:
@@ -68,24 +73,23 @@ class Method:
 
 
 # Embeddings arrive in bfloat16. Their gradients return in float32, or in bfloat16 where that is asked for.
+TWO_TRIPS, ONE_TRIP = (Trip(2, 2), Trip(6, 2, 2)), (Trip(6, 2, 2),)
+SOFTMAX_GATHER = Method("softmax, gather", ONE_TRIP)
+SOFTMAX_RING = Method("softmax, ring", TWO_TRIPS, "direct")
+SOFTMAX_RAILS = Method("softmax, ring by rails", TWO_TRIPS, "rails")
+SIGMOID_RING = Method("sigmoid, ring", ONE_TRIP, "direct")
+SIGMOID_RAILS = Method("sigmoid, ring by rails", ONE_TRIP, "rails")
+ROWS = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_RAILS, SIGMOID_RING, SIGMOID_RAILS)
+
 CLIP_GATHER = Method("fastqt, gather", (Trip(8, 2, 4),))
 CLIP_GATHER_BFLOAT16 = Method("fastqt, gather, gradients in bfloat16", (Trip(8, 2, 2),))
-CLIP_RING = Method("fastqt, ring", (Trip(2, 2), Trip(6, 2, 4)), ring=True)
+CLIP_RING = Method("fastqt, ring", (Trip(2, 2), Trip(6, 2, 4)), "direct")
+CLIP_RAILS = Method("a ring by rails", CLIP_RING.trips, "rails")
 # Both sides are gathered, and scored once for the rows and once for the columns; autograd keeps the scores.
 OPEN_CLIP = Method("open_clip, local_loss with gather_with_grad", (Trip(12, 4, 4),), scores=4)
 # Each direction is a ring of its own. Its backward computes the scores once for dq and once more for dk.
-INF_CL = Method(
-    "Inf-CL",
-    (Trip(2, 4), Trip(8, 4, 4)) * 2,
-    ring=True,
-    pace=TF32,
-    flat=True,
-)
-CLIP = (CLIP_GATHER, CLIP_GATHER_BFLOAT16, CLIP_RING, OPEN_CLIP, INF_CL)
-SOFTMAX_GATHER = Method("softmax, gather", (Trip(6, 2, 2),))
-SOFTMAX_RING = Method("softmax, ring", (Trip(2, 2), Trip(6, 2, 2)), ring=True)
-SIGMOID_RING = Method("sigmoid, ring", (Trip(6, 2, 2),), ring=True)
-ROWS = (SOFTMAX_GATHER, SOFTMAX_RING, SIGMOID_RING)  # losses whose softmax is that of rows alone
+INF_CL = Method("Inf-CL", (Trip(2, 4), Trip(8, 4, 4)) * 2, "flat", pace=TF32)
+CLIP = (CLIP_GATHER, CLIP_GATHER_BFLOAT16, CLIP_RING, CLIP_RAILS, OPEN_CLIP, INF_CL)
 
 
 def compute_seconds(operations: float, n: float, N: float, D: float, flops: float = FLOPS) -> float:
@@ -101,38 +105,45 @@ def hidden_from(moved: float, operations: float, bandwidth: float, flops: float 
     return moved * flops / (operations * bandwidth)
 
 
-def bandwidth(method: Method, ranks: int, network: Network) -> float:
-    return network.nic if method.flat and ranks > network.node else network.bandwidth(ranks)
-
-
-def link(method: Method, ranks: int, network: Network) -> float:
-    return network.nic if method.flat and ranks > network.node else network.link(ranks)
-
-
 def exposed_seconds(method: Method, n: float, ranks: int, D: float, network: Network) -> float:
-    """What messages add to the products: all of a gather's, and of a ring's what is longer than a product."""
-    return loss_seconds(method, n, ranks, D, network) - compute_seconds(
-        method.operations, n, n * ranks, D, FLOPS * method.pace
-    )
+    """What messages add to the products."""
+    compute = compute_seconds(method.operations, n, n * ranks, D, FLOPS * method.pace)
+    return loss_seconds(method, n, ranks, D, network) - compute
 
 
 def loss_seconds(method: Method, n: float, ranks: int, D: float, network: Network) -> float:
     """Loss and gradients on each of the ranks, none of which is slower than the others.
 
-    What a gather exchanges is all exposed. In a ring each block's messages are hidden behind its products, or
-    the reverse, and the gradient of the last block then takes one hop home.
+    What a gather exchanges is all exposed. Shard by shard, the messages of a shard are hidden behind its
+    products, or the reverse, and the gradient of the last shard then takes one hop home.
     """
-    N, pace = n * ranks, bandwidth(method, ranks, network)
+    if method.way == "gather":
+        compute = compute_seconds(method.operations, n, n * ranks, D, FLOPS * method.pace)
+        return compute + transfer_seconds(method.bytes, n * ranks, D, network.bandwidth(ranks))
     spent = 0.0
     for trip in method.trips:
-        compute = compute_seconds(trip.operations, n, N, D, FLOPS * method.pace)
-        transfer = transfer_seconds(trip.bytes, N, D, pace)
-        if method.ring:
-            home = 0.0 if ranks == 1 else transfer_seconds(trip.returned, n, D, link(method, ranks, network))
-            spent += max(compute, transfer) + home
-        else:
-            spent += compute + transfer
+        compute = compute_seconds(trip.operations, n, n, D, FLOPS * method.pace)
+        for shards, pace in paces(method, ranks, network):
+            spent += shards * max(compute, transfer_seconds(trip.bytes, n, D, pace))
+        if ranks > 1:
+            spent += transfer_seconds(trip.returned, n, D, last_link(method, ranks, network))
     return spent
+
+
+def paces(method: Method, ranks: int, network: Network) -> list[tuple[int, float]]:
+    """How many shards arrive at which pace, this rank's own among them."""
+    if ranks <= network.node:
+        return [(ranks, network.nvlink)]
+    if method.way == "direct":
+        return [(network.node, network.nvlink), (ranks - network.node, network.nic)]
+    return [(ranks, network.rails if method.way == "rails" else network.nic)]
+
+
+def last_link(method: Method, ranks: int, network: Network) -> float:
+    """Over which the gradient of a rank's last shard goes home."""
+    if ranks <= network.node:
+        return network.nvlink
+    return network.rails / network.node if method.way == "rails" else network.nic
 
 
 def memory(method: Method, n: float, ranks: int, D: float) -> float:
@@ -142,5 +153,5 @@ def memory(method: Method, n: float, ranks: int, D: float) -> float:
     """
     trip = method.trips[-1]
     added_up = 4 if method.scores == 0 else trip.returned  # autograd adds nothing up before they return
-    rows = 2 * n if method.ring else n * ranks
+    rows = n * ranks if method.way == "gather" else 2 * n
     return (trip.received + added_up) * D * rows + method.scores * n * n * ranks

@@ -5,8 +5,9 @@ leaves once its data is there, its link is free and the receiver has room. The t
 those of the events that it waits for. The events of one kind and step are computed for all ranks at once: an
 array (nodes, GPUs of a node) holds a time for each rank.
 
-A ring inside a node goes over NVLink. Between nodes GPU g of a node sends to GPU g of the next one, over a
-NIC of its own (a rail): a block crosses from node to node on its rail, and then visits the node's GPUs.
+There are two ways of shards past all ranks. Directly, as fastqt sends them: at step t a rank has the shard
+of the rank t places after it. Or by rails: GPU g of a node sends to GPU g of the next node, over a NIC of its
+own, and what has come by its rail then visits the GPUs of the node over NVLink.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Ranks:
     def over_nvlink(self, size: float) -> float:
         return self.network.nvlink_latency + size * self.cell / self.network.nvlink
 
+    def over_nic(self, size: float) -> float:
+        return self.network.network_latency + size * self.cell / self.network.nic
+
     def over_rail(self, size: float) -> float:
         return self.network.network_latency + size * self.cell * self.network.node / self.network.rails
 
@@ -97,7 +101,7 @@ def latest(*times: Times) -> Times:
     return np.maximum.reduce(times)
 
 
-def ring_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
+def rails_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
     """When each rank has computed all blocks and has got its own block's gradient back.
 
     A rank keeps the block that it computes and the next one of its node's ring, and of its rail the block
@@ -133,9 +137,45 @@ def ring_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
     return latest(computed, rail_gradient if ranks.nodes > 1 else gradient)
 
 
+def direct_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
+    """The same where each rank sends its shard to one rank after the other.
+
+    The next shard is asked for when a visit begins, and the visit's gradient is sent home when it ends; the
+    gradient before has then arrived. A message begins when both ranks have come to it, and a rank sends and
+    receives one at a time.
+    """
+    P = ranks.nodes * ranks.gpus
+    start = computed = sending = receiving = began.reshape(P)
+    home = computed
+    for step in range(P):
+        if step + 1 < P:
+            arrival = _message(ranks, step + 1, trip.received, start, sending, receiving)
+            here, sending, receiving = arrival
+        computed = start + ranks.compute(trip.operations).reshape(P)
+        if trip.returned:
+            computed = latest(computed, home)
+            if step:
+                # The rank `step` places before has this rank's shard.
+                home, sending, receiving = _message(ranks, -step, trip.returned, computed, sending, receiving)
+        start = latest(computed, here) if step + 1 < P else computed
+    return latest(computed, home).reshape(ranks.shape)
+
+
+def _message(
+    ranks: Ranks, places: int, size: float, ready: Times, sending: Times, receiving: Times
+) -> tuple[Times, Times, Times]:
+    """When a message from the rank some places after each rank is there, and when both are free again."""
+    index = np.arange(len(ready))
+    source = (index + places) % len(ready)
+    same_node = source // ranks.gpus == index // ranks.gpus
+    seconds = np.where(same_node, ranks.over_nvlink(size), ranks.over_nic(size))
+    there = latest(ready, ready[source], sending[source], receiving) + seconds
+    return there, np.roll(there, places), there
+
+
 def gather(ranks: Ranks, size: float, began: Times) -> Times:
     """When each rank has the blocks of all."""
-    return ring_trip(ranks, Trip(0, size), began)
+    return rails_trip(ranks, Trip(0, size), began)
 
 
 def reduce_scatter(ranks: Ranks, size: float, began: Times) -> Times:
@@ -169,8 +209,10 @@ def simulated(
     world = Ranks(ranks, n, D, network, noise, seed)
     times = world.began
     for trip in method.trips:
-        if method.ring:
-            times = ring_trip(world, trip, times)
+        if method.way == "direct":
+            times = direct_trip(world, trip, times)
+        elif method.way == "rails":
+            times = rails_trip(world, trip, times)
         else:
             times = gather(world, trip.received, times)
             times = times + world.compute(trip.operations, ranks)

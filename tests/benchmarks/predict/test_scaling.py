@@ -13,8 +13,10 @@ from benchmarks.predict.scaling_formulas import (
     INF_CL,
     OPEN_CLIP,
     ROWS,
+    SIGMOID_RAILS,
     SIGMOID_RING,
     SOFTMAX_GATHER,
+    SOFTMAX_RAILS,
     SOFTMAX_RING,
     TF32,
     Network,
@@ -63,6 +65,7 @@ def test_twelve_million_pairs_on_32_gpus():
         (OPEN_CLIP, 12, 8),
         (INF_CL, 20, 24),
         (SOFTMAX_GATHER, 6, 4),
+        (CLIP_RING, 8, 8),
         (SOFTMAX_RING, 8, 6),
         (SIGMOID_RING, 6, 4),
     ],
@@ -73,12 +76,20 @@ def test_operations_and_bytes(method, operations, moved):
 
 
 @pytest.mark.parametrize("P", [8, 4096])
-def test_a_gather_exposes_its_messages_and_a_ring_hides_them(P):
+def test_a_gather_exposes_its_messages_and_rings_by_rails_hide_them(P):
     messages = transfer_seconds(4, n * P, D, NETWORK.bandwidth(P))
     assert exposed_seconds(SOFTMAX_GATHER, n, P, D, NETWORK) == pytest.approx(messages)
-    home = transfer_seconds(2, n, D, NETWORK.link(P))
-    for ring in (SOFTMAX_RING, SIGMOID_RING):
+    home = transfer_seconds(2, n, D, NETWORK.nvlink if P == 8 else NETWORK.rails / 8)
+    for ring in (SOFTMAX_RAILS, SIGMOID_RAILS):
         assert exposed_seconds(ring, n, P, D, NETWORK) == pytest.approx(home)
+
+
+@pytest.mark.parametrize(("ring", "enough"), [(SIGMOID_RING, 9933), (SOFTMAX_RING, 14900)])
+def test_shards_that_are_sent_directly_need_the_rows_of_one_nic(ring, enough):
+    for rows, hidden in ((enough + 1, True), (enough // 2, False)):
+        home = transfer_seconds(2, rows, D, NETWORK.nic)
+        exposed = exposed_seconds(ring, rows, 4096, D, NETWORK) - home
+        assert (exposed < 1e-6 * loss_seconds(ring, rows, 4096, D, NETWORK)) is hidden
 
 
 def test_a_ring_of_few_rows_waits_for_its_messages():
@@ -86,14 +97,15 @@ def test_a_ring_of_few_rows_waits_for_its_messages():
     compute = compute_seconds(6, rows, rows * 4096, D)
     messages = transfer_seconds(4, rows * 4096, D, NETWORK.rails)
     assert messages > 5 * compute
-    assert loss_seconds(SIGMOID_RING, rows, 4096, D, NETWORK) == pytest.approx(messages, rel=0.01)
+    assert loss_seconds(SIGMOID_RAILS, rows, 4096, D, NETWORK) == pytest.approx(messages, rel=0.01)
 
 
-def test_a_ring_without_rails_crosses_nodes_on_one_nic():
-    flat = replace(SIGMOID_RING, flat=True)
+@pytest.mark.parametrize("way", ["direct", "flat"])
+def test_without_rails_a_node_is_left_on_one_nic(way):
+    other = replace(SIGMOID_RAILS, way=way)
     rows = 1024
-    assert loss_seconds(flat, rows, 8, D, NETWORK) == loss_seconds(SIGMOID_RING, rows, 8, D, NETWORK)
-    ratio = loss_seconds(flat, rows, 4096, D, NETWORK) / loss_seconds(SIGMOID_RING, rows, 4096, D, NETWORK)
+    assert loss_seconds(other, rows, 8, D, NETWORK) == loss_seconds(SIGMOID_RAILS, rows, 8, D, NETWORK)
+    ratio = loss_seconds(other, rows, 4096, D, NETWORK) / loss_seconds(SIGMOID_RAILS, rows, 4096, D, NETWORK)
     assert ratio == pytest.approx(NETWORK.rails / NETWORK.nic, rel=0.01)
 
 
@@ -119,9 +131,7 @@ ANEW = "store it again: python -m benchmarks.predict.scaling --write"
 def test_stored_formulas_are_what_the_code_says(stored):
     rows = [(scaling.METHODS[r["method"]], r["n"], r["P"]) for r in stored["formulas"]]
     same(scaling.by_formula(rows, Network(**stored["network"])), stored["formulas"])
-    assert {m.name for m in (*CLIP, SOFTMAX_GATHER, SOFTMAX_RING)} == {
-        r["method"] for r in stored["formulas"]
-    }
+    assert {m.name for m in (*CLIP, *scaling.COMPARED)} == {r["method"] for r in stored["formulas"]}
 
 
 def test_stored_simulations_are_what_the_code_says(stored):
