@@ -84,8 +84,8 @@ def siglip_in_parts(N: int, counts: Sequence[int], no_pairs: bool, exchange: str
 def in_place_of(module_of: Callable[[Any], Any], ours: Callable[..., Tensor]) -> list[float]:
     """How far our loss is from an open_clip module on the same ranks.
 
-    Compared are the loss that ranks have on average, the gradients of scale and bias as DDP averages them, and
-    those of the features.
+    Compared are the loss that ranks have on average, the gradients of scale and bias as DDP averages them,
+    and those of the features.
     """
     losses = open_clip_losses()
     rank, size = dist.get_rank(), dist.get_world_size()
