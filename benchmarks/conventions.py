@@ -19,6 +19,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+import fastqt
+from fastqt.distributed import Group
+
 # Of the rank's rows of both sides, the scale and the bias.
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 PML = "pytorch-metric-learning"
@@ -170,6 +173,33 @@ def of_metric_learning() -> Iterator[Convention]:
         )
 
 
+def of_fastqt() -> Iterator[Convention]:
+    source = f"fastqt {fastqt.__version__}"
+    for exchange in ("gather", "ring"):
+        options: dict[str, Any] = {"group": Group(exchange=exchange), "normalize": False}
+        given = f'(…, group=Group(exchange="{exchange}"))'
+        yield Convention(
+            f"clip_loss{given}",
+            source,
+            lambda a, b, scale, _, options=options: fastqt.clip_loss(a, b, scale=scale, **options),
+            clip,
+        )
+        yield Convention(
+            f"siglip_loss{given}",
+            source,
+            lambda a, b, scale, bias, options=options: fastqt.siglip_loss(
+                a, b, scale=scale, bias=bias, **options
+            ),
+            siglip,
+        )
+        yield Convention(
+            f"info_nce_loss{given}",
+            source,
+            lambda a, b, scale, _, options=options: fastqt.info_nce_loss(a, b, scale=scale, **options),
+            info_nce,
+        )
+
+
 def conventions() -> list[Convention]:
     """All that are installed, in the group of processes that is there."""
     written = "written from its repository"
@@ -179,4 +209,5 @@ def conventions() -> list[Convention]:
         Convention("DisCo-CLIP", written, disco_clip, clip),
         Convention("Inf-CL", written, inf_cl, clip),
         *of_metric_learning(),
+        *of_fastqt(),
     ]

@@ -45,6 +45,20 @@ def test_stored_factors_of_conventions_are_those_of_their_formulas(by_name):
     assert by_name["ClipLoss(local_loss=True)"]["residual"] > 0.5, "its direction is wrong"
 
 
+def check_ours(rows):
+    ours = [row for row in rows if row["source"].startswith("fastqt")]
+    assert {row["convention"].split("(")[0] for row in ours} == {"clip_loss", "siglip_loss", "info_nce_loss"}
+    for row in ours:
+        factors = {name: row[name] for name in ("encoder", "temperature", "bias") if name in row}
+        assert factors == pytest.approx(dict.fromkeys(factors, 1), abs=1e-5), row["convention"]
+        assert row["residual"] < 1e-5, row["convention"]
+        assert row["loss_of_rank_0"] == pytest.approx(row["loss_of_batch"], rel=1e-6)
+
+
+def test_stored_factors_of_fastqt_are_one(by_name):
+    check_ours(by_name.values())
+
+
 def test_the_table_has_a_line_for_each(by_name):
     assert conventions_table(by_name.values()).count("\n") == len(by_name) + 1
 
@@ -52,6 +66,7 @@ def test_the_table_has_a_line_for_each(by_name):
 @pytest.mark.slow
 def test_stored_factors_are_what_is_measured(by_name):
     found = measured()
+    check_ours(found)
     assert {"DisCo-CLIP", "Inf-CL"} <= {row["convention"] for row in found}
     for row in found:
         then = by_name[row["convention"]]
