@@ -166,6 +166,11 @@ class ClipProblem:
         scale = self.scale if isinstance(self.scale, Tensor) else None
         return self.queries, self.candidates, None, None, scale, None
 
+    @property
+    def has_cells(self) -> bool:
+        """Whether there is a score; a process may have no rows."""
+        return self.queries.shape[0] > 0 and self.candidates.shape[0] > 0
+
 
 class ClipSums(NamedTuple):
     """What is found of the scores of a `ClipProblem`, all of them float64.

@@ -52,7 +52,7 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
 
 def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
-    if not _has_cells(p):
+    if not p.has_cells:
         return reference_clip.sums(p)
     (N, _), M = p.queries.shape, p.candidates.shape[0]
     pairs = N if p.pairs is None else p.pairs
@@ -65,7 +65,7 @@ def gradients_from(
     p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
 ) -> Gradients:
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
-    if not _has_cells(p):
+    if not p.has_cells:
         return reference_clip.gradients_from(p, rows, columns, pairs, needs)
     gradients = _empty_gradients(p, needs)
     torch.ops.fastqt.clip_gradients_.default(
@@ -73,10 +73,6 @@ def gradients_from(
         *(gradients.queries, gradients.candidates, gradients.scale),
     )
     return gradients
-
-
-def _has_cells(p: ClipProblem) -> bool:
-    return p.queries.shape[0] > 0 and p.candidates.shape[0] > 0
 
 
 def _rectangle(p: ClipProblem) -> tuple[Tensor, Tensor, float, bool, int, int]:
