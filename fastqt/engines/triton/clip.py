@@ -4,8 +4,8 @@ A first walk sums the exponentials of rows and of columns together and stores no
 depends on others, as with a sigmoid: in the second walk the epilogue of the scores' product adds up a cell's
 two probabilities. The pairs, on the diagonal, are the exact cells of both softmaxes.
 
-A rectangle of the scores goes the same ways by itself. Its first walk leaves the pairs out of its sums, so that
-the caller adds them once.
+A rectangle of the scores has the same two walks. The sums of its first walk lack the pairs, which the caller
+adds to those of all rectangles.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ def gradients_from(
     # No cell's dL/dS is larger than this, so that divided by it all of them fit float16.
     largest = rows.weights.abs().amax() + columns.weights.abs().amax()
     operands = Operands(problem, largest.expand(len(p.queries)), needs)
-    factor = operands.prob_scale / operands.weight_norm
-    of_rows, of_columns = (_shifted(side.logsumexp, factor * side.weights) for side in (rows, columns))
+    of_rows, of_columns = (
+        _shifted(side.logsumexp, operands.prob_scale * side.weights / operands.weight_norm)
+        for side in (rows, columns)
+    )
     shifts, weights = zip(of_rows, of_columns, strict=True)
     return _found(_RowsAndColumns(operands, Norms.of(problem), shifts, weights, pairs.float()))
 
