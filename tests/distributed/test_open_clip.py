@@ -14,6 +14,7 @@ import pytest
 import torch
 from ranks import Ranks
 
+pytestmark = pytest.mark.slow  # Starting the processes takes several seconds.
 SIZE = 4
 CLOSE = 1e-5  # open_clip's tolerance, in float32
 has_open_clip = pytest.mark.skipif(
