@@ -72,6 +72,7 @@ def test_a_ring_in_a_node_by_hand(P, trip, seconds):
         (4, Trip(SECOND, 0.5, 0.25), 4 + 0.25),
         (2, Trip(SECOND, 0.5, 3), 2 + 3),
         (3, Trip(SECOND, 0.5, 3), 2 + 3 + 3),  # the second gradient leaves when the first one has arrived
+        (4, Trip(SECOND, 1, 3), 2 + 3 + 1 + 3 + 3),  # the third shard waits until the first gradient is home
     ],
 )
 def test_shards_that_are_sent_directly_by_hand(P, trip, seconds):
