@@ -178,6 +178,15 @@ def test_columns_beyond_a_stripe(columns, tile, normalize, monkeypatch):
         assert max(relative(x, y) for x, y in zip(found, exact, strict=True)) < FLOAT64
 
 
+def test_tiles_of_rectangles():
+    def tiles(N: int, M: int, memory: str | int) -> tuple[int, int, int]:
+        return cpu_clip._tiles(ClipProblem(torch.empty(N, 1), torch.empty(M, 1), 1.0, memory, pairs=0))
+
+    assert tiles(1, 10**6, "low") == (1, 10**6, 1)
+    assert tiles(1024, 8192, "low") == (1024, 4096, 1)
+    assert tiles(8192, 1024, "low") == (1024, 1024, 4)
+
+
 def test_a_scale_must_be_finite():
     a, b, _ = batch("random", torch.float64)
     for module in (cpu_clip, reference_clip):
