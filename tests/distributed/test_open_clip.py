@@ -12,7 +12,6 @@ import importlib.util
 import open_clip_checks as checks
 import pytest
 import torch
-from ranks import Ranks
 
 pytestmark = pytest.mark.slow  # Starting the processes takes several seconds.
 SIZE = 4
@@ -24,16 +23,9 @@ has_open_clip = pytest.mark.skipif(
 by_exchange = pytest.mark.parametrize("exchange", ["gather", "ring"])
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    ranks = Ranks(SIZE)
-    yield ranks
-    ranks.close()
-
-
 def test_rows_of_a_transposed_tensor_are_gathered_in_order(ranks):
     sum_of_ranks = sum(range(1, SIZE + 1))
-    for rank, (found, wanted, gradient) in enumerate(ranks.run(checks.gathered_transposed)):
+    for rank, (found, wanted, gradient) in enumerate(ranks(SIZE).run(checks.gathered_transposed)):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
         rows = 1.0 + 3 * rank + torch.arange(3)
         torch.testing.assert_close(gradient, sum_of_ranks * rows[:, None].expand(3, 2))
@@ -47,14 +39,14 @@ def test_rows_of_a_transposed_tensor_are_gathered_in_order(ranks):
     ids=str,
 )
 def test_siglip_in_parts_is_that_of_the_whole(ranks, counts, no_pairs, exchange):
-    for found in ranks.run(checks.siglip_in_parts, sum(counts), counts, no_pairs, exchange):
+    for found in ranks(SIZE).run(checks.siglip_in_parts, sum(counts), counts, no_pairs, exchange):
         assert max(found) < CLOSE
 
 
 @has_open_clip
 @by_exchange
 def test_clip_in_place_of_its_loss(ranks, exchange):
-    for found in ranks.run(checks.clip_in_place, exchange):
+    for found in ranks(SIZE).run(checks.clip_in_place, exchange):
         assert max(found) < CLOSE
 
 
@@ -62,5 +54,5 @@ def test_clip_in_place_of_its_loss(ranks, exchange):
 @by_exchange
 @pytest.mark.parametrize("way", ["bidir", "shift", "reduce", "gather"])
 def test_siglip_in_place_of_its_loss(ranks, way, exchange):
-    for found in ranks.run(checks.siglip_in_place, way, exchange):
+    for found in ranks(SIZE).run(checks.siglip_in_place, way, exchange):
         assert max(found) < CLOSE
