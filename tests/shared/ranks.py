@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 # The processes are forked from one that has imported what they need, which takes it three seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-TIMEOUT = 60.0  # seconds, of every collective
+TIMEOUT = 180.0  # seconds, of every collective
 
 
 class RankError(Exception):
