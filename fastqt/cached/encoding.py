@@ -32,10 +32,8 @@ class Tower:
     given_name: str
     given: Inputs
     modules: list[nn.Module]  # that reduce gradients over ranks
-    trainable: bool  # False once it is known that embeddings have no gradient
-
-    def tensors(self) -> dict[str, Tensor]:
-        return tensors_of(self.given_name, self.given)
+    trainable: bool = True  # False once it is known that embeddings have no gradient
+    changes_inputs: bool = False  # True once it was seen to do so in place
 
 
 class Chunk(NamedTuple):
@@ -64,11 +62,11 @@ class Encoding:
         check_option("check", check, CHECKS)
         pairs = pair(encoders, inputs)
         modules = reducing_modules([name for name, *_ in pairs], [encoder for _, encoder, *_ in pairs], ddp)
-        self.towers = [Tower(*paired, used, True) for paired, used in zip(pairs, modules, strict=True)]
+        self.towers = [Tower(*paired, used) for paired, used in zip(pairs, modules, strict=True)]
         self.check = check
         rows = []
         for tower in self.towers:
-            tensors = tower.tensors()
+            tensors = tensors_of(tower.given_name, tower.given)
             rows.append(row_count(tower.given_name, tensors))
             tower.trainable = _may_be_trainable(tower.encoder, tensors)
         counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], modules)
@@ -90,7 +88,6 @@ class Encoding:
     def first_pass(self, *, with_graph: bool = True) -> None:
         """Encodes all chunks, with the graph of one of them or of none."""
         self.autocast = Autocast()
-        self._versions = self._input_versions()
         outputs: list[list[Tensor]] = [[] for _ in self.towers]
         for chunk in self.chunks:
             if with_graph:
@@ -181,7 +178,8 @@ class Encoding:
 
     def _encode(self, chunk: Chunk) -> Tensor:
         tower = self.towers[chunk.tower]
-        output = call(tower.encoder, tower.given, chunk.begin, chunk.end)
+        output, changed = call(tower.encoder, tower.given, chunk.begin, chunk.end)
+        tower.changes_inputs |= changed
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"{tower.name}: want an encoder that returns a tensor, got {type(output).__name__}; "
@@ -204,25 +202,16 @@ class Encoding:
             return
         else:
             got = f"a difference of {error:.2g} of the largest value"
-        name, changed = self.towers[chunk.tower].name, self._changed_inputs()
+        tower = self.towers[chunk.tower]
         reason = (
-            f"{', '.join(changed)} changed in place meanwhile"
-            if changed
+            f"it changes its {tower.given_name} in place"
+            if tower.changes_inputs
             else "does it draw from a generator that is not torch's own, or change its parameters or buffers?"
         )
         raise RuntimeError(
-            f"{name}: want the same embeddings of rows {chunk.begin} to {chunk.end - 1} in both passes, "
+            f"{tower.name}: want the same embeddings of rows {chunk.begin} to {chunk.end - 1} in both passes, "
             f"got {got}; {reason}"
         )
-
-    def _input_versions(self) -> dict[str, int]:
-        """How often each tensor of the inputs has been changed in place."""
-        tensors = {name: x for tower in self.towers for name, x in tower.tensors().items()}
-        return {name: x._version for name, x in tensors.items() if not x.is_inference()}
-
-    def _changed_inputs(self) -> list[str]:
-        now = self._input_versions()
-        return [name for name, version in self._versions.items() if now[name] != version]
 
 
 def difference(first: Tensor, again: Tensor) -> float:

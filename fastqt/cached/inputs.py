@@ -138,14 +138,27 @@ def spans(rows: int, chunk_size: int, count: int | None = None) -> list[tuple[in
     return [(rows * k // count, rows * (k + 1) // count) for k in range(count)]
 
 
-def call(encoder: Encoder, given: Inputs, begin: int, end: int) -> Tensor:
-    """Calls an encoder with some of the rows of its inputs."""
+def call(encoder: Encoder, given: Inputs, begin: int, end: int) -> tuple[Tensor, bool]:
+    """Calls an encoder with some of the rows of its inputs.
+
+    Returns:
+        What the encoder returns, and whether it has changed these rows in place.
+    """
+    parts: list[Tensor] = []
 
     def part(x: Any) -> Any:
-        return x[begin:end] if isinstance(x, Tensor) and x.dim() > 0 else x
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            return x
+        if x.requires_grad:
+            return x[begin:end]
+        # With a count of changes of its own: the graph of a chunk need not mind what happens to others.
+        parts.append(x.data[begin:end])
+        return parts[-1]
 
     if isinstance(given, Tensor):
-        return encoder(part(given))
-    if isinstance(given, tuple):
-        return encoder(*map(part, given))
-    return encoder(**{key: part(x) for key, x in given.items()})
+        output = encoder(part(given))
+    elif isinstance(given, tuple):
+        output = encoder(*map(part, given))
+    else:
+        output = encoder(**{key: part(x) for key, x in given.items()})
+    return output, any(x._version > 0 for x in parts if not x.is_inference())

@@ -1,0 +1,89 @@
+"""cached_backward on two processes: gradients of a plain step, and one reduction, with any numbers of chunks."""
+
+import inspect
+
+import cached_on_ranks
+import pytest
+import torch.distributed as dist
+from ranks import Ranks
+from tolerances import FLOAT64
+
+import fastqt
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no Gloo")
+
+# Of two ranks, in chunks of 4: as many, one more, several against one, a few rows against none.
+ROWS = [(8, 8), (9, 8), (13, 3), (3, 0)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    group = Ranks(2)
+    yield group
+    group.close()
+
+
+def check(results):
+    """Every rank has the wanted gradients in every step, and each module reduced its gradients once."""
+    for rank in results:
+        for distance, reductions in rank:
+            assert distance <= FLOAT64
+            assert reductions == [1] * len(reductions)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_two_views_under_ddp(ranks, rows):
+    check(ranks.run(cached_on_ranks.two_views, rows, "call", {}))
+
+
+@pytest.mark.parametrize("form", ["module", "function", "given"])
+def test_forms(ranks, form):
+    check(ranks.run(cached_on_ranks.two_views, (9, 3), form, {}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-4}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_ddp(ranks, options):
+    check(ranks.run(cached_on_ranks.two_views, (9, 3), "call", options))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_two_towers_under_a_ddp_each(ranks, rows):
+    check(ranks.run(cached_on_ranks.two_towers, rows))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_two_towers_under_one_ddp(ranks, rows):
+    check(ranks.run(cached_on_ranks.two_towers_in_one_module, rows))
+
+
+def test_accumulation_reduces_once(ranks):
+    check(ranks.run(cached_on_ranks.accumulated, (9, 3)))
+
+
+def test_after_an_error_in_the_second_pass(ranks):
+    check(ranks.run(cached_on_ranks.raised, (9, 7)))
+
+
+def test_what_cannot_be_held_back_is_refused(ranks):
+    for names, static in ranks.run(cached_on_ranks.refused):
+        assert names.startswith("ddp: want it given, one for each encoder: encoders is a function that names 2")
+        assert static.startswith("ddp: want a module without static_graph=True")
+
+
+@pytest.mark.parametrize("form", ["call", "module"])
+@pytest.mark.parametrize("rows", [(8, 8), (13, 3), (3, 0)])
+def test_fsdp2(ranks, rows, form):
+    check(ranks.run(cached_on_ranks.sharded, rows, form))
+
+
+@pytest.mark.skipif(
+    "group" not in inspect.signature(fastqt.contrastive_loss).parameters,
+    reason="the losses do not take group= yet",
+)
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_loss_over_all_ranks(ranks, rows):
+    check(ranks.run(cached_on_ranks.across_ranks, rows))
