@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fastqt.cached.encoding import Encoding
 from fastqt.cached.inputs import Encoder
+from fastqt.cached.reduction import within_ddp
 from fastqt.checks import check_not_recorded
 
 __all__ = ["cached_backward", "cached_embeddings"]
@@ -64,16 +65,19 @@ def cached_backward(
         TypeError, ValueError: naming the argument, what is wanted and what came; so for an encoder with
             batch normalisation in training mode, which would see chunks in place of the batch.
         RuntimeError: an encoder whose embeddings differ in the second pass, because it changed its inputs in
-            place, drew from a generator that is not torch's own, or changes from call to call; or
-            gradients are disabled. Some gradients may have been added by then.
+            place, drew from a generator that is not torch's own, or changes from call to call. Some
+            gradients may have been added by then. Or a call within no_grad, or within DDP's forward pass.
     """
     if not callable(loss):
         raise TypeError(f"loss: want a function of embeddings, got {type(loss).__name__}")
     if scaler is not None and not callable(getattr(scaler, "scale", None)):
         raise TypeError(f"scaler: want a torch.amp.GradScaler, got {type(scaler).__name__}")
     if not torch.is_grad_enabled():
+        raise RuntimeError("cached_backward: want gradients enabled, got a call within no_grad")
+    if within_ddp():
         raise RuntimeError(
-            "cached_backward: want gradients enabled, got a call under no_grad or inference_mode"
+            "cached_backward: want a call outside of the forward pass of DistributedDataParallel, which "
+            "learns of gradients in its backward pass; fastqt.nn.CachedContrastive may be inside"
         )
     encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check)
     encoding.first_pass()
@@ -123,16 +127,20 @@ def cached_embeddings(
     encoding.first_pass(with_graph=torch.is_grad_enabled())
     if not torch.is_grad_enabled():
         return tuple(encoding.embeddings)
+    # Autograd records a function of tensors that require a gradient. DDP around all of this counts on
+    # gradients that come once, through the graph. Otherwise the second pass brings them to the parameters,
+    # which has no need to know them all.
+    leaves = encoding.collect_gradients() if within_ddp() else []
     anchor = torch.zeros((), requires_grad=any(encoding.trainable))
-    return tuple(_SecondPass.apply(encoding, anchor))  # type: ignore[no-untyped-call]
+    return tuple(_SecondPass.apply(encoding, anchor, *leaves))  # type: ignore[no-untyped-call]
 
 
 class _SecondPass(torch.autograd.Function):
     """Embeddings of a first pass, with the second pass as their backward."""
 
     @staticmethod
-    def forward(ctx: Any, encoding: Encoding, anchor: Tensor) -> tuple[Tensor, ...]:
-        """`anchor` requires a gradient, which makes autograd record this; it gets none."""
+    def forward(ctx: Any, encoding: Encoding, anchor: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """`anchor` gets no gradient, but makes autograd record this; `leaves` get what is collected."""
         ctx.encoding = encoding
         ctx.set_materialize_grads(False)
         # Other tensors of the same memory: an output that `encoding` held would never be freed.
@@ -142,7 +150,6 @@ class _SecondPass(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         check_not_recorded("cached_embeddings")
-        ctx.encoding.second_pass(gradients)
-        return None, None
+        return None, None, *ctx.encoding.second_pass(gradients)

@@ -39,6 +39,7 @@ class Tower:
 class Chunk(NamedTuple):
     """Rows of one encoder's inputs."""
 
+    number: int  # among all chunks, of which several may be empty
     tower: int
     begin: int
     end: int
@@ -70,11 +71,13 @@ class Encoding:
             rows.append(row_count(tower.given_name, tensors))
             tower.trainable = _may_be_trainable(tower.encoder, tensors)
         counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], modules)
-        self.chunks = [
-            Chunk(i, *span)
+        cut = [
+            (i, *span)
             for i, (n, count) in enumerate(zip(rows, counts, strict=True))
             for span in spans(n, chunk_size, count)
         ]
+        self.chunks = [Chunk(number, *span) for number, span in enumerate(cut)]
+        self._leaves: list[Tensor] | None = None
         self.embeddings: list[Tensor] = []
         self._kept: tuple[Chunk, Tensor] | None = None
         self._states: dict[Chunk, RandomStates] = {}
@@ -84,6 +87,28 @@ class Encoding:
     def trainable(self) -> list[bool]:
         """Which encoders' embeddings want a gradient, as far as that is known."""
         return [tower.trainable for tower in self.towers]
+
+    def collect_gradients(self) -> list[Tensor]:
+        """Lets the second pass return gradients, not add them to `.grad`.
+
+        Returns:
+            The parameters and leaf inputs that it returns gradients of.
+
+        Raises:
+            ValueError: an encoder that is a function, of which nobody knows all parameters, or that reduces
+                gradients itself.
+        """
+        leaves: dict[Tensor, None] = {}
+        for tower in self.towers:
+            if not isinstance(tower.encoder, nn.Module) or tower.modules:
+                raise ValueError(
+                    f"{tower.name}: want a module without DistributedDataParallel, since all of this runs "
+                    "within the forward pass of one"
+                )
+            tensors = *tensors_of(tower.given_name, tower.given).values(), *tower.encoder.parameters()
+            leaves |= dict.fromkeys(x for x in tensors if x.requires_grad)
+        self._leaves = list(leaves)
+        return self._leaves
 
     def first_pass(self, *, with_graph: bool = True) -> None:
         """Encodes all chunks, with the graph of one of them or of none."""
@@ -104,34 +129,39 @@ class Encoding:
             outputs[chunk.tower].append(output)
         self.embeddings = [torch.cat(rows) if len(rows) > 1 else rows[0] for rows in outputs]
 
-    def second_pass(self, gradients: Sequence[Tensor | None]) -> None:
-        """Adds the gradients of the encoders' parameters to theirs.
+    def second_pass(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Adds the gradients of the encoders' parameters to theirs, or collects them.
 
         Args:
             gradients: of each encoder's embeddings; None for those that the loss does not depend on.
 
+        Returns:
+            After `collect_gradients`, those of its tensors.
+
         Raises:
             RuntimeError: embeddings that differ from those of the first pass, or a second call.
         """
-        if self._kept is None:
-            if any(self.trainable):
-                raise RuntimeError("backward: want one call for each forward pass, got a second one")
-            return
-        kept, output = self._kept
-        self._kept = None
+        if self._kept is None and any(self.trainable):
+            raise RuntimeError("backward: want one call for each forward pass, got a second one")
+        self._sums: list[Tensor | None] = [None] * len(self._leaves or ())
         torch.clear_autocast_cache()  # of weights that the first pass rounded without a graph
         last = self._last_chunks()
+        kept, self._kept = self._kept, None
+        # The kept chunk comes first, so that its graph is gone when the next one is made.
+        chunks = [kept[0], *(c for c in self.chunks if c != kept[0])] if kept else []
         with torch.enable_grad(), random_states_kept():
-            with without_reduction(self._held_back(kept, last)):
-                self._backward(kept, output, gradients[kept.tower])
-            del output
-            for chunk in self.chunks:
-                tower = self.towers[chunk.tower]
-                unused = gradients[chunk.tower] is None and not tower.modules
-                if chunk != kept and tower.trainable and not unused:
-                    set_random_states(self._states[chunk])
+            for chunk in chunks:
+                tower, gradient = self.towers[chunk.tower], gradients[chunk.tower]
+                # Without a gradient there is nothing to do but to take part in the other ranks' reduction.
+                if tower.trainable and (gradient is not None or tower.modules):
                     with without_reduction(self._held_back(chunk, last)):
-                        self._encode_again(chunk, gradients[chunk.tower])
+                        if kept is not None:
+                            self._backward(chunk, kept[1], gradient)
+                        else:
+                            set_random_states(self._states[chunk])
+                            self._encode_again(chunk, gradient)
+                kept = None
+        return self._sums
 
     def _keep(self, chunk: Chunk) -> Tensor:
         """Encodes a chunk with its graph, which shows whether the encoder has one."""
@@ -165,7 +195,14 @@ class Encoding:
             )
         part = torch.zeros_like(output) if gradient is None else gradient[chunk.begin : chunk.end]
         with self.autocast.off():
-            torch.autograd.backward(output, part)
+            if self._leaves is None:
+                torch.autograd.backward(output, part)
+                return
+            found = torch.autograd.grad(output, self._leaves, part, allow_unused=True)
+        for i, g in enumerate(found):
+            if g is not None:
+                total = self._sums[i]
+                self._sums[i] = g.clone() if total is None else total.add_(g)  # parameters may share a g
 
     def _last_chunks(self) -> dict[nn.Module, Chunk]:
         """The chunk after which each module that reduces gradients is to do so."""
@@ -209,8 +246,8 @@ class Encoding:
             else "does it draw from a generator that is not torch's own, or change its parameters or buffers?"
         )
         raise RuntimeError(
-            f"{tower.name}: want the same embeddings of rows {chunk.begin} to {chunk.end - 1} in both passes, "
-            f"got {got}; {reason}"
+            f"{tower.name}: want the same embeddings of rows {chunk.begin} to {chunk.end - 1} in both "
+            f"passes, got {got}; {reason}"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fastqt.cached.inputs import Encoder, modules_of
 
@@ -75,6 +76,13 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
 
 def _is_sharded(module: nn.Module) -> bool:
     return hasattr(type(module), "set_requires_gradient_sync")
+
+
+def within_ddp() -> bool:
+    """Whether this runs in the forward pass of a DistributedDataParallel module."""
+    if not dist.is_available():
+        return False
+    return DistributedDataParallel._get_active_ddp_module() is not None
 
 
 @contextmanager

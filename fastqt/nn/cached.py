@@ -23,8 +23,10 @@ class CachedContrastive(nn.Module):
         loss.backward()
         optimizer.step()
 
-    `fastqt.cached_backward` says how it works, and does the same in one call. Wrap the encoders in
-    DistributedDataParallel, not this module. `torch.autograd.grad` finds no gradients of the encoders.
+    `fastqt.cached_backward` says how it works, and does the same in one call. DistributedDataParallel and
+    FSDP2 may be around the encoders or around this module, as Lightning has it; around this module, DDP
+    wants encoders that are modules, not functions. Without DDP around it, `backward()` adds to `.grad`
+    what `torch.autograd.grad` does not see.
 
     Args:
         encoders: a module or function, or a list of them; several may be the same one.
@@ -72,6 +74,7 @@ class CachedContrastive(nn.Module):
 
         Raises:
             TypeError, ValueError: as in `fastqt.cached_backward`.
+            RuntimeError: in the backward pass, as in `fastqt.cached_backward`, or for a second one.
         """
         embeddings = cached_embeddings(
             self._callables, inputs, chunk_size=self.chunk_size, ddp=self._ddp, check=self.check

@@ -1,4 +1,4 @@
-"""cached_backward on two processes: gradients of a plain step, and one reduction, with any numbers of chunks."""
+"""cached_backward on two processes has the gradients of a plain step, and reduces them once."""
 
 import inspect
 
@@ -70,14 +70,33 @@ def test_after_an_error_in_the_second_pass(ranks):
 
 def test_what_cannot_be_held_back_is_refused(ranks):
     for names, static in ranks.run(cached_on_ranks.refused):
-        assert names.startswith("ddp: want it given, one for each encoder: encoders is a function that names 2")
+        assert names.startswith(
+            "ddp: want it given, one for each encoder: encoders is a function that names 2"
+        )
         assert static.startswith("ddp: want a module without static_graph=True")
 
 
-@pytest.mark.parametrize("form", ["call", "module"])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
 @pytest.mark.parametrize("rows", [(8, 8), (13, 3), (3, 0)])
+def test_ddp_around_encoders_and_loss(ranks, rows, options):
+    check(ranks.run(cached_on_ranks.ddp_around, rows, options))
+
+
+def test_what_cannot_be_within_ddp_is_refused(ranks):
+    for backward, function in ranks.run(cached_on_ranks.refused_inside):
+        assert backward.startswith("cached_backward: want a call outside of the forward pass of Distributed")
+        assert function.startswith("encoders: want a module without DistributedDataParallel")
+
+
+@pytest.mark.parametrize("form", ["call", "module"])
+@pytest.mark.parametrize("rows", [(8, 8), (13, 3), (13, 0)])
 def test_fsdp2(ranks, rows, form):
     check(ranks.run(cached_on_ranks.sharded, rows, form))
+
+
+@pytest.mark.parametrize("rows", [(8, 8), (13, 3), (13, 0)])
+def test_fsdp2_around_encoders_and_loss(ranks, rows):
+    check(ranks.run(cached_on_ranks.sharded_around, rows))
 
 
 @pytest.mark.skipif(

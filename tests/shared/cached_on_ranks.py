@@ -16,11 +16,11 @@ import torch.distributed as dist
 from small_encoders import WIDTH, batch, distance, encoded_in_chunks, encoder, gradients_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
-from fastqt.cached.reduction import without_reduction
+from fastqt.cached import cached_embeddings
 
 CHUNK = 4
 
@@ -64,6 +64,16 @@ class Reductions:
         return found
 
 
+class ReduceScatters(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        self.count += "reduce_scatter" in operator.name()
+        return operator(*arguments, **(options or {}))
+
+
 def loss(*embeddings: Tensor) -> Tensor:
     """Of the rows of this rank alone; no rows have none."""
     if len(embeddings[0]) == 0:
@@ -94,6 +104,8 @@ def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> list[t
     """Three steps of SimCSE: DDP makes other buckets in the second one."""
     module, reductions, found = Centred(), Reductions(), []
     ddp, x = reductions.wrap(module, **options), rows_here(rows)
+    box = [ddp]
+    hidden = [lambda t: box[0](t)] * 2
     for seed in range(3):
         wanted = plain([module], [module] * 2, x, seed)
         torch.manual_seed(seed)
@@ -102,9 +114,7 @@ def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> list[t
         elif form == "function":
             fastqt.cached_backward([lambda t: ddp(t)] * 2, [x, x], loss, chunk_size=CHUNK)
         elif form == "given":
-            box = [ddp]
-            calls = [lambda t: box[0](t)] * 2
-            fastqt.cached_backward(calls, [x, x], loss, chunk_size=CHUNK, ddp=ddp)
+            fastqt.cached_backward(hidden, [x, x], loss, chunk_size=CHUNK, ddp=ddp)
         else:
             fastqt.cached_backward([ddp] * 2, [x, x], loss, chunk_size=CHUNK, check="always")
         found.append((distance(gradients_of(module), wanted), reductions.of(module)))
@@ -215,23 +225,18 @@ def sharded(rows: Sequence[int], form: str) -> list[tuple[float, list[float]]]:
     for seed in range(2):
         wanted = plain([module], [module] * 2, x, seed)
         model.zero_grad()
-        with CommDebugMode() as counted:
+        with ReduceScatters() as counted:
             if form == "module":
                 fastqt.nn.CachedContrastive([model] * 2, loss, chunk_size=CHUNK)(x, x).backward()
             else:
                 fastqt.cached_backward([model] * 2, [x, x], loss, chunk_size=CHUNK)
         gradients = [g.full_tensor() for g in (p.grad for p in model.parameters())]
-        counts = {str(name): count for name, count in counted.get_comm_counts().items()}
-        reduced = sum(count for name, count in counts.items() if "reduce_scatter" in name)
-        found.append((distance(gradients, wanted), [reduced / len(layers)]))
-    with without_reduction([model]), without_reduction([model]):
-        pass
+        found.append((distance(gradients, wanted), [counted.count / len(layers)]))
     model.zero_grad()
     model.set_requires_gradient_sync(False)
-    with CommDebugMode() as counted:
+    with ReduceScatters() as counted:
         fastqt.cached_backward([model] * 2, [x, x], loss, chunk_size=CHUNK)
-    counts = {str(name): count for name, count in counted.get_comm_counts().items()}
-    assert not any("reduce_scatter" in name for name in counts), counts
+    assert counted.count == 0
     return found
 
 
@@ -252,4 +257,54 @@ def across_ranks(rows: Sequence[int]) -> list[tuple[float, list[float]]] | None:
             [ddp] * 2, [x, x], lambda *z: fastqt.info_nce_loss(*z, group=group), chunk_size=CHUNK
         )
         found.append((distance(gradients_of(module), wanted), reductions.of(module)))
+    return found
+
+
+def ddp_around(rows: Sequence[int], options: dict[str, Any]) -> list[tuple[float, list[float]]]:
+    """DDP around encoders and loss, as Lightning has it."""
+    module, reductions, found = Centred(), Reductions(), []
+    x = rows_here(rows)
+    ddp = reductions.wrap(fastqt.nn.CachedContrastive([module] * 2, loss, chunk_size=CHUNK), **options)
+    for seed in range(3):
+        wanted = plain([module], [module] * 2, x, seed)
+        torch.manual_seed(seed)
+        ddp(x, x).backward()
+        found.append((distance(gradients_of(module), wanted), reductions.of(module)))
+    return found
+
+
+class Inside(nn.Module):
+    """What may not be within a forward pass of DDP."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.encoder, self.form = encoder(), form
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.form == "backward":
+            return fastqt.cached_backward(self.encoder, x, lambda z: z.square().sum())
+        return cached_embeddings(lambda t: self.encoder(t), x)[0]
+
+
+def refused_inside() -> list[str]:
+    found = []
+    for form in ("backward", "function"):
+        try:
+            DistributedDataParallel(Inside(form))(batch())
+        except (RuntimeError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def sharded_around(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+    """FSDP2 around encoders and loss."""
+    module, model, found, x = Centred(0.0), Centred(0.0), [], rows_here(rows)
+    whole = fastqt.nn.CachedContrastive([model] * 2, loss, chunk_size=CHUNK)
+    fully_shard(whole, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+    for seed in range(2):
+        wanted = plain([module], [module] * 2, x, seed)
+        whole.zero_grad()
+        with ReduceScatters() as counted:
+            whole(x, x).backward()
+        found.append((distance([p.grad.full_tensor() for p in model.parameters()], wanted), [counted.count]))
     return found
