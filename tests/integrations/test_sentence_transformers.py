@@ -114,7 +114,7 @@ def test_settings_of_a_cached_loss(model):
         CachedLoss(model, mini_batch_size=0)
     with pytest.raises(ValueError, match="check: want one of"):
         CachedLoss(model, check="last")
-    with pytest.raises(ValueError, match="sentence_features: want padded sentences, .* got 'offsets'"):
+    with pytest.raises(ValueError, match=r"sentence_features: want padded sentences, .* got 'offsets'"):
         loss([{"input_ids": torch.arange(4), "offsets": torch.arange(4)}])
 
 
