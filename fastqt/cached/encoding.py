@@ -144,7 +144,6 @@ class Encoding:
         if self._kept is None and any(self.trainable):
             raise RuntimeError("backward: want one call for each forward pass, got a second one")
         self._sums: list[Tensor | None] = [None] * len(self._leaves or ())
-        torch.clear_autocast_cache()  # of weights that the first pass rounded without a graph
         last = self._last_chunks()
         kept, self._kept = self._kept, None
         # The kept chunk comes first, so that its graph is gone when the next one is made.
@@ -165,7 +164,6 @@ class Encoding:
 
     def _keep(self, chunk: Chunk) -> Tensor:
         """Encodes a chunk with its graph, which shows whether the encoder has one."""
-        torch.clear_autocast_cache()  # of weights that the caller's own passes without graph rounded
         with without_reduction(self._held_back(chunk, self._last_chunks())):
             output = self._encode(chunk)
         if output.requires_grad:

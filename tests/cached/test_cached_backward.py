@@ -179,7 +179,7 @@ def test_gradients_of_leaf_inputs():
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 def test_under_autocast(chunk_size):
-    """The passes without graph must not leave rounded weights without graph in autocast's cache."""
+    """Weights that autocast rounded in a pass without graph and keeps must not cut the graph of the next."""
     model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         torch.manual_seed(6)
