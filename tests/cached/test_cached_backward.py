@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -209,6 +210,32 @@ def test_the_second_pass_has_the_autocast_of_the_first_wherever_it_runs():
     with torch.autocast("cpu", torch.bfloat16):
         embeddings.square().sum().backward()
     assert dtypes == [torch.float32] * 5
+
+
+class Watched(torch.autograd.Function):
+    """The identity, which notes whether its backward runs under autocast."""
+
+    seen: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Watched.seen.append(torch.is_autocast_enabled("cpu"))
+        return gradient
+
+
+def test_backward_passes_leave_autocast():
+    model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
+    Watched.seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        fastqt.cached_backward(
+            lambda t: Watched.apply(model(t)), x, lambda z: Watched.apply(z).float().sum(), chunk_size=4
+        )
+        assert torch.is_autocast_enabled("cpu")
+    assert Watched.seen == [False] * 4  # the loss and three chunks
 
 
 class Gauge:

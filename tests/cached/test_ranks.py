@@ -55,6 +55,10 @@ def test_two_towers_under_a_ddp_each(ranks, rows):
     check(ranks.run(cached_on_ranks.two_towers, rows))
 
 
+def test_a_tower_that_the_loss_of_one_rank_does_not_use(ranks):
+    check(ranks.run(cached_on_ranks.unused_tower, (9, 3)))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_two_towers_under_one_ddp(ranks, rows):
     check(ranks.run(cached_on_ranks.two_towers_in_one_module, rows))

@@ -26,15 +26,19 @@ CHUNK = 4
 
 
 class Centred(nn.Module):
-    """An encoder with a buffer, which DDP sends to all ranks at the beginning of a step."""
+    """An encoder with a buffer, which DDP sends to all ranks at the beginning of a step.
+
+    Autograd has a single tensor for the gradients of its two shifts.
+    """
 
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
         self.layers = encoder(dropout)
         self.register_buffer("mean", torch.full((WIDTH,), 0.5, dtype=torch.float64))
+        self.shift, self.other = (nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x - self.mean)
+        return self.layers(x - self.mean + (self.shift + self.other))
 
 
 class Reductions:
@@ -129,6 +133,30 @@ def two_towers(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
         wanted = plain(modules, modules, x, seed)
         torch.manual_seed(seed)
         fastqt.cached_backward(towers, [x, x], loss, chunk_size=CHUNK)
+        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
+    return found
+
+
+def unused_tower(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+    """The second tower's embeddings are not used, on one rank alone."""
+    modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
+    towers, x = [reductions.wrap(module) for module in modules], rows_here(rows)
+
+    def some(a: Tensor, b: Tensor) -> Tensor:
+        return loss(a, b) if dist.get_rank() else loss(a, b.detach())
+
+    for seed in range(2):
+        for module in modules:
+            module.zero_grad()
+        torch.manual_seed(seed)
+        some(*(encoded_in_chunks(module, x, CHUNK) for module in modules)).backward()
+        wanted = gradients_of(*modules)
+        for g in wanted:
+            dist.all_reduce(g.div_(dist.get_world_size()))
+        for module in modules:
+            module.zero_grad()
+        torch.manual_seed(seed)
+        fastqt.cached_backward(towers, [x, x], some, chunk_size=CHUNK)
         found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
     return found
 
@@ -231,7 +259,8 @@ def sharded(rows: Sequence[int], form: str) -> list[tuple[float, list[float]]]:
             else:
                 fastqt.cached_backward([model] * 2, [x, x], loss, chunk_size=CHUNK)
         gradients = [g.full_tensor() for g in (p.grad for p in model.parameters())]
-        found.append((distance(gradients, wanted), [counted.count / len(layers)]))
+        groups = len(layers) + 1  # and the shifts
+        found.append((distance(gradients, wanted), [counted.count / groups]))
     model.zero_grad()
     model.set_requires_gradient_sync(False)
     with ReduceScatters() as counted:
