@@ -6,7 +6,6 @@ over ranks, and how often gradients were reduced.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -269,10 +268,8 @@ def sharded(rows: Sequence[int], form: str) -> list[tuple[float, list[float]]]:
     return found
 
 
-def across_ranks(rows: Sequence[int]) -> list[tuple[float, list[float]]] | None:
-    """A loss over the batches of all ranks; None where the losses do not take a group yet."""
-    if "group" not in inspect.signature(fastqt.contrastive_loss).parameters:
-        return None
+def across_ranks(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+    """A loss over the batches of all ranks."""
     group = fastqt.distributed.Group(shards="uneven")
     module, reductions, found = Centred(0.0), Reductions(), []
     ddp, x = reductions.wrap(module), rows_here(rows)
