@@ -12,6 +12,6 @@ class OtherRankError(InputError):
         is_told: whether another process says it too, so that this one need not.
     """
 
-    def __init__(self, message: str, *, is_told: bool) -> None:
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
         super().__init__(message)
         self.is_told = is_told
