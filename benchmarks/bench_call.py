@@ -16,7 +16,8 @@ import fastqt
 from benchmarks.measure.baselines import loss_products
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
-from fastqt import autograd, functional
+from fastqt import autograd
+from fastqt.functional import lowering
 from fastqt.engines import cpu
 from fastqt.problem import Needs, Problem
 
@@ -40,7 +41,7 @@ class Empty(torch.autograd.Function):
 
 def problem(queries: Tensor, candidates: Tensor) -> Problem:
     """The problem that `contrastive_loss` makes from its arguments and their defaults."""
-    made, _ = functional._lowered(
+    made, _ = lowering.lowered(
         queries,
         candidates,
         fastqt.Window(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fastqt._version import __version__
 
 if TYPE_CHECKING:
-    from fastqt import nn
+    from fastqt import distributed, nn
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.losses import (
@@ -34,6 +34,7 @@ __all__ = [
     "contrastive_loss",
     "curl_block_loss",
     "curl_loss",
+    "distributed",
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",
@@ -61,8 +62,8 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not imported above i
 
     def __getattr__(name: str) -> object:
         """Imports a public name; Python calls this for names that the module does not hold yet."""
-        if name == "nn":
-            return import_module("fastqt.nn")
+        if name in ("distributed", "nn"):
+            return import_module(f"fastqt.{name}")
         for home in map(import_module, _HOMES if name in __all__ else ()):
             if hasattr(home, name):
                 return globals().setdefault(name, getattr(home, name))

@@ -4,7 +4,7 @@ A target matrix T of shape (N, M) is never formed. `Targets.rows` lowers an oper
 rows, which take O(number of targets) memory and are all that the losses read.
 """
 
-from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets
+from fastqt.targets.base import IGNORE_INDEX, ShardRows, TargetRows, Targets
 from fastqt.targets.operators import (
     Bags,
     ClassIndices,
@@ -12,6 +12,7 @@ from fastqt.targets.operators import (
     Diagonal,
     NoTargets,
     Pairs,
+    Rolled,
     Smoothed,
     TargetsLike,
     as_targets,
@@ -29,6 +30,8 @@ __all__ = [
     "Diagonal",
     "NoTargets",
     "Pairs",
+    "Rolled",
+    "ShardRows",
     "Smoothed",
     "Sparse",
     "TargetRows",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +56,17 @@ class TargetRows:
         assert self.weights is not None
         return self.starts, self.columns, self.weights
 
+    def of_columns(self, first: int, count: int) -> TargetRows:
+        """T's columns from `first` to `first + count - 1` alone, counted from the first of them."""
+        if self.dense is not None:
+            return TargetRows(dense=self.dense[:, first : first + count], background=self.background)
+        starts, columns, weights = self.compressed()
+        inside = (columns >= first) & (columns < first + count)
+        before = torch.cat([starts.new_zeros(1), inside.cumsum(0)])
+        return TargetRows(
+            before[starts], columns[inside] - first, weights[inside], background=self.background
+        )
+
     def rows_with_targets(self) -> Tensor:
         """The number of rows that have a target, () int64."""
         if self.background is not None:
@@ -69,6 +82,23 @@ class TargetRows:
         row, column, weight = self.entries()
         T = weight.new_zeros(N, M).index_put((row, column), weight)
         return T if self.background is None else T + self.background[:, None]
+
+
+class ShardRows(NamedTuple):
+    """Which rows of the batch one of several processes holds.
+
+    Attributes:
+        first: the index of its first query.
+        N, M: the numbers of queries and candidates of all processes.
+        window: the first and the last candidate, exclusive, that windows of neighbours may reach.
+        gather: joins 1-D tensors of integers, one for each query, of all processes.
+    """
+
+    first: int
+    N: int
+    M: int
+    window: tuple[int, int]
+    gather: Callable[[Tensor], Tensor]
 
 
 class Targets(ABC):
@@ -91,6 +121,13 @@ class Targets(ABC):
         Raises:
             ValueError: T is not defined for N and M, or has targets on a diagonal that is replaced.
         """
+
+    def of_shard(self, shard: ShardRows) -> Targets:
+        """T's rows of the queries that one process holds, over the candidates of all of them.
+
+        Targets that users give row by row are those rows already, with columns of the whole batch.
+        """
+        return self
 
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) float64 on the CPU, to inspect a small example."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastqt.checks import FLOATING, as_ids, check_number, check_paired, check_tensor, require
 from fastqt.targets import cache
-from fastqt.targets.base import IGNORE_INDEX, TargetRows, Targets, check_shape
+from fastqt.targets.base import IGNORE_INDEX, ShardRows, TargetRows, Targets, check_shape
 from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
 
@@ -56,13 +56,37 @@ class Diagonal(Targets):
             return _diagonal_rows(N, M, device)
         return cache.CACHED.rows(Diagonal, _diagonal_rows, N, M, device)
 
+    def of_shard(self, shard: ShardRows) -> Targets:
+        return _DiagonalOfShard(self, shard)
 
-def _diagonal_rows(N: int, M: int, device: torch.device) -> TargetRows:
+
+def _diagonal_rows(N: int, M: int, device: torch.device, first: int = 0) -> TargetRows:
     starts = torch.arange(N + 1, device=device)
-    if N > M:
-        starts = starts.clamp(max=M)
-    columns = starts[: min(N, M)]
-    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=starts[:1])
+    within = max(min(N, M - first), 0)
+    if within < N:
+        starts = starts.clamp(max=within)
+    columns = starts[:within]
+    if first:
+        columns = columns + first
+    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=columns[:1])
+
+
+class _DiagonalOfShard(Targets):
+    """The rows of a diagonal that one of several processes holds."""
+
+    def __init__(self, diagonal: Diagonal, shard: ShardRows) -> None:
+        self.diagonal, self.shard = diagonal, shard
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        self.diagonal.check(self.shard.N, M, diagonal)
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        def lower(N: int, M: int, device: torch.device) -> TargetRows:
+            return _diagonal_rows(N, M, device, self.shard.first)
+
+        if N > cache.MOST_ENTRIES:
+            return lower(N, M, device)
+        return cache.CACHED.rows((Diagonal, self.shard.first), lower, N, M, device)
 
 
 class Pairs(Diagonal):
@@ -173,6 +197,9 @@ class Smoothed(Targets):
         self.smoothing = smoothing
         self.normalize = normalize
 
+    def of_shard(self, shard: ShardRows) -> Targets:
+        return Smoothed(self.base.of_shard(shard), self.smoothing, self.normalize)
+
     def check(self, N: int, M: int, diagonal: str) -> None:
         self.base.check(N, M, diagonal)
         if diagonal == "exclude":
@@ -200,6 +227,25 @@ class Smoothed(Targets):
         row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
         divisor = (M * background).index_add(0, row, weights)
         return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
+
+
+class Rolled(Targets):
+    """Other targets for candidates of which the first `shift` have been moved behind all others."""
+
+    def __init__(self, base: Targets, shift: int) -> None:
+        self.base, self.shift = base, shift
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        self.base.check(N, M, diagonal)
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        rows = self.base.rows(N, M, device)
+        if rows.dense is not None:
+            return TargetRows(dense=rows.dense.roll(-self.shift, 1), background=rows.background)
+        starts, columns, weights = rows.compressed()
+        inside = (columns >= 0) & (columns < M)  # Engines name the row of a column outside.
+        columns = ((columns - self.shift) % M).where(inside, columns)
+        return TargetRows(starts, columns, weights, background=rows.background)
 
 
 TargetsLike: TypeAlias = Targets | Tensor

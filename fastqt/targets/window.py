@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fastqt.checks import as_ids, shown
 from fastqt.targets import cache
-from fastqt.targets.base import TargetRows, Targets, rows_of_equal_length
+from fastqt.targets.base import ShardRows, TargetRows, Targets, rows_of_equal_length
 
 LEAST_SHARE = 1e-250  # of the least weight in the greatest, so that none of them underflows beside the other
 
@@ -74,6 +75,15 @@ class Window(Targets):
         return self._given or (*range(-self._size, 0), *range(1, self._size + 1))
 
     def check(self, N: int, M: int, diagonal: str) -> None:
+        self.check_reach(N, M, diagonal)
+        if self.document_ids is not None and not self.document_ids.numel() == N == M:
+            raise ValueError(
+                f"document_ids: want one id for each of N={N} queries, and as many candidates, "
+                f"got {self.document_ids.numel()} ids and M={M} candidates"
+            )
+
+    def check_reach(self, N: int, M: int, diagonal: str) -> None:
+        """Checks the offsets alone, as `check` does."""
         reach = self._size or max(map(abs, self._given))
         if reach >= max(N, M):
             name = "size (context_size)" if self._size else "offsets"
@@ -86,35 +96,88 @@ class Window(Targets):
                 f"targets: Window has offset 0, on the diagonal that diagonal={diagonal!r} replaces; "
                 "use diagonal='keep'"
             )
-        if self.document_ids is not None and not self.document_ids.numel() == N == M:
-            raise ValueError(
-                f"document_ids: want one id for each of N={N} queries, and as many candidates, "
-                f"got {self.document_ids.numel()} ids and M={M} candidates"
-            )
+
+    def of_shard(self, shard: ShardRows) -> Targets:
+        ids = self.document_ids
+        return _WindowOfShard(self, shard, None if ids is None else shard.gather(ids))
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         if self.document_ids is not None or N * self._count > cache.MOST_ENTRIES:
-            return self._lowered_rows(N, M, device)
-        of = (Window, self._size, self._given, self._weights, self.normalize)
-        return cache.CACHED.rows(of, self._lowered_rows, N, M, device)
+            return self._lowered_rows(N, M, device, document_ids=self.document_ids)
+        return cache.CACHED.rows(self._key(), self._lowered_rows, N, M, device)
 
-    def _lowered_rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        row, offsets = torch.arange(N, device=device), self.offsets
+    def rows_from(
+        self,
+        first: int,
+        N: int,
+        M: int,
+        within: tuple[int, int],
+        document_ids: Tensor | None,
+        device: torch.device,
+    ) -> TargetRows:
+        """The rows of N queries from the one of index `first` on.
+
+        Args:
+            first: the index of the first of them.
+            N, M, device: as of `rows`.
+            within: the first and the last candidate, exclusive, that can be targets.
+            document_ids: of all queries, of which there are as many as candidates.
+        """
+        lower = partial(self._lowered_rows, first=first, within=within, document_ids=document_ids)
+        if document_ids is not None or N * self._count > cache.MOST_ENTRIES:
+            return lower(N, M, device)
+        return cache.CACHED.rows((*self._key(), first, within), lower, N, M, device)
+
+    def _key(self) -> tuple[Hashable, ...]:
+        """What tells windows without document_ids from each other."""
+        return Window, self._size, self._given, self._weights, self.normalize
+
+    def _lowered_rows(
+        self,
+        N: int,
+        M: int,
+        device: torch.device,
+        first: int = 0,
+        within: tuple[int, int] | None = None,
+        document_ids: Tensor | None = None,
+    ) -> TargetRows:
+        row, offsets = torch.arange(first, first + N, device=device), self.offsets
         # Python numbers reach a GPU as kernel arguments. A tensor of the offsets or weights would have to be
         # copied from the host first, and the host would wait for that copy.
         columns = torch.stack([row + offset for offset in offsets], 1)
         of_first_row = columns[0].clone()
-        valid = (columns >= 0) & (columns < M)
+        low, high = within or (0, M)
+        valid = (columns >= low) & (columns < high)
         # A column that is clamped into range may repeat another target of the row, so its weight becomes 0.
         columns = columns.clamp(0, M - 1)
-        if self.document_ids is not None:
-            ids = self.document_ids.to(device)
-            valid = valid & (ids[columns] == ids[:, None])
+        if document_ids is not None:
+            ids = document_ids.to(device)
+            valid = valid & (ids[columns] == ids[row][:, None])
         given = self._weights or (1.0,) * self._count
         weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(given)], 1)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return replace(rows_of_equal_length(columns, weights), offsets=of_first_row)
+
+
+class _WindowOfShard(Targets):
+    """The rows of a window that one of several processes holds."""
+
+    def __init__(self, window: Window, shard: ShardRows, document_ids: Tensor | None) -> None:
+        self.window, self.shard, self.document_ids = window, shard, document_ids
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        self.window.check_reach(self.shard.N, M, diagonal)
+        ids = self.document_ids
+        if ids is not None and not ids.numel() == self.shard.N == M:
+            raise ValueError(
+                f"document_ids: want one id for each query of this rank, and as many candidates, got "
+                f"{ids.numel()} ids on all ranks for {self.shard.N} queries and {M} candidates"
+            )
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        first, within = self.shard.first, self.shard.window
+        return self.window.rows_from(first, N, M, within, self.document_ids, device)
 
 
 def _checked_offsets(offsets: Sequence[int]) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ def bfloat16(monkeypatch):
 def lowered(monkeypatch):
     """The problems that losses are lowered to."""
     found = []
-    whole = functional._loss
-    monkeypatch.setattr(functional, "_loss", lambda p, *more: found.append(p) or whole(p, *more))
+    whole = functional.computed_loss
+    monkeypatch.setattr(functional, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
     return found
 
 

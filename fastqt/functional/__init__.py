@@ -1,40 +1,18 @@
-"""The general losses and the logsumexp: check the arguments, lower them to a problem, choose an engine."""
+"""The general losses and the logsumexp: one problem each, of one process or of the ranks of a group."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from fastqt import autograd, engines
-from fastqt.checks import (
-    check_bias,
-    check_embeddings,
-    check_flag,
-    check_groups,
-    check_mask,
-    check_option,
-    check_scale,
-)
-from fastqt.engines import plans, reference
-from fastqt.negatives import Mixed, mixed_rows
-from fastqt.problem import (
-    DIAGONALS,
-    REDUCTIONS,
-    TARGET_REDUCTIONS,
-    Problem,
-    check_memory,
-    loss_dtype,
-    unit_rows,
-)
-from fastqt.targets import NoTargets, Targets, TargetsLike, given_or_window
-
-FUNCTIONS = {
-    "softmax": "fastqt.contrastive_loss",
-    "sigmoid": "fastqt.sigmoid_loss",
-    "log_sum_exp": "fastqt.log_sum_exp",
-}
+from fastqt.checks import check_option
+from fastqt.distributed.group import GroupLike
+from fastqt.functional.grouped import loss_over_group
+from fastqt.functional.lowering import computed_loss, lowered
+from fastqt.negatives import Mixed
+from fastqt.problem import REDUCTIONS, TARGET_REDUCTIONS
+from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
 def contrastive_loss(
@@ -56,6 +34,7 @@ def contrastive_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence from the targets to the softmax of each query's scores.
 
@@ -95,6 +74,11 @@ def contrastive_loss(
             it takes three products if these are enough for that.
         backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
             (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
+        group: the processes whose rows make up the batch: a `fastqt.distributed.Group`, a ProcessGroup or a
+            DeviceMesh of one dimension. Each rank gives its own rows of all arguments; the batch is their
+            concatenation, `negatives` included. "mean" and "sum" are those of the whole batch, the same bits
+            on all ranks, and "none" gives the rank's own rows. Target columns, class indices and partners are
+            indices into all ranks' candidates; a mask is (N, all candidates). See docs/distributed.md.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -107,27 +91,28 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
-    p, engine = _lowered(
-        queries,
-        candidates,
-        given_or_window(targets, context_size, document_ids),
-        link="softmax",
-        bias=bias,
-        diagonal=diagonal,
-        scale=scale,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        backend=backend,
-    )
+    operator = given_or_window(targets, context_size, document_ids)
+    options: dict[str, Any] = {
+        "link": "softmax",
+        "bias": bias,
+        "diagonal": diagonal,
+        "scale": scale,
+        "normalize": normalize,
+        "negatives": negatives,
+        "row_negatives": row_negatives,
+        "query_groups": query_groups,
+        "candidate_groups": candidate_groups,
+        "mask": mask,
+        "memory": memory,
+        "backend": backend,
+    }
+    if group is not None:
+        return loss_over_group(group, queries, candidates, operator, reduction, options)
+    p, engine = lowered(queries, candidates, operator, **options)
     check_option("reduction", reduction, TARGET_REDUCTIONS)
     if reduction == "mean_of_targets":
-        return _loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
-    return _loss(p, reduction, engine)
+        return computed_loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
+    return computed_loss(p, reduction, engine)
 
 
 def sigmoid_loss(
@@ -149,6 +134,7 @@ def sigmoid_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every query with every candidate: is this one of its targets?
 
@@ -166,7 +152,7 @@ def sigmoid_loss(
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
         context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
-            candidate_groups, mask, reduction, backend: as of `contrastive_loss`.
+            candidate_groups, mask, reduction, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -177,25 +163,26 @@ def sigmoid_loss(
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
     """
-    p, engine = _lowered(
-        queries,
-        candidates,
-        given_or_window(targets, context_size, document_ids, normalize=False),
-        link="sigmoid",
-        bias=bias,
-        diagonal=diagonal,
-        scale=scale,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        backend=backend,
-    )
+    operator = given_or_window(targets, context_size, document_ids, normalize=False)
+    options: dict[str, Any] = {
+        "link": "sigmoid",
+        "bias": bias,
+        "diagonal": diagonal,
+        "scale": scale,
+        "normalize": normalize,
+        "negatives": negatives,
+        "row_negatives": row_negatives,
+        "query_groups": query_groups,
+        "candidate_groups": candidate_groups,
+        "mask": mask,
+        "memory": memory,
+        "backend": backend,
+    }
+    if group is not None:
+        return loss_over_group(group, queries, candidates, operator, reduction, options)
+    p, engine = lowered(queries, candidates, operator, **options)
     check_option("reduction", reduction, REDUCTIONS)
-    return _loss(p, reduction, engine)
+    return computed_loss(p, reduction, engine)
 
 
 def log_sum_exp(
@@ -213,6 +200,7 @@ def log_sum_exp(
     mask: Tensor | None = None,
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """log sum_j exp(S_ij) of each query's scores: the logarithm of its softmax's denominator.
 
@@ -234,8 +222,8 @@ def log_sum_exp(
         candidates: (M, D), dtype and device as `queries`.
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
-        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend: as
-            of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
+        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend,
+            group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -249,134 +237,21 @@ def log_sum_exp(
     Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
     representations" (2018), eq. 2.
     """
-    p, engine = _lowered(
-        queries,
-        candidates,
-        NoTargets(),
-        link="log_sum_exp",
-        bias=bias,
-        diagonal=diagonal,
-        scale=scale,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        backend=backend,
-    )
-    return _loss(p, "none", engine)
-
-
-def _lowered(
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Targets,
-    *,
-    link: str,
-    diagonal: str,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    normalize: bool,
-    negatives: Tensor | None,
-    row_negatives: Tensor | Mixed | None,
-    query_groups: Tensor | None,
-    candidate_groups: Tensor | None,
-    mask: Tensor | None,
-    memory: str | int,
-    backend: str | None,
-) -> tuple[Problem, engines.Engine]:
-    """The checked problem in the dtype of the engine that the registry chooses, and that engine."""
-    mixed, given_rows = (row_negatives, None) if isinstance(row_negatives, Mixed) else (None, row_negatives)
-    two = negatives is None and given_rows is None
-    kind = plans.kind_of(Problem, queries, candidates, backend) if two else None
-    plan = plans.known.get(kind)
-    if plan is None:
-        check_embeddings(
-            ("negatives", "row_negatives"),
-            queries=queries,
-            candidates=candidates,
-            negatives=negatives,
-            row_negatives=given_rows,
-        )
-    check_option("diagonal", diagonal, DIAGONALS)
-    check_memory(memory)
-    check_flag("normalize", normalize)
-    N, M, device = queries.shape[0], candidates.shape[0], queries.device
-    targets.check(N, M, diagonal)
-    if query_groups is not None or candidate_groups is not None:
-        query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
-    if mask is not None:
-        check_mask(mask, N, M, device)
-    check_scale(scale, queries.dtype)
-    p = Problem(
-        queries,
-        candidates,
-        negatives,
-        given_rows,
-        scale,
-        targets=targets.rows(N, M, device),
-        diagonal=diagonal,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        bias=_biases(bias, M, queries),
-        link=link,
-    )
-    if p.targets.background is not None:
-        _check_smoothing(p)
-    if mixed is not None:
-        p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
-    engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
-    in_copies = normalize and not engine.normalizes(p, computed)
-    p.normalize = normalize and not in_copies
-    if in_copies or not as_given:
-        p.queries = _prepare(queries, in_copies, dtype, computed)
-        p.candidates = _prepare(candidates, in_copies, dtype, computed)
-        if negatives is not None:
-            p.negatives = _prepare(negatives, in_copies, dtype, computed)
-        if given_rows is not None:
-            p.row_negatives = _prepare(given_rows, in_copies, dtype, computed)
-    if p.partners is not None and not engine.mixes:
-        mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates
-        p.row_negatives, p.partners = mixed_rows(mixed_from, p.mix, p.partners), None
-    if p.targets.dense is not None and not engine.eager:
-        # The kernels read a target matrix in the scores' dtype.
-        p.targets = replace(p.targets, dense=p.targets.dense.to(loss_dtype(p.queries)))
-    return p, engine
-
-
-def _loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
-    if engine.eager:
-        with torch.autocast(p.queries.device.type, enabled=False):
-            return reference.contrastive_loss(p, reduction)
-    return autograd.loss_of(p, reduction, engine.name, FUNCTIONS[p.link])
-
-
-def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
-    """A checked bias for each candidate, in the scores' dtype."""
-    if type(bias) is float and bias == 0:
-        return None
-    check_bias(bias, M, queries.device, queries.dtype)
-    if not isinstance(bias, Tensor) and bias == 0:
-        return None
-    dtype = loss_dtype(queries)
-    if isinstance(bias, Tensor):
-        return bias.to(dtype).expand(M).contiguous()
-    return torch.full((M,), bias, dtype=dtype, device=queries.device)
-
-
-def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dtype) -> Tensor:
-    """Embeddings, rounded to the inputs' dtype as a matrix product would do, in that of the computation."""
-    x = x if x.dtype is dtype else x.to(dtype)
-    x = x if dtype is computed else x.to(computed)
-    return unit_rows(x) if normalize else x
-
-
-def _check_smoothing(p: Problem) -> None:
-    """That nothing excludes a cell, where every cell is a target."""
-    if p.mask is not None or p.query_groups is not None:
-        name = "mask" if p.mask is not None else "query_groups"
-        raise ValueError(f"{name}: want None with smoothed targets, which give every candidate mass")
+    options: dict[str, Any] = {
+        "link": "log_sum_exp",
+        "bias": bias,
+        "diagonal": diagonal,
+        "scale": scale,
+        "normalize": normalize,
+        "negatives": negatives,
+        "row_negatives": row_negatives,
+        "query_groups": query_groups,
+        "candidate_groups": candidate_groups,
+        "mask": mask,
+        "memory": memory,
+        "backend": backend,
+    }
+    if group is not None:
+        return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
+    p, engine = lowered(queries, candidates, NoTargets(), **options)
+    return computed_loss(p, "none", engine)

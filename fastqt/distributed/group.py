@@ -1,0 +1,155 @@
+"""A group of processes and how they hold a batch."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastqt.checks import check_option, shown
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+SHARDS = ("equal", "uneven")
+EDGES = ("join", "cut")
+GRADIENTS = ("average", "sum")
+EXCHANGES = ("auto", "gather", "ring")
+RETURN_DTYPES = (torch.float32, torch.bfloat16)
+# Of a device's memory, what all ranks' candidates and their gradients may take before "auto" chooses a ring.
+GATHERED_SHARE = 1 / 8
+
+
+class Group:
+    """The processes whose rows make up one batch, and how they hold it.
+
+    The batch is the concatenation of the ranks' rows in the order of their ranks in the group. Each rank
+    calls the loss with its own rows and gets the loss of the whole batch.
+
+    Args:
+        process_group: of torch.distributed; by default all processes.
+        shards: "equal": every rank has as many rows as the others, at every call. "uneven": the numbers are
+            exchanged at every call, for which a GPU's host waits; a rank may have no rows.
+        edges: "join": the batch is one text, and windows of neighbours reach over the edges of shards; "cut":
+            windows stop there, as where ranks read separate texts.
+        gradients: "average": gradients are right once they are averaged over the ranks, as DDP and FSDP do;
+            "sum": once they are added up.
+        exchange: "gather": every rank holds all candidates; "ring": one other rank's at a time, for which a
+            softmax takes eight matrix products in place of six; "auto": "gather" where it fits an eighth of
+            the memory.
+        return_dtype: what the candidates' gradients travel in, torch.float32 or torch.bfloat16; they are
+            added up in float32. float64 stays float64 unless it is torch.bfloat16.
+
+    Raises:
+        ValueError: an unknown option, or this process is not in the group.
+        TypeError: process_group is none.
+        RuntimeError: torch.distributed is not initialised.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup | DeviceMesh | None = None,
+        *,
+        shards: str = "equal",
+        edges: str = "join",
+        gradients: str = "average",
+        exchange: str = "auto",
+        return_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_option("shards", shards, SHARDS)
+        check_option("edges", edges, EDGES)
+        check_option("gradients", gradients, GRADIENTS)
+        check_option("exchange", exchange, EXCHANGES)
+        if return_dtype not in RETURN_DTYPES:
+            raise ValueError(f"return_dtype: want torch.float32 or torch.bfloat16, got {shown(return_dtype)}")
+        self.process_group = _process_group("process_group", process_group)
+        self.shards, self.edges, self.gradients = shards, edges, gradients
+        self.exchange, self.return_dtype = exchange, return_dtype
+        self.rank = dist.get_rank(self.process_group)
+        self.size = dist.get_world_size(self.process_group)
+        if self.rank < 0:
+            raise ValueError(
+                f"group: want one that holds this process, rank {dist.get_rank()} of all, got another"
+            )
+        # By what a call is, without its sizes: the sizes that this rank gave when all ranks agreed on it.
+        self.agreed: dict[Any, tuple[int, ...]] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"Group(rank {self.rank} of {self.size}, shards={self.shards!r}, edges={self.edges!r}, "
+            f"gradients={self.gradients!r}, exchange={self.exchange!r}, return_dtype={self.return_dtype})"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        return self  # A copy of a module talks to the same processes.
+
+    def options(self) -> dict[str, Any]:
+        """The options, by name."""
+        names = ("shards", "edges", "gradients", "exchange", "return_dtype")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def factor(self) -> int:
+        """What a rank's part of a gradient is multiplied by, so that the ranks' reduction makes it whole."""
+        return self.size if self.gradients == "average" else 1
+
+    def takes_ring(self, rows: int, like: Tensor) -> bool:
+        """Whether so many candidates in all, which are like `like`, visit one rank's after the other's."""
+        if self.exchange != "auto":
+            return self.exchange == "ring"
+        needed = rows * like[:1].numel() * (like.element_size() + max(4, like.element_size()))
+        return needed > GATHERED_SHARE * _memory_of(like.device)
+
+
+GroupLike: TypeAlias = "Group | ProcessGroup | DeviceMesh"
+
+# The groups that were made of process groups, which agree on a loss once and not at every call.
+_made: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+
+
+def as_group(group: GroupLike) -> Group:
+    """What a user passes as `group=`, as a `Group`.
+
+    Raises:
+        TypeError: none of them.
+        ValueError: a mesh of several dimensions, or a group that this process is not in.
+    """
+    if isinstance(group, Group):
+        return group
+    process_group = _process_group("group", group)
+    made = _made.get(process_group)
+    if made is None:
+        made = _made[process_group] = Group(process_group)
+    return made
+
+
+def _process_group(name: str, group: Any) -> ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{name}: want torch.distributed initialised first, by init_process_group")
+    if group is None:
+        return dist.distributed_c10d._get_default_group()
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"{name}: want one that holds this process, rank {dist.get_rank()} of all, got another"
+        )
+    if isinstance(group, dist.device_mesh.DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"{name}: want a mesh of one dimension, such as mesh['dp'], got {group.ndim} dimensions"
+            )
+        return group.get_group()
+    raise TypeError(f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}")
+
+
+def _memory_of(device: torch.device) -> int:
+    """The bytes of memory that a device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,279 @@
+"""The general losses over the ranks of a group.
+
+Each rank has the rows of its own queries. With gathered candidates that is an ordinary problem whose
+candidates are those of all ranks, between two steps that have gradients: the rows of all ranks are gathered,
+and the losses of all ranks are added up. With a ring, one rank's candidates after the other are visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt import autograd, engines
+from fastqt.checks import (
+    as_ids,
+    check_bias,
+    check_embeddings,
+    check_flag,
+    check_option,
+    check_scale,
+    input_dtype,
+)
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.ring import Ring, visiting_rows
+from fastqt.distributed.shards import Shards, agree, local_rows
+from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
+from fastqt.negatives import Mixed
+from fastqt.problem import (
+    DIAGONALS,
+    REDUCTIONS,
+    TARGET_REDUCTIONS,
+    Problem,
+    check_memory,
+    loss_dtype,
+    unit_rows,
+)
+from fastqt.targets import NoTargets, Rolled, ShardRows, Targets
+
+EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
+
+
+def loss_over_group(
+    group: GroupLike,
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Targets,
+    reduction: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """The loss of all ranks' rows.
+
+    Args:
+        group: what the user gave.
+        queries, candidates: this rank's.
+        targets: of this rank's queries, over the candidates of all ranks.
+        reduction: of all ranks' rows; "none" for this rank's.
+        options: the other arguments of `lowered`, of this rank.
+
+    Raises:
+        ValueError, TypeError: as of the losses, or the ranks differ.
+    """
+    group, function = as_group(group), FUNCTIONS[options["link"]]
+    given = {**options, "queries": queries, "candidates": candidates}
+    for name in EMBEDDINGS:
+        if isinstance(given[name], Tensor):
+            given[name] = local_rows(name, given[name])
+    shards = agree(group, function, lambda: _checked(group, targets, reduction, given))
+    with shards.agreeing():
+        targets = targets.of_shard(_shard_rows(shards, given["queries"].device))
+    if group.takes_ring(shards.total("candidates"), given["candidates"]):
+        local = _loss_of_ring(shards, targets, reduction, given, function)
+    else:
+        local = _loss_of_gathered(shards, targets, reduction, given)
+    if reduction == "none":
+        return collectives.shared(local, group)
+    whole = collectives.total(local, group)
+    if reduction == "mean":
+        return whole / shards.total("queries")
+    if reduction == "mean_of_targets":
+        queries = given["queries"]
+        counted = torch.zeros((), dtype=torch.int64, device=queries.device)
+        if len(queries):
+            rows = targets.rows(len(queries), shards.total("candidates"), queries.device)
+            counted = rows.rows_with_targets()
+        return whole / collectives.add_up(counted, group).clamp(min=1)
+    return whole
+
+
+def _checked(
+    group: Group, targets: Targets, reduction: str, given: dict[str, Any]
+) -> tuple[dict[str, int], dict[str, Hashable]]:
+    """Checks what a rank can check by itself; the numbers of its rows, and what has to be the same on all."""
+    embeddings = {name: given[name] for name in EMBEDDINGS if not isinstance(given[name], Mixed)}
+    may_lack = ("negatives", "row_negatives")
+    check_embeddings(may_lack, **{name: _with_a_row(group, x) for name, x in embeddings.items()})
+    queries, candidates = given["queries"], given["candidates"]
+    check_option("diagonal", given["diagonal"], DIAGONALS)
+    check_option("reduction", reduction, TARGET_REDUCTIONS if given["link"] == "softmax" else REDUCTIONS)
+    check_memory(given["memory"])
+    check_flag("normalize", given["normalize"])
+    check_scale(given["scale"], queries.dtype)
+    check_bias(given["bias"], len(candidates), queries.device, queries.dtype)
+    if (given["query_groups"] is None) != (given["candidate_groups"] is None):
+        missing = "query_groups" if given["query_groups"] is None else "candidate_groups"
+        raise ValueError(f"{missing}: want it together with the other groups, got None")
+    for name, rows in (("query_groups", len(queries)), ("candidate_groups", len(candidates))):
+        if given[name] is not None:
+            given[name] = as_ids(name, given[name]).to(queries.device)
+            if given[name].numel() != rows:
+                raise ValueError(f"{name}: want {rows} ids, got {given[name].numel()}")
+    sizes = {"queries": len(queries), "candidates": len(candidates)}
+    if given["negatives"] is not None:
+        sizes["negatives"] = len(given["negatives"])
+    return sizes, {
+        "width": queries.shape[1],
+        "dtype": str(input_dtype(queries)),
+        "device": queries.device.type,
+        "targets": type(targets).__name__,
+        "reduction": reduction,
+        **{name: given[name] for name in ("diagonal", "normalize")},
+        **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
+        **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
+        "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
+        "gradients of": tuple(
+            name
+            for name in (*EMBEDDINGS, "scale", "bias")
+            if torch.is_grad_enabled() and isinstance(given[name], Tensor) and given[name].requires_grad
+        ),
+    }
+
+
+def _with_a_row(group: Group, x: Any) -> Any:
+    """A matrix without rows, which a rank may have of uneven shards, as one with a row."""
+    empty = isinstance(x, Tensor) and x.dim() == 2 and not len(x) and group.shards == "uneven"
+    return x.new_empty(1, x.shape[1]) if empty else x
+
+
+def _shard_rows(shards: Shards, device: torch.device) -> ShardRows:
+    first, M = shards.first("candidates"), shards.total("candidates")
+    own = (first, first + shards.counts["candidates"][shards.group.rank])
+
+    def gather(ids: Tensor) -> Tensor:
+        queries = shards.counts["queries"]
+        if ids.numel() != queries[shards.group.rank]:
+            raise ValueError(
+                f"document_ids: want one id for each of this rank's {queries[shards.group.rank]} queries, "
+                f"got {ids.numel()}"
+            )
+        return collectives.gather_integers(ids.to(device), queries, shards.group)
+
+    within = own if shards.group.edges == "cut" else (0, M)
+    return ShardRows(shards.first("queries"), shards.total("queries"), M, within, gather)
+
+
+def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: dict[str, Any]) -> Tensor:
+    """The sum of this rank's rows, or the rows, from the candidates of all ranks."""
+    group, queries = shards.group, given["queries"]
+    options = {**given, **_gathered_columns(shards, given)}
+    counts = shards.counts
+    options["candidates"] = collectives.gather(
+        given["candidates"], counts["candidates"], group, input_dtype(queries)
+    )
+    if given["negatives"] is not None:
+        negatives = collectives.gather(given["negatives"], counts["negatives"], group, input_dtype(queries))
+        options["negatives"] = negatives if len(negatives) else None
+    if isinstance(given["row_negatives"], Mixed):
+        options["row_negatives"] = _mixed(shards, given, options["candidates"].__getitem__)
+    leaves = [options[name] for name in (*EMBEDDINGS, "scale", "bias")]
+    if given["diagonal"] != "keep":
+        targets = _with_own_candidates_first(shards, targets, options)
+    if not len(queries):
+        with shards.agreeing():
+            return _nothing(queries, reduction, leaves)
+    queries, candidates = options.pop("queries"), options.pop("candidates")
+    with shards.agreeing():
+        p, engine = lowered(queries, candidates, targets, **options)
+        return computed_loss(p, "none" if reduction == "none" else "sum", engine)
+
+
+def _gathered_columns(shards: Shards, given: dict[str, Any]) -> dict[str, Tensor]:
+    """The arguments with a number for each candidate, of all ranks."""
+    counts, group, found = shards.counts["candidates"], shards.group, {}
+    if given["candidate_groups"] is not None:
+        found["candidate_groups"] = collectives.gather_integers(given["candidate_groups"], counts, group)
+    if isinstance(given["bias"], Tensor) and given["bias"].dim():
+        found["bias"] = collectives.gather(given["bias"], counts, group)
+    return found
+
+
+def _mixed(shards: Shards, given: dict[str, Any], rows_at: Callable[[Tensor], Tensor]) -> Tensor:
+    """The row negatives of `Mixed` for this rank's queries, from the batch's candidates of given indices."""
+    mixed, first, n = given["row_negatives"], shards.first("queries"), len(given["queries"])
+    N, M, device = shards.total("queries"), shards.total("candidates"), given["queries"].device
+    if mixed.partners is None:
+        partners = mixed.partners_of(N, M, device)[first : first + n]
+    else:
+        partners = mixed.partners_of(n, M, device)
+    own = torch.arange(first, first + n, device=device)
+    pair = rows_at(torch.cat([own, partners])).detach()
+    if given["normalize"]:
+        pair = unit_rows(pair)
+    return F.normalize(mixed.mix * pair[:n] + (1 - mixed.mix) * pair[n:], dim=1)
+
+
+def _with_own_candidates_first(shards: Shards, targets: Targets, options: dict[str, Any]) -> Targets:
+    """Moves the candidates before this rank's queries behind all others, and gives the targets of these.
+
+    The batch's cells (i, i) are then the cells (i, i) of the rank's own rows.
+    """
+    first, N, M = shards.first("queries"), shards.total("queries"), shards.total("candidates")
+    if N > M:
+        raise ValueError(
+            f"diagonal: want 'keep' in a group with more queries (N={N}) than candidates (M={M}), "
+            f"got {options['diagonal']!r}"
+        )
+    if not first:
+        return targets
+    for name in ("candidates", "candidate_groups", "bias"):
+        if isinstance(options[name], Tensor) and options[name].dim():
+            options[name] = options[name].roll(-first, 0)
+    if options["mask"] is not None:
+        options["mask"] = options["mask"].roll(-first, 1)
+    return Rolled(targets, first)
+
+
+def _nothing(queries: Tensor, reduction: str, leaves: list[Any]) -> Tensor:
+    """The loss of no rows, from which gradients of 0 flow to all leaves: other ranks wait for them."""
+    none = [x.reshape(-1)[:0].to(loss_dtype(queries)) for x in leaves if isinstance(x, Tensor)]
+    rows = torch.cat(none)
+    return rows if reduction == "none" else rows.sum()
+
+
+def _loss_of_ring(
+    shards: Shards, targets: Targets, reduction: str, given: dict[str, Any], function: str
+) -> Tensor:
+    """The sum of this rank's rows, or the rows, from one rank's candidates after the other."""
+    with shards.agreeing():
+        p, engine = _problem_of_ring(shards, targets, given)
+    ring = Ring(shards, engines.computation(engine.name, p))
+    return autograd.loss_of(p, "none" if reduction == "none" else "sum", ring, function)
+
+
+def _problem_of_ring(
+    shards: Shards, targets: Targets, given: dict[str, Any]
+) -> tuple[Problem, engines.Engine]:
+    """The problem that `Ring` takes, and the engine of its visits."""
+    queries, M, counts = given["queries"], shards.total("candidates"), shards.counts
+    if given["diagonal"] != "keep" and counts["queries"] != counts["candidates"]:
+        raise ValueError(
+            "exchange: want 'gather' where the diagonal is replaced and a rank has not as many candidates as "
+            "queries, got 'ring'"
+        )
+    negatives = counts.get("negatives", counts["candidates"])
+    if any(more and not own for more, own in zip(negatives, counts["candidates"], strict=True)):
+        raise ValueError("exchange: want 'gather' where a rank has negatives but no candidates, got 'ring'")
+    options = {**given, **_gathered_columns(shards, given)}
+    del options["queries"], options["candidates"]
+    if isinstance(given["row_negatives"], Mixed):
+        options["row_negatives"] = _mixed(shards, given, partial(visiting_rows, shards, given["candidates"]))
+    if not len(queries):
+        options |= {"row_negatives": None, "mask": None, "query_groups": None, "candidate_groups": None}
+        targets = NoTargets()
+    # Nothing is read of the candidates before they visit: for the checks and the targets their number counts.
+    candidates = queries.new_empty(1, queries.shape[1]).expand(M, -1)
+    options["negatives"] = _with_a_row(shards.group, given["negatives"])
+    p, plan = checked(_with_a_row(shards.group, queries), candidates, targets, **options)
+    if plan.engine.eager:
+        raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
+    p.queries, p.candidates, p.negatives = queries, given["candidates"], given["negatives"]
+    if not len(queries):
+        p.row_negatives = given["row_negatives"]
+    prepare(p, plan)
+    return p, plan.engine

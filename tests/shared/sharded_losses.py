@@ -1,0 +1,190 @@
+"""Losses of a batch that the ranks of a group hold, beside those of one process with the whole batch.
+
+The functions here run on every rank (see ranks.py). Everything of the batch is drawn from one seed, so that
+each rank makes all of it and takes its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fastqt
+from fastqt.distributed import Group
+
+WIDTH = 12
+
+
+@dataclass
+class Case:
+    """A loss of a batch.
+
+    Attributes:
+        loss: the name of a public function.
+        counts: the number of queries of each rank.
+        candidates: of each rank; by default as of queries.
+        converged: whether each query is near its own candidate.
+        options: of the loss; of these `rowwise` are given row by row, and each rank takes its own rows.
+        leaves: names of further leaves: "scale", "bias".
+    """
+
+    loss: str
+    counts: tuple[int, ...]
+    candidates: tuple[int, ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()  # further arguments that are made of the seed; see `_further`
+    group: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+    converged: bool = False
+    seed: int = 0
+
+
+def part(x: Tensor, counts: Sequence[int], rank: int) -> Tensor:
+    """A rank's rows."""
+    first = sum(counts[:rank])
+    return x[first : first + counts[rank]]
+
+
+class Batch:
+    """The tensors of a case, the whole and each rank's part of them."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.candidate_counts = case.candidates or case.counts
+        generator = torch.Generator().manual_seed(case.seed)
+        N, M = sum(case.counts), sum(self.candidate_counts)
+        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
+        self.leaves = {"queries": draw(N, WIDTH), "candidates": draw(M, WIDTH)}
+        if case.converged:
+            rows = torch.arange(N) % M
+            self.leaves["queries"] = 4 * (self.leaves["candidates"][rows] + 0.01 * draw(N, WIDTH))
+        self.counts = {"queries": case.counts, "candidates": self.candidate_counts}
+        self.fixed: dict[str, Any] = {}
+        for name in case.given:
+            self._add(name, draw, generator, N, M)
+        self.leaves = {name: x.to(case.dtype) for name, x in self.leaves.items()}
+
+    def _add(self, name: str, draw: Any, generator: torch.Generator, N: int, M: int) -> None:
+        case = self.case
+        integers = lambda high, *shape: torch.randint(high, shape, generator=generator)  # noqa: E731
+        if name == "negatives":
+            counts = tuple((rank * 3 + 2) % 5 for rank in range(len(case.counts)))
+            if case.group.get("shards", "equal") == "equal":
+                counts = (3,) * len(case.counts)
+            elif case.group.get("exchange") == "ring":
+                counts = tuple(k if m else 0 for k, m in zip(counts, self.candidate_counts, strict=True))
+            self.leaves["negatives"], self.counts["negatives"] = draw(sum(counts), WIDTH), counts
+        elif name == "row_negatives":
+            self.leaves["row_negatives"], self.counts["row_negatives"] = draw(N, WIDTH), case.counts
+        elif name in ("scale", "bias"):
+            self.leaves[name] = torch.tensor(1.7 if name == "scale" else -0.8, dtype=torch.float64)
+        elif name == "biases":
+            self.leaves["bias"], self.counts["bias"] = draw(M), self.candidate_counts
+        elif name == "groups":
+            self.fixed["query_groups"], self.fixed["candidate_groups"] = integers(7, N), integers(7, M)
+            self.counts |= {"query_groups": case.counts, "candidate_groups": self.candidate_counts}
+        elif name == "mask":
+            mask = torch.rand(N, M, generator=generator) < 0.2
+            near = (torch.arange(N)[:, None] - torch.arange(M)).abs() <= 2
+            self.fixed["mask"], self.counts["mask"] = mask & ~near, case.counts
+        elif name == "document_ids":
+            self.fixed["document_ids"], self.counts["document_ids"] = torch.arange(N) // 4, case.counts
+        elif name == "classes":
+            self.fixed["targets"] = integers(M, N).where(torch.arange(N) % 5 > 0, -100)
+            self.counts["targets"] = case.counts
+        elif name in ("dense", "sparse"):
+            dense = torch.rand(N, M, generator=generator, dtype=torch.float64)
+            dense = dense * (dense > 0.7) * (1 - torch.eye(N, M))
+            self.fixed["targets"], self.counts["targets"] = dense.to(case.dtype), case.counts
+        elif name == "partners":
+            self.fixed["partners"], self.counts["partners"] = integers(M, N), case.counts
+        else:
+            raise KeyError(name)
+
+    def arguments(self, rank: int | None) -> tuple[list[Tensor], dict[str, Any], dict[str, Tensor]]:
+        """Positional and keyword arguments of the loss, and its leaves: a rank's, or with None all."""
+        own = lambda name, x: x if rank is None or not x.dim() else part(x, self.counts[name], rank)  # noqa: E731
+        leaves = {name: own(name, x).clone().requires_grad_() for name, x in self.leaves.items()}
+        options = dict(self.case.options)
+        fixed = {name: own(name, x) for name, x in self.fixed.items()}
+        if "sparse" in self.case.given:
+            fixed["targets"] = fixed["targets"].to_sparse_csr()
+        if "mixed" in options:
+            options["row_negatives"] = fastqt.Mixed(options.pop("mixed"), fixed.pop("partners", None))
+        if "window" in options:
+            options["targets"] = fastqt.Window(
+                **options.pop("window"), document_ids=fixed.pop("document_ids", None)
+            )
+        if "smoothing" in options:
+            options["targets"] = fastqt.smoothed(
+                options.get("targets", fastqt.Window()), options.pop("smoothing")
+            )
+        options |= fixed
+        keywords = {name: x for name, x in leaves.items() if name not in ("queries", "candidates")}
+        return [leaves["queries"], leaves["candidates"]], {**keywords, **options}, leaves
+
+
+@dataclass
+class Found:
+    """What a rank found, and how far it is from one process with the whole batch."""
+
+    value: Any
+    errors: dict[str, float]  # of the value and of each leaf's gradient, relative to the greatest number
+
+
+def compare(case: Case) -> Found:
+    """A rank's loss and gradients beside its part of those of one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    batch, loss = Batch(case), getattr(fastqt, case.loss)
+    upstream = torch.linspace(0.5, 1.5, sum(case.counts), dtype=torch.float64)
+    none = case.options.get("reduction") == "none" or case.loss == "log_sum_exp"
+
+    (a, b), keywords, leaves = batch.arguments(None)
+    whole = loss(a, b, **keywords)
+    (whole @ upstream.to(whole.dtype) if none else whole).backward()
+
+    group = Group(**case.group)
+    (a, b), keywords, own = batch.arguments(rank)
+    found = loss(a, b, **keywords, group=group)
+    if none:
+        (found @ part(upstream, case.counts, rank).to(found.dtype)).backward()
+    else:
+        found.backward()
+    wanted = part(whole, case.counts, rank) if none else whole
+    errors = {"value": _relative(found.detach(), wanted.detach(), whole.detach())}
+    factor = size if group.gradients == "average" else 1
+    for name, leaf in own.items():
+        expected = leaves[name].grad
+        if leaf.dim():
+            gradient, wanted = leaf.grad / factor, part(expected, batch.counts[name], rank)
+        else:
+            gradient = leaf.grad.clone()  # as the group's own reduction makes it
+            dist.all_reduce(gradient)
+            gradient, wanted = gradient / factor, expected
+        errors[name] = _relative(gradient, wanted, expected)
+    return Found(found.detach(), errors)
+
+
+def compare_all(cases: list[Case]) -> list[Found]:
+    return [compare(case) for case in cases]
+
+
+def _relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not found.numel():
+        return 0.0
+    difference = (found.double() - wanted.double()).abs()
+    difference = difference.where(found.isfinite() | wanted.isfinite(), 0)  # -inf where both have it
+    finite = whole.double().where(whole.isfinite(), 0)
+    # What is nearly 0 has been rounded beside numbers of about 1.
+    return float(difference.max() / finite.abs().max().clamp(min=1e-2))
+
+
+def run(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
