@@ -40,7 +40,9 @@ class Progress:
     corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
     vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
-    taken: int | None = 0  # sentences of this epoch that all ranks have taken; None in those of older versions
+    taken: int | None = (
+        0  # sentences of this epoch that all ranks have taken; None in those of older versions
+    )
     # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
     # start of an epoch, and for models that shuffle the corpus.
     spans: tuple[tuple[Span, ...], ...] = ()

@@ -23,7 +23,9 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
             or on none, and a sparse one on all or on none.
     """
     graded = [parameter for parameter in parameters if parameter.grad is not None]
-    _align_rows([parameter for parameter in graded if parameter.grad is not None and parameter.grad.is_sparse])
+    _align_rows(
+        [parameter for parameter in graded if parameter.grad is not None and parameter.grad.is_sparse]
+    )
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in graded:
         by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -36,7 +38,9 @@ def _align_rows(tables: list[Tensor]) -> None:
     if not tables:
         return
     own = [distinct_rows(table.grad) for table in tables if table.grad is not None]
-    used = [rows.new_zeros(len(table), dtype=torch.uint8) for table, (rows, _) in zip(tables, own, strict=True)]
+    used = [
+        rows.new_zeros(len(table), dtype=torch.uint8) for table, (rows, _) in zip(tables, own, strict=True)
+    ]
     for mask, (rows, _) in zip(used, own, strict=True):
         mask.index_fill_(0, rows, 1)
     whole = torch.cat(used)

@@ -10,30 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, load_lexicon, save_lexicon
+from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, save_lexicon
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, Turn, build_objective
 from fastqt.train.optim import clip_gradients
-from fastqt.train.preparation import (
-    check_corpus,
-    check_directory,
-    check_same_settings,
-    corpus_files,
-    own_directory,
-    read_corpus,
-    share_out,
-)
+from fastqt.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.train.progress import Display, Silent, StopRequest
-from fastqt.train.ranks import Ranks, joined, rank_seed
+from fastqt.train.ranks import Ranks, joined
+from fastqt.train.state import follow_first, part_generators
 
 if TYPE_CHECKING:
     from fastqt.evaluation.development import DevelopmentPairs
@@ -100,40 +92,21 @@ def _trainer(
 ) -> Trainer:
     """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
     corpus, vocabulary, progress, begun = ranks.first(
-        lambda: _prepare(config, directory, resume, display, ranks.size)
+        lambda: prepare(config, directory, resume, ranks.size, display.note)
     )
     trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
+    path = directory / checkpoint.CHECKPOINT
     if ranks.is_first and begun:
-        checkpoint.load_checkpoint(directory / checkpoint.CHECKPOINT, trainer.model, trainer.optimizer)
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
     if ranks.size > 1:
-        trainer.follow_first(begun)
+        follow_first(ranks, trainer.model, trainer.optimizer)
+        part_generators(ranks, config.seed, progress.step, path if begun else None)
     if ranks.is_first:
         checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
         if not begun:
             save_lexicon(vocabulary, directory)
         progress.vocabulary_digest = lexicon_digest(config, directory)
     return trainer
-
-
-def _prepare(
-    config: TrainConfig, directory: Path, resume: bool, display: type[Display], ranks: int
-) -> tuple[list[str], Lexicon, Progress, bool]:
-    """The corpus, its vocabulary, how far the training has come, and whether it has a checkpoint."""
-    check_directory(directory, config, resume)
-    path = directory / checkpoint.CHECKPOINT
-    progress = checkpoint.read_progress(path) if resume and path.exists() else None
-    corpus = corpus_files(config, directory, resume)
-    if progress is None:
-        display.note(f"reading {', '.join(corpus)} to build the vocabulary")
-        return corpus, *read_corpus(config, corpus, ranks), False
-    check_corpus(corpus, progress)
-    vocabulary = load_lexicon(config, directory)
-    if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
-        raise InputError(
-            f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
-        )
-    share_out(config, corpus, progress, ranks)
-    return corpus, vocabulary, progress, True
 
 
 class Trainer:
@@ -173,32 +146,6 @@ class Trainer:
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
-
-    def follow_first(self, begun: bool) -> None:
-        """Takes over the model and the optimiser of rank 0, and draws other random numbers than other ranks.
-
-        Args:
-            begun: rank 0 has loaded a checkpoint, from which each rank gets the generators that it had.
-        """
-        self.ranks.equalize(self.model.state_dict().values())
-        names = dict(self.model.named_parameters())
-        kept = self.ranks.first(
-            lambda: [
-                (name, key, value.shape, value.dtype)
-                for name, parameter in names.items()
-                for key, value in self.optimizer.state[parameter].items()
-            ]
-        )
-        for name, key, shape, dtype in kept:
-            state = self.optimizer.state[names[name]]
-            state.setdefault(key, torch.empty(shape, dtype=dtype, device=names[name].device))
-            self.ranks.equalize([state[key]])
-        path = self.directory / checkpoint.CHECKPOINT
-        generators = self.ranks.first(lambda: checkpoint.read_generators(path) if begun else [])
-        if self.ranks.rank:
-            torch.manual_seed(rank_seed(self.config.seed, self.ranks.rank, self.progress.step))
-        if self.ranks.rank < len(generators):
-            checkpoint.set_generator_states(generators[self.ranks.rank], path)
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
         """Trains until the last step or until a signal arrives, then saves a checkpoint.

@@ -164,16 +164,24 @@ class ContextObjective(Objective[Batch]):
 
     def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
         queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        # Sentences of two spans are no neighbours, even where windows cross the boundaries of documents.
-        apart = batch.document_ids if self.config.documents == "cut" else batch.pieces
         loss = contrastive_loss(
             queries,
             candidates,
             context_size=self.config.context_size,
-            document_ids=None if apart is None else apart.to(self.device),
+            document_ids=self._documents(batch, share),
             **_options(share),
         )
         return loss, (queries, candidates)
+
+    def _documents(self, batch: Batch, share: Share | None) -> Tensor | None:
+        """What windows stop at."""
+        if self.config.documents == "cut":
+            return batch.document_ids.to(self.device)
+        # Sentences of two spans are no neighbours. All ranks have to give ids where one does.
+        pieces = batch.pieces
+        if pieces is None and share is not None and share.group is not None:
+            pieces = torch.zeros_like(batch.lengths)
+        return None if pieces is None else pieces.to(self.device)
 
     def measure(self, measured: Measured) -> dict[str, float]:
         forward, backward = context_accuracy(*measured)

@@ -7,10 +7,10 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
@@ -19,6 +19,7 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lock import locked
+from fastqt.runs.model import lexicon_digest, load_lexicon
 from fastqt.text import Lexicon, Vocabulary, read_blocks
 from fastqt.text.batches import Span, split, too_short
 from fastqt.text.reader import STDIN
@@ -32,6 +33,47 @@ RUN_FILES = (
     checkpoint.MODEL,
     checkpoint.CHECKPOINT,
 )
+
+
+class Prepared(NamedTuple):
+    """What a training starts from."""
+
+    corpus: list[str]  # paths of the text files
+    vocabulary: Lexicon
+    progress: Progress
+    begun: bool  # whether there is a checkpoint to continue from
+
+
+def prepare(
+    config: TrainConfig, directory: Path, resume: bool, ranks: int, note: Callable[[str], None]
+) -> Prepared:
+    """Reads what a training starts from: its checkpoint, or else its corpus.
+
+    Args:
+        config: the settings.
+        directory: that of the run.
+        resume: continue from the checkpoint in the directory, if there is one.
+        ranks: how many processes train together.
+        note: says what happens.
+
+    Raises:
+        InputError: the corpus, the directory or the checkpoint cannot be used.
+    """
+    check_directory(directory, config, resume)
+    path = directory / checkpoint.CHECKPOINT
+    progress = checkpoint.read_progress(path) if resume and path.exists() else None
+    corpus = corpus_files(config, directory, resume)
+    if progress is None:
+        note(f"reading {', '.join(corpus)} to build the vocabulary")
+        return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
+    check_corpus(corpus, progress)
+    vocabulary = load_lexicon(config, directory)
+    if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
+        raise InputError(
+            f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
+        )
+    share_out(config, corpus, progress, ranks)
+    return Prepared(corpus, vocabulary, progress, True)
 
 
 @contextlib.contextmanager

@@ -14,21 +14,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
+from fastqt.distributed import Group
 from fastqt.errors import InputError
 from fastqt.json_text import one_line
 from fastqt.runs.model import choose_device
 from fastqt.train.gradients import sum_gradients
 from fastqt.train.watch import BEAT, Watch
-
-if TYPE_CHECKING:
-    from fastqt.distributed import Group
 
 T = TypeVar("T")
 POLL = 0.2  # seconds; how often a rank looks whether rank 0 has finished its work
@@ -96,8 +95,6 @@ class Processes(Ranks):
     """
 
     def __init__(self, watch: Watch, batch_size: int) -> None:
-        from fastqt.distributed import Group
-
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._watch, self._store = watch, watch.store.clone()
         self._batch_size = batch_size
@@ -163,11 +160,6 @@ class Processes(Ranks):
         return total
 
 
-def rank_seed(seed: int, rank: int, step: int) -> int:
-    """The seed of a rank's random numbers from a step on, where a checkpoint holds no generator of it."""
-    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> 1)
-
-
 @contextlib.contextmanager
 def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
     """The processes that torchrun started, or this one alone.
@@ -204,12 +196,14 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
 def _connect(device: str, timeout: float) -> Watch:
     """Makes the default process group and the watch over it."""
     if dist.is_initialized():
-        raise InputError("train: want to make the process group itself, but torch.distributed has one already")
+        raise InputError(
+            "train: want to make the process group itself, but torch.distributed has one already"
+        )
     on_gpu = choose_device(device).type == "cuda"
     limit = timedelta(seconds=timeout)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
-        watch = Watch(dist.PrefixStore("fastqt", store), rank, size, timeout)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        watch = Watch(PrefixStore("fastqt", store), rank, size, timeout)
         # What is on the host, such as objects and agreements, is exchanged without the GPU.
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)

@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch.distributed import Store
 
 from fastqt.errors import InputError, OtherRankError
 from fastqt.json_text import one_line
@@ -47,15 +46,16 @@ class Watch:
     signs of life and its exchanges, and the first failure is written.
 
     Args:
-        store: shared by the processes.
+        store: a torch.distributed.Store that the processes share.
         rank: the number of this process.
         size: how many there are.
         timeout: seconds after which a process without a sign of life has failed.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         # With a connection of its own, a sign of life need not wait until torch's own use of the store ends.
-        self.store, self.rank, self.size, self.timeout = store.clone(), rank, size, timeout
+        self.store: Any = store.clone()
+        self.rank, self.size, self.timeout = rank, size, timeout
         self._beats, self._exchanges = 0, 0
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._ended = threading.Event()

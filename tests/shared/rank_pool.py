@@ -1,6 +1,6 @@
 """Processes that train together as torchrun starts them, kept for many cases.
 
-A process takes about three seconds to import torch, so one pool of processes runs all cases of a module.
+One pool of processes runs all cases of a module.
 """
 
 import multiprocessing
@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 
+# The processes are forked from one that has imported what they need.
+CONTEXT = multiprocessing.get_context("forkserver")
 PATIENCE = 120  # seconds after which a case has hung; measurements of others may pause these processes
 DIED = "died"
 
@@ -30,14 +32,14 @@ class Pool:
     """Processes for up to `size` ranks; those that a case has ended are replaced."""
 
     def __init__(self, size):
-        self._context = multiprocessing.get_context("spawn")
-        self._answers = self._context.Queue()
+        CONTEXT.set_forkserver_preload(["rank_pool", "fastqt.train"])
+        self._answers = CONTEXT.Queue()
         self._workers = [self._begin() for _ in range(size)]
         self._cases = 0
 
     def _begin(self):
-        tasks = self._context.Queue()
-        process = self._context.Process(target=_serve, args=(tasks, self._answers), daemon=True)
+        tasks = CONTEXT.Queue()
+        process = CONTEXT.Process(target=_serve, args=(tasks, self._answers), daemon=True)
         process.start()
         return process, tasks
 
@@ -47,7 +49,9 @@ class Pool:
         self._workers = [each if each[0].is_alive() else self._begin() for each in self._workers]
         workers = self._workers[:ranks]
         # As the agent of torchrun does, this process keeps the store.
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store = TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks)}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         for rank, (_, tasks) in enumerate(workers):

@@ -41,6 +41,7 @@ def stand_in():
     try:
         import fastqt.distributed  # noqa: F401
     except ImportError:
+
         class Group:
             def __init__(self, **options):
                 self.options = options
@@ -64,7 +65,9 @@ def stand_in():
                 total = part.detach().clone()
                 dist.all_reduce(total)
                 return part + (total - part.detach())
+
             return call
+
         objectives.contrastive_loss = wrap(contrastive_loss)
         SimCSELoss.function = staticmethod(wrap(simcse_loss))
         MixCSELoss.function = staticmethod(wrap(mixcse_loss))
@@ -159,7 +162,9 @@ def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(p
                 answers = together(pool, 3, replace(config, steps=steps), run, True)
                 first = answers[0][3]
                 assert len(first) == len(answers[1][3]) > 0
-                assert all(torch.equal(*pair) for answer in answers for pair in zip(answer[3], first, strict=True))
+                assert all(
+                    torch.equal(*pair) for answer in answers for pair in zip(answer[3], first, strict=True)
+                )
                 states = {bytes(state.tolist()) for answer in answers for state in answer[2]}
                 assert len(states) == 3, "dropout would be the same on two ranks"
         assert_same_run(tmp_path / f"{len(kind)}parts", tmp_path / f"{len(kind)}whole")
@@ -167,8 +172,14 @@ def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(p
 
 @pytest.mark.parametrize(
     "kind",
-    [{"model": "simcse", "dropout": 0.0}, {"model": "mixcse", "dropout": 0.0}, {"model": "gloss-bow"},
-     {"model": "gloss-pos", "latents": "all"}], ids=str)
+    [
+        {"model": "simcse", "dropout": 0.0},
+        {"model": "mixcse", "dropout": 0.0},
+        {"model": "gloss-bow"},
+        {"model": "gloss-pos", "latents": "all"},
+    ],
+    ids=str,
+)
 def test_ranks_train_as_one_process_does_on_their_batches_together(pool, numbered, tmp_path, kind):
     """With sentences in random order, the ranks' batches together are those of one process."""
     config = TrainConfig((numbered,), epochs=2, **SMALL | kind | {"batch_size": 26})
@@ -221,12 +232,15 @@ def raising(rank):
         raise ZeroDivisionError("for a test")
 
 
-@pytest.mark.parametrize(("spoil", "words"), [
-    (killed, "rank 1 has died or hangs"),
-    (first_killed, "rank 0 has died or hangs"),
-    (raising, "rank 1 has failed: ZeroDivisionError: for a test"),
-    (late, "rank 1 did not answer within 5 s"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (killed, "rank 1 has died or hangs"),
+        (first_killed, "rank 0 has died or hangs"),
+        (raising, "rank 1 has failed: ZeroDivisionError: for a test"),
+        (late, "rank 1 did not answer within 5 s"),
+    ],
+)
 def test_a_rank_that_fails_ends_the_others_with_words(pool, numbered, tmp_path, spoil, words):
     config = TrainConfig((numbered,), **SMALL | {"timeout": 5})
     began = time.monotonic()
