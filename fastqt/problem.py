@@ -145,13 +145,19 @@ class Problem:
 
 @dataclass
 class ClipProblem:
-    """Pairs of rows of equal index: a softmax over each row of the scores and one over each column."""
+    """Pairs of rows of equal index: a softmax over each row of the scores and one over each column.
+
+    With `pairs` the scores are a rectangle of a larger matrix, which several processes share. Row i and
+    column i are then a pair for i < pairs, which is N or 0. A computation has `sums` and `gradients_from` for
+    it, and no loss.
+    """
 
     queries: Tensor  # (N, D)
-    candidates: Tensor  # (N, D)
+    candidates: Tensor  # (N, D), or with `pairs` (M, D), where M >= pairs
     scale: float | Tensor  # ()
     memory: str | int = "fast"
     normalize: bool = False  # as of `Problem`
+    pairs: int | None = None
 
     needs_type: ClassVar[type[Needs]] = Needs
 
@@ -159,6 +165,37 @@ class ClipProblem:
         """What gradients can flow to, in the order of `Needs`."""
         scale = self.scale if isinstance(self.scale, Tensor) else None
         return self.queries, self.candidates, None, None, scale, None
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether there is a score; a process may have no rows."""
+        return self.queries.shape[0] > 0 and self.candidates.shape[0] > 0
+
+
+class ClipSums(NamedTuple):
+    """What is found of the scores of a `ClipProblem`, all of them float64.
+
+    Attributes:
+        positive: (pairs,) the score of each pair.
+        row_others, column_others: (N,) and (M,) the logsumexp, in each row and in each column, of the cells
+            that are no pairs; -inf where there are none.
+    """
+
+    positive: Tensor
+    row_others: Tensor
+    column_others: Tensor
+
+
+class ClipSide(NamedTuple):
+    """The whole softmax of each row, or of each column, of which a `ClipProblem` may hold a part.
+
+    Attributes:
+        logsumexp: (N,) or (M,) float64, of all cells, a pair's included.
+        weights: (N,) or (M,) float64; dL/dS of a cell has weight * exp(S - logsumexp) from this side.
+    """
+
+    logsumexp: Tensor
+    weights: Tensor
 
 
 @dataclass

@@ -3,6 +3,9 @@
 // The first walk over tiles finds the logsumexp of rows and columns together. The second one turns the scores into
 // their gradient, the sum of both directions. It computes the scores once more of those tiles that the memory could
 // not keep: 6 N^2 D operations where all tiles are kept, and 8 N^2 D where none is.
+//
+// Of a batch that several processes share, each has rectangles of the scores. The two walks over one of these are
+// operators of their own, because the sums of all rectangles are added up between them.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -10,8 +13,10 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "cpu/checks.h"
 #include "cpu/clip_tile.h"
@@ -21,63 +26,120 @@
 namespace fastqt {
 namespace {
 
+// The softmaxes of rows and of columns, and the gradients of the pairs: what the gradient of a score depends on.
+struct Sides {
+  const double *row_logsumexp, *row_weights;        // (rows)
+  const double *column_logsumexp, *column_weights;  // (columns)
+  PairGradients pairs;
+};
+
+// Those of sum_i weights_i loss_i, where all pairs are on the diagonal and their sums are known.
+class WholeBatch {
+ public:
+  WholeBatch(const PairSums& sums, const double* weights)
+      : halves_(sums.pairs), row_logsumexp_(sums.pairs), column_logsumexp_(sums.pairs), pairs_(sums.pairs) {
+    for (int64_t i = 0; i < sums.pairs; ++i) {
+      halves_[i] = weights[i] / 2;
+      row_logsumexp_[i] = log_add(sums.row_others[i], sums.positive[i]);
+      column_logsumexp_[i] = log_add(sums.column_others[i], sums.positive[i]);
+      pairs_[i] = -halves_[i] * std::exp(sums.row_others[i] - row_logsumexp_[i]) -
+                  halves_[i] * std::exp(sums.column_others[i] - column_logsumexp_[i]);
+    }
+  }
+
+  Sides sides() const {
+    const auto n = static_cast<int64_t>(pairs_.size());
+    return {row_logsumexp_.data(), halves_.data(), column_logsumexp_.data(), halves_.data(), {pairs_.data(), n}};
+  }
+
+ private:
+  std::vector<double> halves_, row_logsumexp_, column_logsumexp_, pairs_;
+};
+
 template <class S>
 class Clip {
   using T = Computed<S>;
 
  public:
-  Clip(Walk<S>& walk, const PairSums& sums, int64_t n) : walk_(walk), sums_(sums), n_(n) {}
+  Clip(Walk<S>& walk, int64_t rows, int64_t columns) : walk_(walk), rows_(rows), columns_(columns) {}
 
-  // Finds the score and the sums of each pair, and keeps the scores of `kept` tiles.
-  void find_sums(int64_t rows, int64_t columns, int64_t kept) {
-    std::fill_n(sums_.row_others, n_, -kInfinity);
-    std::fill_n(sums_.column_others, n_, -kInfinity);
-    walk_.for_tiles(rows, columns, [&] { clip_tile(walk_.tile(), sums_); }, kept);
+  // Finds the score of each pair and the sums of rows and columns, and keeps the scores of `kept` tiles.
+  void find_sums(const PairSums& sums, int64_t tile_rows, int64_t tile_columns, int64_t kept) {
+    std::fill_n(sums.row_others, rows_, -kInfinity);
+    std::fill_n(sums.column_others, columns_, -kInfinity);
+    walk_.for_tiles(tile_rows, tile_columns, [&] { clip_tile(walk_.tile(), sums); }, kept);
   }
 
-  // Finds the gradients of sum_i weights_i loss_i from the sums, on tiles that `find_sums` has visited.
-  void find_gradients(const double* weights) {
-    const Softmax<T> of_rows = softmax(sums_.row_others, weights), of_columns = softmax(sums_.column_others, weights);
-    walk_.for_tiles_again([&](bool kept) { differentiate(of_rows, of_columns, kept); });
+  // Finds the gradients on tiles that `find_sums` has visited.
+  void find_gradients(const Sides& sides) {
+    const Softmax<T> of_rows = softmax_of_rows(sides), of_columns = softmax_of_columns(sides);
+    walk_.for_tiles_again([&](bool kept) { differentiate(of_rows, of_columns, sides.pairs, kept); });
     walk_.finish();
   }
 
-  // The same from sums that were found before.
-  void find_gradients(int64_t rows, int64_t columns, const double* weights) {
-    const Softmax<T> of_rows = softmax(sums_.row_others, weights), of_columns = softmax(sums_.column_others, weights);
-    walk_.for_tiles(rows, columns, [&] { differentiate(of_rows, of_columns, false); });
+  // The same on tiles that nothing has visited.
+  void find_gradients(const Sides& sides, int64_t tile_rows, int64_t tile_columns) {
+    const Softmax<T> of_rows = softmax_of_rows(sides), of_columns = softmax_of_columns(sides);
+    walk_.for_tiles(tile_rows, tile_columns, [&] { differentiate(of_rows, of_columns, sides.pairs, false); });
     walk_.finish();
   }
 
  private:
-  void differentiate(const Softmax<T>& of_rows, const Softmax<T>& of_columns, bool visited) {
-    clip_tile_backward(walk_.tile(), of_rows, of_columns, visited);
+  void differentiate(const Softmax<T>& of_rows, const Softmax<T>& of_columns, const PairGradients& pairs,
+                     bool visited) {
+    clip_tile_backward(walk_.tile(), of_rows, of_columns, pairs, visited);
     walk_.differentiate();
   }
 
-  Softmax<T> softmax(const double* others, const double* weights) const {
-    return Softmax<T>(sums_.positive, others, weights, n_);
+  Softmax<T> softmax_of_rows(const Sides& sides) const { return {sides.row_logsumexp, sides.row_weights, rows_}; }
+
+  Softmax<T> softmax_of_columns(const Sides& sides) const {
+    return {sides.column_logsumexp, sides.column_weights, columns_};
   }
 
   Walk<S>& walk_;
-  const PairSums sums_;
-  const int64_t n_;
+  const int64_t rows_, columns_;
 };
 
-// Fails where a tensor does not have the dtype, shape or layout that clip_walk_ reads and writes.
-void check(const Tensor& queries, const Tensor& candidates, const Tensor& sums, const Tensor& loss,
-           const std::optional<Tensor>& weights, const std::optional<Tensor>& dqueries,
-           const std::optional<Tensor>& dcandidates, const std::optional<Tensor>& dscale) {
+// The checks fail where a tensor does not have the dtype, shape or layout that an operator reads or writes.
+
+void check_scores(const Tensor& queries, const Tensor& candidates, int64_t tile_rows, int64_t tile_columns) {
   check_queries(queries, true);
+  check_tensor("candidates", candidates, queries.scalar_type(), {kAnySize, queries.size(1)}, Layout::kStrided);
+  check_tile(tile_rows, tile_columns);
+}
+
+void check_gradients(const Tensor& queries, const Tensor& candidates, const std::optional<Tensor>& dqueries,
+                     const std::optional<Tensor>& dcandidates, const std::optional<Tensor>& dscale) {
   const ScalarType dtype = queries.scalar_type();
-  const int64_t N = queries.size(0), D = queries.size(1);
-  check_tensor("candidates", candidates, dtype, {N, D}, Layout::kStrided);
-  check_tensor("sums", sums, ScalarType::Double, {3, N}, Layout::kContiguous);
-  check_tensor("loss", loss, ScalarType::Double, {N}, Layout::kContiguous);
-  check_tensor("weights", weights, ScalarType::Double, {N}, Layout::kContiguous);
-  check_tensor("dqueries", dqueries, dtype, {N, D}, Layout::kContiguous);
-  check_tensor("dcandidates", dcandidates, dtype, {N, D}, Layout::kContiguous);
+  const int64_t D = queries.size(1);
+  check_tensor("dqueries", dqueries, dtype, {queries.size(0), D}, Layout::kContiguous);
+  check_tensor("dcandidates", dcandidates, dtype, {candidates.size(0), D}, Layout::kContiguous);
   check_tensor("dscale", dscale, ScalarType::Double, {}, Layout::kContiguous);
+}
+
+// Of each row, or each column, one number.
+void check_numbers(const char* name, const Tensor& numbers, int64_t size) {
+  check_tensor(name, numbers, ScalarType::Double, {size}, Layout::kContiguous);
+}
+
+// Of each pair one number. There are at most as many pairs as rows and as columns.
+void check_pairs(const char* name, const Tensor& numbers, const Tensor& queries, const Tensor& candidates) {
+  const int64_t most = std::min(queries.size(0), candidates.size(0));
+  STD_TORCH_CHECK(numbers.dim() == 1 && numbers.size(0) <= most, name, ": want a vector of at most ", most,
+                  " pairs, got ", described(numbers));
+  check_numbers(name, numbers, numbers.size(0));
+}
+
+void check_walk(const Tensor& queries, const Tensor& candidates, const Tensor& sums, const Tensor& loss,
+                const std::optional<Tensor>& weights, const std::optional<Tensor>& dqueries,
+                const std::optional<Tensor>& dcandidates, const std::optional<Tensor>& dscale) {
+  const int64_t N = queries.size(0);
+  check_tensor("candidates", candidates, queries.scalar_type(), {N, queries.size(1)}, Layout::kStrided);
+  check_tensor("sums", sums, ScalarType::Double, {3, N}, Layout::kContiguous);
+  check_numbers("loss", loss, N);
+  if (weights) check_numbers("weights", *weights, N);
+  check_gradients(queries, candidates, dqueries, dcandidates, dscale);
   STD_TORCH_CHECK(weights || !(dqueries || dcandidates || dscale), "weights: want them with gradients, got None");
 }
 
@@ -89,26 +151,70 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
                 int64_t tile_columns, int64_t kept_tiles, bool known, const Tensor sums, const Tensor loss,
                 const std::optional<Tensor> weights, const std::optional<Tensor> dqueries,
                 const std::optional<Tensor> dcandidates, const std::optional<Tensor> dscale) {
-  check(queries, candidates, sums, loss, weights, dqueries, dcandidates, dscale);
-  check_tile(tile_rows, tile_columns);
+  check_scores(queries, candidates, tile_rows, tile_columns);
+  check_walk(queries, candidates, sums, loss, weights, dqueries, dcandidates, dscale);
   STD_TORCH_CHECK(kept_tiles >= 1, "kept_tiles: want at least 1, got ", kept_tiles);
   const std::optional<Tensor> none;
   const int64_t n = queries.size(0);
   double* const first = sums.mutable_data_ptr<double>();
-  const PairSums pairs{first, first + n, first + 2 * n};
+  const PairSums pairs{first, first + n, first + 2 * n, n};
   const double* const w = weights ? weights->const_data_ptr<double>() : nullptr;
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none},
                  normalize);
-    Clip<S> clip(walk, pairs, n);
-    if (!known) clip.find_sums(tile_rows, tile_columns, w ? kept_tiles : 1);
-    if (w && known) clip.find_gradients(tile_rows, tile_columns, w);
-    if (w && !known) clip.find_gradients(w);
+    Clip<S> clip(walk, n, n);
+    if (!known) clip.find_sums(pairs, tile_rows, tile_columns, w ? kept_tiles : 1);
+    if (w && known) clip.find_gradients(WholeBatch(pairs, w).sides(), tile_rows, tile_columns);
+    if (w && !known) clip.find_gradients(WholeBatch(pairs, w).sides());
   });
   double* const losses = loss.mutable_data_ptr<double>();
   for (int64_t i = 0; i < n; ++i)
     losses[i] = (softplus(pairs.row_others[i] - pairs.positive[i]) +
                  softplus(pairs.column_others[i] - pairs.positive[i])) / 2;
+}
+
+// Finds the sums of a rectangle of scores, of which row i and column i are a pair for i < len(positive): the score of
+// each pair, and the logsumexp of the other cells in each row and in each column.
+void clip_sums_(const Tensor queries, const Tensor candidates, double scale, bool normalize, int64_t tile_rows,
+                int64_t tile_columns, const Tensor positive, const Tensor row_others, const Tensor column_others) {
+  check_scores(queries, candidates, tile_rows, tile_columns);
+  const int64_t n = queries.size(0), m = candidates.size(0);
+  check_pairs("positive", positive, queries, candidates);
+  check_numbers("row_others", row_others, n);
+  check_numbers("column_others", column_others, m);
+  const std::optional<Tensor> none;
+  const PairSums sums{positive.mutable_data_ptr<double>(), row_others.mutable_data_ptr<double>(),
+                      column_others.mutable_data_ptr<double>(), positive.size(0)};
+  with_dtype(queries.scalar_type(), [&]<class S>(S) {
+    Walk<S> walk({queries, candidates, none, none}, scale, {}, normalize);
+    Clip<S>(walk, n, m).find_sums(sums, tile_rows, tile_columns, 1);
+  });
+}
+
+// Writes those gradients of a rectangle that are given. That of a score is `pairs` at a pair, and elsewhere
+// row_weights_i exp(s_ij - row_logsumexp_i) + column_weights_j exp(s_ij - column_logsumexp_j).
+void clip_gradients_(const Tensor queries, const Tensor candidates, double scale, bool normalize, int64_t tile_rows,
+                     int64_t tile_columns, const Tensor row_logsumexp, const Tensor row_weights,
+                     const Tensor column_logsumexp, const Tensor column_weights, const Tensor pairs,
+                     const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+                     const std::optional<Tensor> dscale) {
+  check_scores(queries, candidates, tile_rows, tile_columns);
+  const int64_t n = queries.size(0), m = candidates.size(0);
+  check_numbers("row_logsumexp", row_logsumexp, n);
+  check_numbers("row_weights", row_weights, n);
+  check_numbers("column_logsumexp", column_logsumexp, m);
+  check_numbers("column_weights", column_weights, m);
+  check_pairs("pairs", pairs, queries, candidates);
+  check_gradients(queries, candidates, dqueries, dcandidates, dscale);
+  const std::optional<Tensor> none;
+  const Sides sides{row_logsumexp.const_data_ptr<double>(), row_weights.const_data_ptr<double>(),
+                    column_logsumexp.const_data_ptr<double>(), column_weights.const_data_ptr<double>(),
+                    {pairs.const_data_ptr<double>(), pairs.size(0)}};
+  with_dtype(queries.scalar_type(), [&]<class S>(S) {
+    Walk<S> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none},
+                 normalize);
+    Clip<S>(walk, n, m).find_gradients(sides, tile_rows, tile_columns);
+  });
 }
 
 }  // namespace
@@ -118,8 +224,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
       "clip_walk_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, int tile_columns, "
       "int kept_tiles, bool known, Tensor(a!) sums, Tensor(b!) loss, Tensor? weights, Tensor(c!)? dqueries, "
       "Tensor(d!)? dcandidates, Tensor(e!)? dscale) -> ()");
+  m.def(
+      "clip_sums_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, int tile_columns, "
+      "Tensor(a!) positive, Tensor(b!) row_others, Tensor(c!) column_others) -> ()");
+  m.def(
+      "clip_gradients_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, "
+      "int tile_columns, Tensor row_logsumexp, Tensor row_weights, Tensor column_logsumexp, Tensor column_weights, "
+      "Tensor pairs, Tensor(a!)? dqueries, Tensor(b!)? dcandidates, Tensor(c!)? dscale) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("clip_walk_", TORCH_BOX(&clip_walk_)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("clip_walk_", TORCH_BOX(&clip_walk_));
+  m.impl("clip_sums_", TORCH_BOX(&clip_sums_));
+  m.impl("clip_gradients_", TORCH_BOX(&clip_gradients_));
+}
 
 }  // namespace fastqt

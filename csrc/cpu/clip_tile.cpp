@@ -2,13 +2,23 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "cpu/computed_row.h"
+#include "cpu/log_sums.h"
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
 namespace fastqt {
 namespace {
+
+// The column of the tile in which one of its rows has its pair, if it has one there.
+template <class S>
+std::optional<int64_t> pair_column(const Tile<S>& tile, int64_t row, int64_t pairs) {
+  const int64_t column = row - tile.first_column;
+  if (row >= pairs || column < 0 || column >= tile.columns) return std::nullopt;
+  return column;
+}
 
 // Adds a tile to the sums of its rows, and replaces the scores of its pairs by -inf.
 template <class S>
@@ -20,12 +30,12 @@ void add_rows(const Tile<S>& tile, const PairSums& sums) {
     for (int64_t i = begin; i < end; ++i) {
       S* const stored = tile.scores + i * tile.row_stride;
       T* const scores = computed.read(stored, tile.columns);
-      const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
+      const int64_t row = tile.first_row + i;
       tile.scale_row(i, scores);
-      if (diagonal >= 0 && diagonal < tile.columns) {
-        sums.positive[row] = kRounds<S> ? tile.unrounded(i, diagonal) : scores[diagonal];
-        scores[diagonal] = kExcluded;
-        stored[diagonal] = S(kExcluded);
+      if (const auto pair = pair_column(tile, row, sums.pairs)) {
+        sums.positive[row] = kRounds<S> ? tile.unrounded(i, *pair) : scores[*pair];
+        scores[*pair] = kExcluded;
+        stored[*pair] = S(kExcluded);
       }
       const T largest = row_max(scores, tile.columns);
       if (largest == kExcluded) continue;
@@ -82,28 +92,28 @@ void clip_tile(const Tile<S>& tile, const PairSums& sums) {
 
 template <class S>
 void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows, const Softmax<Computed<S>>& columns,
-                        bool visited) {
+                        const PairGradients& pairs, bool visited) {
   using T = Computed<S>;
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     ComputedRow<S> computed(tile.columns);
     for (int64_t i = begin; i < end; ++i) {
       S* const stored = tile.scores + i * tile.row_stride;
       T* const scores = computed.read(stored, tile.columns);
-      const int64_t row = tile.first_row + i, diagonal = row - tile.first_column;
+      const int64_t row = tile.first_row + i;
       if (kRounds<S> || !visited) tile.scale_row(i, scores);
       row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
                    columns.shifts.data() + tile.first_column, columns.factors.data() + tile.first_column);
-      if (diagonal >= 0 && diagonal < tile.columns)
-        scores[diagonal] = static_cast<T>(rows.diagonal[row] + columns.diagonal[row]);
+      if (const auto pair = pair_column(tile, row, pairs.pairs)) scores[*pair] = static_cast<T>(pairs.values[row]);
       tile.scale_row(i, scores);
       computed.write(stored, tile.columns);
     }
   });
 }
 
-#define FASTQT_INSTANTIATE(S)                               \
-  template void clip_tile(const Tile<S>&, const PairSums&); \
-  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, const Softmax<Computed<S>>&, bool);
+#define FASTQT_INSTANTIATE(S)                                                                                \
+  template void clip_tile(const Tile<S>&, const PairSums&);                                                  \
+  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, const Softmax<Computed<S>>&, \
+                                   const PairGradients&, bool);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 FASTQT_INSTANTIATE(BFloat16)

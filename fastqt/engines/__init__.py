@@ -13,6 +13,14 @@ For a `Problem` that module is the engine itself. Such a module has
 where total = row_weight * sum_i loss_i, and `backward` gives the gradients of sum_i row_weights_i loss_i
 from what `forward` has saved. A loss that an engine has no computation for is composed of those that it has.
 
+The module of a `ClipProblem` also has what processes need that share the scores (see `ClipComputation`):
+
+    sums(p) -> ClipSums
+    gradients_from(p, rows, columns, pairs, needs) -> Gradients
+
+They take a problem that is one rectangle of the scores: one that has `pairs`. For that, `choose` gives an
+engine, and `computation(name, p)` its module, which in the reference engine has these two alone.
+
 This registry alone maps names to engines. A loss asks it once a call.
 """
 
@@ -24,14 +32,14 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, overload
 
 import torch
 from torch import Tensor
 
 from fastqt._version import __version__
 from fastqt.engines import cpu, cuda, reference, triton
-from fastqt.problem import AnyProblem, Rows
+from fastqt.problem import AnyProblem, ClipProblem, ClipSide, ClipSums, Gradients, Needs, Rows
 
 
 class Computation(Protocol):
@@ -41,6 +49,26 @@ class Computation(Protocol):
     def forward(self, p: Any) -> Rows: ...
     def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]: ...
     def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any: ...
+
+
+class ClipComputation(Computation, Protocol):
+    """A module that computes CLIP's loss, and what can be found of a rectangle of its scores by itself.
+
+    `sums` finds the score of each pair, and the logsumexps of the other cells in each row and column, in
+    2 N M D operations. Those of all rectangles add up to the softmaxes of the whole batch, from which
+    `gradients_from` finds the gradients of queries, candidates and scale that are this rectangle's part, in
+    6 N M D: dL/dS_ij is
+
+        rows.weights_i exp(S_ij - rows.logsumexp_i) + columns.weights_j exp(S_ij - columns.logsumexp_j),
+
+    and at pair i `pairs[i]`, (pairs,) float64, which the caller computes so that it keeps its digits once the
+    pair is learnt. Neither forms a matrix (N, M), unless in the reference engine. N or M may be 0.
+    """
+
+    def sums(self, p: ClipProblem) -> ClipSums: ...
+    def gradients_from(
+        self, p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+    ) -> Gradients: ...
 
 
 class EngineModule(Computation, Protocol):
@@ -136,6 +164,10 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
     return ENGINES[name]
 
 
+@overload
+def computation(name: str, p: ClipProblem) -> ClipComputation: ...
+@overload
+def computation(name: str, p: AnyProblem) -> Computation: ...
 def computation(name: str, p: AnyProblem) -> Computation:
     """What computes a problem on an engine that `choose` has given."""
     module = ENGINES[name].module.computation(p)

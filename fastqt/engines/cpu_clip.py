@@ -1,7 +1,8 @@
 """CLIP's loss on a CPU: one walk for the logsumexp of rows and columns, one for the gradients of both.
 
 The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first
-walk to the second, and up to 8 where it keeps less.
+walk to the second, and up to 8 where it keeps less. Of a rectangle of the scores, `sums` is the first walk
+and `gradients_from` the second: 8 N M D.
 """
 
 from __future__ import annotations
@@ -9,8 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines import cpu
-from fastqt.problem import ClipProblem, Gradients, Needs, Rows, finite_scale, loss_dtype, room_of
+from fastqt.engines import cpu, reference_clip
+from fastqt.problem import (
+    ClipProblem,
+    ClipSide,
+    ClipSums,
+    Gradients,
+    Needs,
+    Rows,
+    finite_scale,
+    loss_dtype,
+    room_of,
+)
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -39,6 +50,37 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     return _walk(p, sums, torch.empty_like(sums[0]), row_weights, needs, known=True)
 
 
+def sums(p: ClipProblem) -> ClipSums:
+    """The score of each pair of a rectangle, and the logsumexps of all other cells."""
+    if not p.has_cells:
+        return reference_clip.sums(p)
+    (N, _), M = p.queries.shape, p.candidates.shape[0]
+    pairs = N if p.pairs is None else p.pairs
+    found = ClipSums(*(p.queries.new_empty(size, dtype=torch.float64) for size in (pairs, N, M)))
+    torch.ops.fastqt.clip_sums_.default(*_rectangle(p), *found)
+    return found
+
+
+def gradients_from(
+    p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+) -> Gradients:
+    """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
+    if not p.has_cells:
+        return reference_clip.gradients_from(p, rows, columns, pairs, needs)
+    gradients = _empty_gradients(p, needs)
+    torch.ops.fastqt.clip_gradients_.default(
+        *(*_rectangle(p), *rows, *columns, pairs),
+        *(gradients.queries, gradients.candidates, gradients.scale),
+    )
+    return gradients
+
+
+def _rectangle(p: ClipProblem) -> tuple[Tensor, Tensor, float, bool, int, int]:
+    """The arguments that the operators of a rectangle have in common."""
+    rows, columns, _ = _tiles(p)
+    return p.queries, p.candidates, finite_scale(p.scale), p.normalize, rows, columns
+
+
 def _walk(
     p: ClipProblem,
     sums: Tensor,  # (3, N) float64: csrc/cpu/clip_tile.h's PairSums, found unless known
@@ -48,11 +90,7 @@ def _walk(
     *,
     known: bool,
 ) -> Gradients:
-    gradients = Gradients(
-        queries=p.queries.new_empty(p.queries.shape) if needs.queries else None,
-        candidates=p.candidates.new_empty(p.candidates.shape) if needs.candidates else None,
-        scale=sums.new_empty(()) if needs.scale else None,
-    )
+    gradients = _empty_gradients(p, needs)
     torch.ops.fastqt.clip_walk_.default(
         *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tiles(p), known),
         *(sums, loss, weights),
@@ -61,11 +99,19 @@ def _walk(
     return gradients
 
 
+def _empty_gradients(p: ClipProblem, needs: Needs) -> Gradients:
+    return Gradients(
+        queries=p.queries.new_empty(p.queries.shape) if needs.queries else None,
+        candidates=p.candidates.new_empty(p.candidates.shape) if needs.candidates else None,
+        scale=p.queries.new_empty((), dtype=torch.float64) if needs.scale else None,
+    )
+
+
 def _tiles(p: ClipProblem) -> tuple[int, int, int]:
     """Rows and columns of the scores that are computed at once, and how many such tiles are held."""
-    N, size = len(p.queries), p.queries.element_size()
+    N, M, size = len(p.queries), len(p.candidates), p.queries.element_size()
     room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
-    if N * N * size <= min(room, cpu.CHUNK_BYTES):
-        return N, N, 1
-    rows, columns = cpu.even(N, cpu.TILE_ROWS), cpu.even(N, cpu.TILE_COLUMNS)
+    if N * M * size <= min(room, cpu.CHUNK_BYTES):
+        return N, M, 1
+    rows, columns = cpu.even(N, cpu.TILE_ROWS), cpu.even(M, cpu.TILE_COLUMNS)
     return rows, columns, max(1, room // (rows * columns * size))

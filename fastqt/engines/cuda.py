@@ -70,6 +70,8 @@ def _why_not_this(p: AnyProblem) -> str | None:
     (N, D), M = p.queries.shape, p.candidates.shape[0]
     if N > MOST_ROWS or M > MOST_ROWS or D > MOST_WIDTH:
         return f"it takes N, M <= {MOST_ROWS} and D <= {MOST_WIDTH}, got N={N}, M={M}, D={D}"
+    if isinstance(p, ClipProblem) and p.pairs is not None:
+        return "it does not take a rectangle of the scores that several processes share"
     if not isinstance(p, Problem):
         return None
     unknown = {

@@ -17,6 +17,7 @@ from fastqt.problem import (
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
     AnyProblem,
+    ClipProblem,
     Problem,
     finite_scale,
     reduce,
@@ -30,8 +31,9 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
 
 
 def computation(p: AnyProblem) -> str | None:
-    """No module: autograd differentiates `contrastive_loss`."""
-    return None
+    """The module of rectangles of CLIP's scores. Nothing else has one: autograd differentiates losses."""
+    is_rectangle = isinstance(p, ClipProblem) and p.pairs is not None
+    return "fastqt.engines.reference_clip" if is_rectangle else None
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:

@@ -3,17 +3,21 @@
 A first walk sums the exponentials of rows and of columns together and stores none of them. After it no cell
 depends on others, as with a sigmoid: in the second walk the epilogue of the scores' product adds up a cell's
 two probabilities. The pairs, on the diagonal, are the exact cells of both softmaxes.
+
+A rectangle of the scores has the same two walks. The sums of its first walk lack the pairs, which the caller
+adds to those of all rectangles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fastqt.engines import reference_clip
 from fastqt.engines.triton import loop
 from fastqt.engines.triton.loop import SUM_ROWS
 from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on, weighted_sum
@@ -21,8 +25,8 @@ from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
-from fastqt.problem import ClipProblem, Gradients, Needs, Problem, Rows
-from fastqt.targets import Diagonal
+from fastqt.problem import ClipProblem, ClipSide, ClipSums, Gradients, Needs, Problem, Rows
+from fastqt.targets import Diagonal, NoTargets, Targets
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -52,12 +56,49 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     return _gradients(pairs, Norms.of(pairs), sums, row_weights, needs)
 
 
+def sums(p: ClipProblem) -> ClipSums:
+    """The score of each pair of a rectangle, and the logsumexps of all other cells."""
+    if not p.has_cells:
+        return reference_clip.sums(p)
+    norms = Norms.of(_pairs(p))
+    new = p.queries.new_empty
+    row_others, column_others = (new(len(x), dtype=torch.float64) for x in (p.queries, p.candidates))
+    transposed = replace(p, queries=p.candidates, candidates=p.queries)
+    problems = (_problem(side, NoTargets(), "log_sum_exp") for side in (p, transposed))
+    _sum_up(*_both_ways(problems, norms, (row_others, column_others), pairs=p.pairs != 0))
+    return ClipSums(_pair_scores(p, norms), row_others, column_others)
+
+
+def gradients_from(
+    p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+) -> Gradients:
+    """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
+    if not p.has_cells:
+        return reference_clip.gradients_from(p, rows, columns, pairs, needs)
+    problem = _pairs(p)
+    # No cell's dL/dS is larger than this, so that divided by it all of them fit float16.
+    largest = rows.weights.abs().amax() + columns.weights.abs().amax()
+    operands = Operands(problem, largest.expand(len(p.queries)), needs)
+    of_rows, of_columns = (
+        _shifted(side.logsumexp, operands.prob_scale * side.weights / operands.weight_norm)
+        for side in (rows, columns)
+    )
+    shifts, weights = zip(of_rows, of_columns, strict=True)
+    return _found(_RowsAndColumns(operands, Norms.of(problem), shifts, weights, pairs.float()))
+
+
 def _pairs(p: ClipProblem) -> Problem:
     """The softmax over rows, whose targets are the pairs."""
-    targets = Diagonal().rows(len(p.queries), len(p.candidates), p.queries.device)
+    return _problem(p, NoTargets() if p.pairs == 0 else Diagonal())
+
+
+def _problem(p: ClipProblem, targets: Targets, link: str = "softmax") -> Problem:
+    rows = targets.rows(len(p.queries), len(p.candidates), p.queries.device)
     scale = scale_on(p.queries.device, p.scale)
     options = "keep", None, None, None, p.memory
-    return Problem(p.queries, p.candidates, None, None, scale, targets, *options, normalize=p.normalize)
+    return Problem(
+        *(p.queries, p.candidates, None, None, scale, rows, *options), link=link, normalize=p.normalize
+    )
 
 
 def _sums(pairs: Problem, norms: Norms) -> Tensor:
@@ -67,70 +108,120 @@ def _sums(pairs: Problem, norms: Norms) -> Tensor:
     """
     found = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
     transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
-    rows, columns = (
-        Softmax(operands, Scores(operands, pairs=True, logsumexp=logsumexp, norms=of_side))
-        for operands, logsumexp, of_side in zip(
-            (Operands(p, 1.0, Needs()) for p in (pairs, transposed)),
-            found[:2],
-            (norms, Norms(norms.candidates, norms.queries)),
-            strict=True,
-        )
-    )
-    o, config = rows.operands, rows.scores.config
-    shifts = rows.scores.state.row_shift_log2, columns.scores.state.row_shift_log2
-    chunks = list(_chunks(rows))
-    column_sums = pairs.queries.new_empty(len(chunks), o.N, dtype=torch.float32)
-    for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
-        tile = rows.scores.tile(o.blocks[0], chunk)
-        tile_row_sums, _ = rows.scores.tile_row_sums(chunk)
-        tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, config), o.N)
-        row_and_column_scores(
-            *(tile, pairs.queries, o.scale, shifts, config),
-            tile_row_sums=tile_row_sums,
-            tile_column_sums=tile_column_sums,
-        )
-        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start)
-        torch.sum(tile_column_sums, 0, out=chunk_sums)
-    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
-    for chunk in chunks:
-        rows.repair(chunk)
-        columns.repair(chunk)
+    rows, columns = _both_ways((pairs, transposed), norms, found[:2], pairs=True)
+    _sum_up(rows, columns)
     torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=found[2])
     torch.add(rows.operands.loss, columns.operands.loss, out=found[3])
     found[2:].div_(2)
     return found
 
 
-def _chunks(rows: Softmax) -> Iterator[slice]:
+def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
+    """(pairs,) float64, in the precision of exact cells."""
+    if p.pairs == 0:
+        return p.queries.new_empty(0, dtype=torch.float64)
+    scores = Scores(Operands(_pairs(p), 1.0, Needs()), pairs=True, norms=norms)
+    scores.choose_shifts()
+    return scores.cells.scores.double()
+
+
+def _both_ways(
+    problems: Iterable[Problem],  # of rows, and of columns
+    norms: Norms,
+    logsumexps: Iterable[Tensor],  # of rows and of columns, float64, to be found
+    *,
+    pairs: bool,  # whether the diagonal's cells are exact cells
+) -> tuple[Softmax, Softmax]:
+    """The softmaxes of rows and of columns, with the shifts that they begin with."""
+    operands = (Operands(p, 1.0, Needs()) for p in problems)
+    sides = norms, Norms(norms.candidates, norms.queries)
+    rows, columns = (
+        Softmax(o, Scores(o, pairs=pairs, logsumexp=logsumexp, norms=of_side))
+        for o, logsumexp, of_side in zip(operands, logsumexps, sides, strict=True)
+    )
+    return rows, columns
+
+
+def _sum_up(rows: Softmax, columns: Softmax) -> None:
+    """Concludes all rows and columns, from one walk over the scores."""
+    o, config, queries = rows.operands, rows.scores.config, rows.operands.p.queries
+    shifts = rows.scores.state.row_shift_log2, columns.scores.state.row_shift_log2
+    height = _chunk_rows(rows)
+    chunks = list(ranges(o.N, height))
+    column_sums = queries.new_empty(len(chunks), o.M, dtype=torch.float32)
+    for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
+        tile = rows.scores.tile(o.blocks[0], chunk)
+        tile_row_sums, _ = rows.scores.tile_row_sums(chunk)
+        tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, config), o.M)
+        row_and_column_scores(
+            *(tile, queries, o.scale, shifts, config),
+            tile_row_sums=tile_row_sums,
+            tile_column_sums=tile_column_sums,
+        )
+        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start)
+        torch.sum(tile_column_sums, 0, out=chunk_sums)
+    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
+    for side, length in ((rows, o.N), (columns, o.M)):
+        for chunk in ranges(length, height):
+            side.repair(chunk)
+
+
+def _chunk_rows(rows: Softmax) -> int:
     """Rows whose sums by tiles of columns, and the columns' by tiles of rows, are kept at once."""
     o, config = rows.operands, rows.scores.config
-    line = 4 * (column_tiles(o.N, config) + row_tiles(o.N, config))
-    return ranges(o.N, even(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows))
+    line = 4 * (column_tiles(o.M, config) + row_tiles(o.M, config))
+    return even(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows)
 
 
 def _gradients(
     pairs: Problem, norms: Norms, sums: Tensor, weights: float | Tensor, needs: Needs
 ) -> Gradients:
     operands = Operands(pairs, weights, needs)
-    loop.run_cells(_RowsAndColumns(operands, norms, sums))
-    return operands.gradients()
+    # Of a cell's dL/dS each direction gives half.
+    halves = operands.prob_scale / 2 * operands.weights / operands.weight_norm
+    coefficients = torch.empty_like(halves, dtype=torch.float32)
+    torch.mul(operands.weights, sums[2], out=coefficients)
+    return _found(_RowsAndColumns(operands, norms, *_shifted(sums[:2], halves), coefficients))
+
+
+def _found(link: _RowsAndColumns) -> Gradients:
+    loop.run_cells(link)
+    return link.operands.gradients()
+
+
+def _shifted(logsumexp: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Shifts to base 2, and weights to which is given back what rounding took from the shifts; float32."""
+    exact_log2 = logsumexp / math.log(2)
+    shifts = exact_log2.float()
+    return shifts, (weights * (shifts - exact_log2).exp2_()).float()
 
 
 class _RowsAndColumns:
-    """The link of CLIP's gradients, once the sums of both softmaxes are known."""
+    """The link of CLIP's gradients, once the sums of both softmaxes are known.
 
-    def __init__(self, operands: Operands, norms: Norms, sums: Tensor) -> None:
+    Args:
+        operands: of the problem whose targets are the pairs.
+        norms: of that problem.
+        shifts: those of rows (N,) and of columns (M,) to base 2, float32.
+        weights: what their exponentials are multiplied by, float32.
+        coefficients: dL/dS of the pairs, (pairs,) float32.
+    """
+
+    def __init__(
+        self,
+        operands: Operands,
+        norms: Norms,
+        shifts: Iterable[Tensor],
+        weights: Iterable[Tensor],
+        coefficients: Tensor,
+    ) -> None:
         self.operands = operands
-        self.scores = Scores(operands, pairs=True, norms=norms, both_ways=True)
+        self.scores = Scores(operands, pairs=len(coefficients) > 0, norms=norms, both_ways=True)
         # The targets of pairs are known, so that no kernel has to look at them.
         _, columns, _ = operands.p.targets.compressed()
-        self.scores.cells = replace(self.scores.cells, columns=columns)
-        exact_log2 = sums[:2] / math.log(2)
-        self.row_shift_log2, self.column_shift_log2 = shifts = exact_log2.float()
-        # Of a cell's dL/dS each direction gives half; what rounding took from the shifts is given back.
-        weights = operands.prob_scale / 2 * operands.weights / operands.weight_norm
-        self.row_weights, self.column_weights = (weights * (shifts - exact_log2).exp2_()).float()
-        torch.mul(operands.weights, sums[2], out=self.scores.cells.coefficients)
+        self.scores.cells = replace(self.scores.cells, columns=columns, coefficients=coefficients)
+        self.row_shift_log2, self.column_shift_log2 = shifts
+        self.row_weights, self.column_weights = weights
         self.scores.set_factors(operands.weight_norm / operands.prob_scale)
 
     def whole_rows(self, rows: slice, E: Tensor | None) -> None:

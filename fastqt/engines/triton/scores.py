@@ -47,7 +47,8 @@ class Scores:
 
     Args:
         operands: the problem.
-        pairs: the exact cells are the diagonal's, so that tiles need no list of targets.
+        pairs: whether the exact cells are the diagonal's, or there are none; tiles need no list of targets
+            then. None: exact cells are listed.
         logsumexp: where each row's goes, (N,) float64; by default the operands' own.
         both_ways: whether E is stored of a softmax of rows and of one of columns.
         norms: those of the problem, if they are known.
@@ -57,7 +58,7 @@ class Scores:
         self,
         operands: Operands,
         *,
-        pairs: bool = False,
+        pairs: bool | None = None,
         logsumexp: Tensor | None = None,
         norms: Norms | None = None,
         both_ways: bool = False,
@@ -68,7 +69,7 @@ class Scores:
         shape = operands.N, operands.width, operands.D
         wide = p.normalize and (p.mask is not None or both_ways)
         heavy = p.mask is not None or p.link == "sigmoid" or wide
-        few_columns = pairs or p.normalize
+        few_columns = pairs is not None or p.normalize
         self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide)
         self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = _exact_cells(operands, self.norms)
@@ -98,8 +99,8 @@ class Scores:
         matrix = block.matrix[columns]
         of_queries, of_columns = self.norms.of_pair(block, columns)
         norms = {"query_inverse_norms": of_queries, "candidate_inverse_norms": of_columns}
-        if self.pairs:
-            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=True, **norms)
+        if self.pairs is not None:
+            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=self.pairs, **norms)
         if block.first:
             return Tile(rows.start, height, matrix, **norms)
         return Tile(

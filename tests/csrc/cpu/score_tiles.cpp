@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/clip_tile.h"
+#include "cpu/log_sums.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"
 
@@ -190,15 +191,46 @@ void run_clip(int64_t problem) {
   ExactArray<double> positive(n), row_others(n), column_others(n);
   std::fill_n(row_others.get(), n, -INFINITY);
   std::fill_n(column_others.get(), n, -INFINITY);
-  const PairSums sums{positive.get(), row_others.get(), column_others.get()};
+  const PairSums sums{positive.get(), row_others.get(), column_others.get(), n};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, n);
   for_tiles(first_walk.get(), n, n, tile_rows, tile_columns, factors,
             [&](const Tile<T>& tile) { clip_tile(tile, sums); });
-  const Softmax<T> rows(positive.get(), row_others.get(), weights.get(), n);
-  const Softmax<T> of_columns(positive.get(), column_others.get(), weights.get(), n);
+  ExactArray<double> halves(n), row_logsumexp(n), column_logsumexp(n), pairs(n);
+  for (int64_t i = 0; i < n; ++i) {
+    halves[i] = weights[i] / 2;
+    row_logsumexp[i] = log_add(row_others[i], positive[i]);
+    column_logsumexp[i] = log_add(column_others[i], positive[i]);
+    pairs[i] = -halves[i] * (std::exp(row_others[i] - row_logsumexp[i]) +
+                             std::exp(column_others[i] - column_logsumexp[i]));
+  }
+  const Softmax<T> rows(row_logsumexp.get(), halves.get(), n), of_columns(column_logsumexp.get(), halves.get(), n);
   for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors,
-            [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns); });
+            [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns, {pairs.get(), n}); });
   expect_close(second_walk, by_rows, tolerance, "gradient of pairs in tiles", problem);
+
+  // With fewer pairs, the cells of the others are cells as any other: the softmaxes stay what they are.
+  const int64_t fewer = between(0, n - 1);
+  ExactArray<double> own(fewer), others(n), others_of_columns(n), whole(n), whole_columns(n);
+  std::fill_n(others.get(), n, -INFINITY);
+  std::fill_n(others_of_columns.get(), n, -INFINITY);
+  for (int64_t i = 0; i < n * n; ++i) first_walk[i] = second_walk[i] = scores.get()[i];
+  for_tiles(first_walk.get(), n, n, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
+    clip_tile(tile, PairSums{own.get(), others.get(), others_of_columns.get(), fewer});
+  });
+  for (int64_t i = 0; i < n; ++i) {
+    whole[i] = i < fewer ? log_add(others[i], own[i]) : others[i];
+    whole_columns[i] = i < fewer ? log_add(others_of_columns[i], own[i]) : others_of_columns[i];
+  }
+  expect_close(whole, row_logsumexp, tolerance, "logsumexp of rows of which some have pairs", problem);
+  expect_close(whole_columns, column_logsumexp, tolerance, "logsumexp of columns of which some have pairs", problem);
+  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
+    clip_tile_backward(tile, rows, of_columns, {pairs.get(), fewer});
+  });
+  for (int64_t i = fewer; i < n; ++i) {
+    const T factor = factors.rows == nullptr ? T(1) : factors.rows[i] * factors.columns[i];
+    by_rows[i * n + i] += factor * static_cast<T>(weights[i]);
+  }
+  expect_close(second_walk, by_rows, tolerance, "gradient of cells of which some are pairs", problem);
 }
 
 // Every thread finds a target outside the candidates; the report is that of the first row that has one.

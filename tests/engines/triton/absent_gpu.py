@@ -30,7 +30,9 @@ import fastqt
 from benchmarks.predict.launches import GPUS, Launch, standing_in, warp_specialized_table
 from fastqt import Diagonal, Mixed, smoothed
 from fastqt.engines import cuda, ops
+from fastqt.engines.triton import clip
 from fastqt.kernels import launch
+from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.targets import Targets
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
@@ -93,6 +95,32 @@ def bags_of_words(given: Given, **how: Any) -> Tensor:
     return fastqt.gloss_bow_loss(given.leaf(given.N, D), *decoder, words, given.ids(), **how)
 
 
+class Rectangle(Function):
+    """The sums of a rectangle's rows, with the gradients that its cells have from rows and columns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, scale: Tensor, pairs: int, memory: str | int, reduction: str
+    ) -> Tensor:
+        of_cosines = a.dtype is not torch.float16
+        ctx.p = ClipProblem(a.detach(), b.detach(), scale.detach(), memory, of_cosines, pairs)
+        ctx.sums = clip.sums(ctx.p)
+        rows = ctx.sums.row_others.float()
+        return rows if reduction == "none" else rows.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        sides = (ClipSide(x, torch.ones_like(x)) for x in ctx.sums[1:])
+        found = clip.gradients_from(ctx.p, *sides, ctx.sums.positive, Needs(True, True, scale=True))
+        assert found.scale is not None
+        return found.queries, found.candidates, found.scale.float(), None, None, None
+
+
+def rectangle(given: Given, pairs: bool, reduction: str, memory: str | int) -> Tensor:
+    sides = given.leaf(given.N, D), given.leaf(given.N + 1000, D)
+    return Rectangle.apply(*sides, given.number(), given.N if pairs else 0, memory, reduction)
+
+
 released = partial(of_views, fastqt.mixcse_loss, form="released")
 
 LOSSES: dict[str, Loss] = {
@@ -123,6 +151,8 @@ LOSSES: dict[str, Loss] = {
     "CLIP, learnt scale": lambda given, **how: fastqt.clip_loss(
         *given.embeddings(2), scale=given.number(), **how
     ),
+    "rectangle of CLIP": partial(rectangle, pairs=True),
+    "rectangle of CLIP without pairs": partial(rectangle, pairs=False),
     "SigLIP": lambda given, **how: fastqt.siglip_loss(
         *given.embeddings(2), scale=given.number(), bias=given.number(), **how
     ),
@@ -135,7 +165,7 @@ LOSSES: dict[str, Loss] = {
 }
 OF_EVERY_DTYPE = (
     *("contrastive", "mixed", "dense", "learnt scale and biases"),
-    *("CLIP", "SigLIP", "MixCSE released"),
+    *("CLIP", "rectangle of CLIP", "SigLIP", "MixCSE released"),
 )
 SMALL = (
     *("contrastive", "documents", "class indices", "mixed", "mixed with partners", "learnt scale"),

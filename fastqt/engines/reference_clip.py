@@ -1,0 +1,42 @@
+"""A rectangle of CLIP's scores in plain PyTorch: what an engine finds of it, in O(N * M) memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastqt.problem import ClipProblem, ClipSide, ClipSums, Gradients, Needs, finite_scale
+
+
+def sums(p: ClipProblem) -> ClipSums:
+    """The score of each pair of a rectangle, and the logsumexps of all other cells."""
+    scores = finite_scale(p.scale) * _products(p).double()
+    own = _pairs_of(p, scores)
+    positive = own.clone()
+    own.fill_(float("-inf"))
+    return ClipSums(positive, scores.logsumexp(1), scores.logsumexp(0))
+
+
+def gradients_from(
+    p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+) -> Gradients:
+    """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
+    scale, products = finite_scale(p.scale), _products(p)
+    scores = scale * products.double()
+    of_scores = rows.weights[:, None] * (scores - rows.logsumexp[:, None]).exp_()
+    of_scores += columns.weights * (scores - columns.logsumexp).exp_()
+    _pairs_of(p, of_scores).copy_(pairs)
+    of_products = (scale * of_scores).to(p.queries.dtype)
+    return Gradients(
+        queries=of_products @ p.candidates if needs.queries else None,
+        candidates=of_products.T @ p.queries if needs.candidates else None,
+        scale=(of_scores * products).sum() if needs.scale else None,
+    )
+
+
+def _products(p: ClipProblem) -> Tensor:
+    return p.queries @ p.candidates.T
+
+
+def _pairs_of(p: ClipProblem, cells: Tensor) -> Tensor:
+    """A view of the cells (N, M) that are pairs."""
+    return cells.diagonal()[: len(cells) if p.pairs is None else p.pairs]
