@@ -255,7 +255,8 @@ class GlossObjective(ShuffledObjective):
             share: as in `Objective.loss`.
 
         Returns:
-            The loss, as in `Objective.loss`; this rank's latent vectors (B, d) and the loss per word, a scalar.
+            The loss, as in `Objective.loss`; of this rank's sentences the latent vectors (B, d) and the loss
+            per word, a scalar.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -104,6 +105,12 @@ class Processes(Ranks):
         )
         self._works = 0
 
+    def close(self) -> None:
+        """Closes the connections to the other ranks, so that they notice at once that this one failed."""
+        for group in (self._equal, self._uneven):
+            del group.process_group
+        dist.destroy_process_group()
+
     def first(self, work: Callable[[], T]) -> T:
         self._watch.count_exchange()
         self._works += 1
@@ -178,14 +185,19 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
         return
     with _sigterm_raises():
         watch = _connect(device, timeout)
+        ranks = Processes(watch, batch_size)
         try:
             if choose_device(device).type == "cuda":
                 _take_gpu()
-            yield Processes(watch, batch_size)
+            yield ranks
             dist.barrier()
         except BaseException as error:
             explanation = watch.explain(error)
-            _leave(watch.rank)
+            if dist.get_backend() == "gloo":  # with NCCL, it could wait for an exchange that never ends
+                traceback.clear_frames(error.__traceback__)  # they hold the connections
+                ranks.close()
+            if ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                time.sleep(2 * BEAT)  # this process keeps the store, in which the others read what has failed
             if explanation is error:
                 raise
             raise explanation from error
@@ -223,18 +235,9 @@ def _take_gpu() -> None:
     torch.cuda.set_device(number)
 
 
-def _leave(rank: int) -> None:
-    """Closes what connects this process with the others after a failure, so that they notice it at once."""
-    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        time.sleep(2 * BEAT)  # this process keeps the store, in which the others read what has failed
-    # With NCCL, this could wait for an exchange that never ends.
-    if dist.get_backend() == "gloo":
-        dist.destroy_process_group()
-
-
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """A context in which SIGTERM raises SystemExit, so that it can be told from one that follows a failure."""
+    """A context in which SIGTERM raises SystemExit: torchrun also sends it after another rank has failed."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

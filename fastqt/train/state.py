@@ -39,7 +39,7 @@ def follow_first(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimize
 def part_generators(ranks: Ranks, seed: int, step: int, checkpoint: Path | None) -> None:
     """Gives torch's random number generators of each rank a state of its own.
 
-    Otherwise dropout would be the same on all ranks. Rank 0 keeps the state that it has, as one process would.
+    Otherwise dropout would be the same on all ranks. Rank 0 keeps what it has, as one process does.
 
     Args:
         ranks: the processes.

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-
 from fastqt.errors import InputError, OtherRankError
 from fastqt.json_text import one_line
 
@@ -119,17 +118,18 @@ class Watch:
         return failure
 
     def _silent_rank(self, waited: bool) -> Failure | None:
-        """Finds the rank that has died or, if this one has waited in vain, that is behind in its exchanges."""
+        """Finds the rank that has died or, if this one has waited in vain, the one that is behind."""
         before = self._signs()
         time.sleep(STILL)
         after = self._signs()
         for rank, (old, new) in enumerate(zip(before, after, strict=True)):
             if old == new and rank != self.rank:
-                return Failure(rank, "has died or hangs", own=False)
+                return Failure(rank, f"({_place(new)}) has died or hangs", own=False)
         exchanges = [int(sign.split()[1]) for sign in after]
         if waited and min(exchanges) < self._exchanges:
             slow = exchanges.index(min(exchanges))
-            return Failure(slow, f"did not answer within {self.timeout:g} s", own=False)
+            words = f"({_place(after[slow])}) did not answer within {self.timeout:g} s"
+            return Failure(slow, words, own=False)
         return None
 
     def _run(self) -> None:
@@ -155,14 +155,16 @@ class Watch:
             if rank not in self._seen or self._seen[rank][0] != sign:
                 self._seen[rank] = sign, now
             elif now - self._seen[rank][1] > self.timeout:
-                failure = Failure(rank, f"gave no sign of life for {self.timeout:g} s", own=False)
+                words = f"({_place(sign)}) gave no sign of life for {self.timeout:g} s"
+                failure = Failure(rank, words, own=False)
                 self._write(failure)
                 return failure
         return None
 
     def _beat(self) -> None:
         self._beats += 1
-        self.store.set(_sign_of(self.rank), f"{self._beats} {self._exchanges}")
+        place = f"process {os.getpid()} on host {os.uname().nodename}"
+        self.store.set(_sign_of(self.rank), f"{self._beats} {self._exchanges} {place}")
 
     def _signs(self, ranks: tuple[int, ...] = ()) -> list[bytes]:
         """The last signs of life of ranks, by default of all."""
@@ -179,6 +181,11 @@ class Watch:
 
 def _sign_of(rank: int) -> str:
     return f"sign/{rank}"
+
+
+def _place(sign: bytes) -> str:
+    """Where a rank runs, of which this is a sign of life."""
+    return one_line(sign.decode(errors="replace").split(maxsplit=2)[2])
 
 
 @contextlib.contextmanager
