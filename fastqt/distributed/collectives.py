@@ -6,7 +6,7 @@ plain losses between the two has the right gradients for every leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,14 +37,47 @@ def gather(x: Tensor, counts: Sequence[int], group: Group, dtype: torch.dtype | 
     return _gather(x, tuple(counts), group, dtype or x.dtype)
 
 
-def gather_integers(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
-    """`gather` of integers, which have no gradient."""
+def gather_own_first(
+    x: Tensor, counts: Sequence[int], group: Group, dtype: torch.dtype | None = None
+) -> Tensor:
+    """`gather` with this rank's rows first, then those of the ranks after it, and at last of those before it.
+
+    The cells (i, i) of the batch are then those of this rank's rows, which losses of one process know.
+    """
+    return gather(x, counts, group, dtype).roll(-sum(counts[: group.rank]), 0)
+
+
+def gather_constant(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+    """`gather` of what has no gradient."""
     return _gathered(x.detach(), counts, group)
 
 
 def total(local: Tensor, group: Group) -> Tensor:
     """The sum of a number () over all ranks, the same bits at each; its backward has the group's factor."""
     return _total(local, group)
+
+
+def reduced(local: Tensor, reduction: str, rows: int, group: Group) -> Tensor:
+    """The loss of all ranks.
+
+    Args:
+        local: this rank's: the losses of its rows (n,) for reduction="none", otherwise their sum.
+        reduction: "mean", "sum" or "none".
+        rows: the number of rows of all ranks.
+        group: the ranks.
+    """
+    if reduction == "none":
+        return shared(local, group)
+    whole = total(local, group)
+    return whole / rows if reduction == "mean" else whole
+
+
+def nothing(leaves: Iterable[object], reduction: str) -> Tensor:
+    """The `local` of a rank without rows: gradients of 0 flow to all leaves, for which other ranks wait."""
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    rows = torch.cat([x.reshape(-1)[:0].to(dtype) for x in tensors])
+    return rows if reduction == "none" else rows.sum()
 
 
 def shared(rows: Tensor, group: Group) -> Tensor:
@@ -86,6 +119,12 @@ def travelling_dtype(dtype: torch.dtype, group: Group) -> torch.dtype:
 def add_up(x: Tensor, group: Group) -> Tensor:
     """The sum over all ranks, in place."""
     dist.all_reduce(x, group=group.process_group)
+    return x
+
+
+def of_first_rank(x: Tensor, group: Group) -> Tensor:
+    """What the first rank of the group has, in place."""
+    dist.broadcast(x, group=group.process_group, group_src=0)
     return x
 
 

@@ -62,7 +62,7 @@ class Exchange:
         size, rank = self.group.size, self.group.rank
         step = (owner - rank) % size
         if step == 0:
-            _add(zip(parts, sums, strict=True))
+            add(zip(parts, sums, strict=True))
             return
         operations = []
         for part, to in zip(parts, sums, strict=True):
@@ -77,7 +77,7 @@ class Exchange:
     def arrived(self) -> None:
         """Waits for the parts that were sent last, and adds those that have arrived."""
         _wait(self._returning)
-        _add(self._arriving)
+        add(self._arriving)
         self._returning, self._arriving = [], []
 
     def _fetch(self, step: int) -> tuple[list[Any], list[Tensor]]:
@@ -165,7 +165,7 @@ class Ring:
     ) -> Gradients:
         exchange = self._exchange(p)
         inputs = p.inputs()
-        sums = Gradients(*(_zeros(x) if need else None for x, need in zip(inputs, needs, strict=True)))
+        sums = Gradients(*(zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)))
         for owner, visit in self._visits(p, exchange):
             found = Gradients()
             if visit is not None:
@@ -174,16 +174,14 @@ class Ring:
                 )
                 found = compute(visit, wanted)
                 columns = self._columns(owner)
-                _add(((found.queries, sums.queries), (found.row_negatives, sums.row_negatives)))
-                _add(((found.scale, sums.scale),))
+                add(((found.queries, sums.queries), (found.row_negatives, sums.row_negatives)))
+                add(((found.scale, sums.scale),))
                 if sums.bias is not None and found.bias is not None:
                     sums.bias[columns] += found.bias
             parts = self._parts(p, owner, found, needs)
             exchange.send_home(owner, parts, [sums.candidates, sums.negatives][: len(parts)])
         exchange.arrived()
-        return Gradients(
-            *(g if g is None or x is None else g.to(x.dtype) for g, x in zip(sums, inputs, strict=True))
-        )
+        return in_dtypes_of(inputs, sums)
 
     def _exchange(self, p: Problem) -> Exchange:
         names = ["candidates"] if p.negatives is None else ["candidates", "negatives"]
@@ -267,12 +265,19 @@ class _RowSums:
         return Rows(loss, (self.logsumexp, self.mass))
 
 
-def _zeros(x: Tensor | None) -> Tensor | None:
+def zeros_like(x: Tensor | None) -> Tensor | None:
     """Zeros to add gradients of `x` to, in float32 at least."""
     return None if x is None else torch.zeros(x.shape, dtype=loss_dtype(x), device=x.device)
 
 
-def _add(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> None:
+def in_dtypes_of(inputs: Sequence[Tensor | None], sums: Gradients) -> Gradients:
+    """The gradients in the dtypes of what they are gradients of."""
+    found = zip(inputs, sums, strict=True)
+    return Gradients(*(g if g is None or x is None else g.to(x.dtype) for x, g in found))
+
+
+def add(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> None:
+    """Adds each part to its sum, where both are there."""
     for part, to in pairs:
         if part is not None and to is not None:
             to += part

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastqt.distributed.collectives import all_gather
+from fastqt.checks import check_embeddings, input_dtype
+from fastqt.distributed.collectives import all_gather, gather_constant
 from fastqt.distributed.group import Group
+from fastqt.targets import ShardRows
 
 
 class Shards(NamedTuple):
@@ -113,6 +115,68 @@ def agree(
             "Group(shards='uneven') takes numbers of rows that change"
         )
     return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, known is None)
+
+
+def agree_on_rows(
+    group: Group,
+    function: str,
+    check: Callable[[], Mapping[str, Hashable]],
+    leaves: Iterable[object] = (),
+    /,
+    **embeddings: Tensor | None,
+) -> Shards:
+    """`agree` for a loss of embeddings of which each rank has as many rows; the counts are of "rows".
+
+    Args:
+        group, function: as of `agree`.
+        check: checks the options, and returns those which have to be the same on all ranks.
+        leaves: further tensors that gradients may flow to.
+        **embeddings: this rank's; the first of them sets the rest's number of rows, width and dtype.
+    """
+
+    def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
+        given = {name: x for name, x in embeddings.items() if x is not None}
+        check_embeddings(**{name: with_a_row(group, x) for name, x in given.items()})
+        first, *rest = given.items()
+        for name, x in rest:
+            if len(x) != len(first[1]):
+                raise ValueError(
+                    f"{name}: want a row for each of the {len(first[1])} rows of {first[0]}, got {len(x)}"
+                )
+        return {"rows": len(first[1])}, {
+            **check(),
+            "given": tuple(given),
+            "width": first[1].shape[1],
+            "dtype": str(input_dtype(first[1])),
+            "device": first[1].device.type,
+            "gradients of": wanting_gradients((*given.values(), *leaves)),
+        }
+
+    return agree(group, function, checked)
+
+
+def shard_rows(shards: Shards, queries: str, candidates: str) -> ShardRows:
+    """This rank's rows of the batch as targets know them; the names are of `Shards.counts`."""
+    first, M = shards.first(candidates), shards.total(candidates)
+    own = first, first + shards.counts[candidates][shards.group.rank]
+
+    def gather(ids: Tensor) -> Tensor:
+        return gather_constant(ids, shards.counts[queries], shards.group)
+
+    within = own if shards.group.edges == "cut" else (0, M)
+    return ShardRows(shards.first(queries), shards.total(queries), M, within, gather)
+
+
+def with_a_row(group: Group, x: Any) -> Any:
+    """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
+    empty = isinstance(x, Tensor) and x.dim() == 2 and not len(x) and group.shards == "uneven"
+    return x.new_empty(1, x.shape[1]) if empty else x
+
+
+def wanting_gradients(leaves: Iterable[object]) -> tuple[bool, ...]:
+    """Of each leaf, whether a gradient is to be found: ranks that find none would not take part in sums."""
+    enabled = torch.is_grad_enabled()
+    return tuple(enabled and isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
 
 def _all_sizes(sizes: tuple[int, ...], group: Group, device: Any) -> list[tuple[int, ...]]:

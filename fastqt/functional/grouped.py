@@ -28,7 +28,7 @@ from fastqt.checks import (
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.ring import Ring, visiting_rows
-from fastqt.distributed.shards import Shards, agree, local_rows
+from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wanting_gradients, with_a_row
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
 from fastqt.negatives import Mixed
 from fastqt.problem import (
@@ -37,10 +37,9 @@ from fastqt.problem import (
     TARGET_REDUCTIONS,
     Problem,
     check_memory,
-    loss_dtype,
     unit_rows,
 )
-from fastqt.targets import NoTargets, Rolled, ShardRows, Targets
+from fastqt.targets import NoTargets, Rolled, Targets
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
 
@@ -71,25 +70,19 @@ def loss_over_group(
         if isinstance(given[name], Tensor):
             given[name] = local_rows(name, given[name])
     shards = agree(group, function, lambda: _checked(group, targets, reduction, given))
-    with shards.agreeing():
-        targets = targets.of_shard(_shard_rows(shards, given["queries"].device))
+    targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
     if group.takes_ring(shards.total("candidates"), given["candidates"]):
         local = _loss_of_ring(shards, targets, reduction, given, function)
     else:
         local = _loss_of_gathered(shards, targets, reduction, given)
-    if reduction == "none":
-        return collectives.shared(local, group)
-    whole = collectives.total(local, group)
-    if reduction == "mean":
-        return whole / shards.total("queries")
-    if reduction == "mean_of_targets":
-        queries = given["queries"]
-        counted = torch.zeros((), dtype=torch.int64, device=queries.device)
-        if len(queries):
-            rows = targets.rows(len(queries), shards.total("candidates"), queries.device)
-            counted = rows.rows_with_targets()
-        return whole / collectives.add_up(counted, group).clamp(min=1)
-    return whole
+    if reduction != "mean_of_targets":
+        return collectives.reduced(local, reduction, shards.total("queries"), group)
+    queries = given["queries"]
+    counted = torch.zeros((), dtype=torch.int64, device=queries.device)
+    if len(queries):
+        rows = targets.rows(len(queries), shards.total("candidates"), queries.device)
+        counted = rows.rows_with_targets()
+    return collectives.total(local, group) / collectives.add_up(counted, group).clamp(min=1)
 
 
 def _checked(
@@ -98,13 +91,14 @@ def _checked(
     """Checks what a rank can check by itself; the numbers of its rows, and what has to be the same on all."""
     embeddings = {name: given[name] for name in EMBEDDINGS if not isinstance(given[name], Mixed)}
     may_lack = ("negatives", "row_negatives")
-    check_embeddings(may_lack, **{name: _with_a_row(group, x) for name, x in embeddings.items()})
+    check_embeddings(may_lack, **{name: with_a_row(group, x) for name, x in embeddings.items()})
     queries, candidates = given["queries"], given["candidates"]
     check_option("diagonal", given["diagonal"], DIAGONALS)
     check_option("reduction", reduction, TARGET_REDUCTIONS if given["link"] == "softmax" else REDUCTIONS)
     check_memory(given["memory"])
     check_flag("normalize", given["normalize"])
     check_scale(given["scale"], queries.dtype)
+    targets.check_queries(len(queries))
     check_bias(given["bias"], len(candidates), queries.device, queries.dtype)
     if (given["query_groups"] is None) != (given["candidate_groups"] is None):
         missing = "query_groups" if given["query_groups"] is None else "candidate_groups"
@@ -121,41 +115,14 @@ def _checked(
         "width": queries.shape[1],
         "dtype": str(input_dtype(queries)),
         "device": queries.device.type,
-        "targets": type(targets).__name__,
+        "targets": targets.kind(),
         "reduction": reduction,
         **{name: given[name] for name in ("diagonal", "normalize")},
         **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
-        "gradients of": tuple(
-            name
-            for name in (*EMBEDDINGS, "scale", "bias")
-            if torch.is_grad_enabled() and isinstance(given[name], Tensor) and given[name].requires_grad
-        ),
+        "gradients of": wanting_gradients(given[name] for name in (*EMBEDDINGS, "scale", "bias")),
     }
-
-
-def _with_a_row(group: Group, x: Any) -> Any:
-    """A matrix without rows, which a rank may have of uneven shards, as one with a row."""
-    empty = isinstance(x, Tensor) and x.dim() == 2 and not len(x) and group.shards == "uneven"
-    return x.new_empty(1, x.shape[1]) if empty else x
-
-
-def _shard_rows(shards: Shards, device: torch.device) -> ShardRows:
-    first, M = shards.first("candidates"), shards.total("candidates")
-    own = (first, first + shards.counts["candidates"][shards.group.rank])
-
-    def gather(ids: Tensor) -> Tensor:
-        queries = shards.counts["queries"]
-        if ids.numel() != queries[shards.group.rank]:
-            raise ValueError(
-                f"document_ids: want one id for each of this rank's {queries[shards.group.rank]} queries, "
-                f"got {ids.numel()}"
-            )
-        return collectives.gather_integers(ids.to(device), queries, shards.group)
-
-    within = own if shards.group.edges == "cut" else (0, M)
-    return ShardRows(shards.first("queries"), shards.total("queries"), M, within, gather)
 
 
 def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: dict[str, Any]) -> Tensor:
@@ -176,7 +143,7 @@ def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: d
         targets = _with_own_candidates_first(shards, targets, options)
     if not len(queries):
         with shards.agreeing():
-            return _nothing(queries, reduction, leaves)
+            return collectives.nothing(leaves, reduction)
     queries, candidates = options.pop("queries"), options.pop("candidates")
     with shards.agreeing():
         p, engine = lowered(queries, candidates, targets, **options)
@@ -187,7 +154,7 @@ def _gathered_columns(shards: Shards, given: dict[str, Any]) -> dict[str, Tensor
     """The arguments with a number for each candidate, of all ranks."""
     counts, group, found = shards.counts["candidates"], shards.group, {}
     if given["candidate_groups"] is not None:
-        found["candidate_groups"] = collectives.gather_integers(given["candidate_groups"], counts, group)
+        found["candidate_groups"] = collectives.gather_constant(given["candidate_groups"], counts, group)
     if isinstance(given["bias"], Tensor) and given["bias"].dim():
         found["bias"] = collectives.gather(given["bias"], counts, group)
     return found
@@ -229,13 +196,6 @@ def _with_own_candidates_first(shards: Shards, targets: Targets, options: dict[s
     return Rolled(targets, first)
 
 
-def _nothing(queries: Tensor, reduction: str, leaves: list[Any]) -> Tensor:
-    """The loss of no rows, from which gradients of 0 flow to all leaves: other ranks wait for them."""
-    none = [x.reshape(-1)[:0].to(loss_dtype(queries)) for x in leaves if isinstance(x, Tensor)]
-    rows = torch.cat(none)
-    return rows if reduction == "none" else rows.sum()
-
-
 def _loss_of_ring(
     shards: Shards, targets: Targets, reduction: str, given: dict[str, Any], function: str
 ) -> Tensor:
@@ -268,12 +228,12 @@ def _problem_of_ring(
         targets = NoTargets()
     # Nothing is read of the candidates before they visit: for the checks and the targets their number counts.
     candidates = queries.new_empty(1, queries.shape[1]).expand(M, -1)
-    options["negatives"] = _with_a_row(shards.group, given["negatives"])
-    p, plan = checked(_with_a_row(shards.group, queries), candidates, targets, **options)
+    options["negatives"] = with_a_row(shards.group, given["negatives"])
+    p, plan = checked(with_a_row(shards.group, queries), candidates, targets, **options)
     if plan.engine.eager:
         raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
     p.queries, p.candidates, p.negatives = queries, given["candidates"], given["negatives"]
-    if not len(queries):
+    if not len(queries) and isinstance(given["row_negatives"], Tensor):
         p.row_negatives = given["row_negatives"]
     prepare(p, plan)
     return p, plan.engine

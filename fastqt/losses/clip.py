@@ -12,9 +12,14 @@ from fastqt.checks import (
     check_flag,
     check_option,
     check_scale,
+    input_dtype,
     is_traced,
 )
-from fastqt.engines import plans
+from fastqt.distributed import collectives
+from fastqt.distributed.clip import ClipOfRanks
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.engines import choose, computation, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 
@@ -28,6 +33,7 @@ def clip_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
 
@@ -38,7 +44,8 @@ def clip_loss(
     Args:
         a, b: (N, D); rows of equal index are a pair.
         scale: inverse temperature, a number or 0-d tensor (differentiable).
-        normalize, reduction, memory, backend: as of `contrastive_loss`.
+        normalize, reduction, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
+            travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -48,6 +55,8 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
+    if group is not None:
+        return _over_group(as_group(group), a, b, scale, normalize, reduction, memory, backend)
     kind = plans.kind_of(ClipProblem, a, b, backend)
     plan = plans.known.get(kind)
     if plan is None:
@@ -75,3 +84,45 @@ def clip_loss(
         "backend": backend,
     }
     return (info_nce_loss(a, b, **options) + info_nce_loss(b, a, **options)) / 2
+
+
+def _over_group(
+    group: Group,
+    a: Tensor,
+    b: Tensor,
+    scale: float | Tensor,
+    normalize: bool,
+    reduction: str,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """The loss of all ranks' pairs."""
+    a, b = local_rows("a", a), local_rows("b", b)
+
+    def check() -> dict[str, Any]:
+        check_scale(scale, a.dtype)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(memory)
+        check_flag("normalize", normalize)
+        return {"normalize": normalize, "reduction": reduction}
+
+    shards = agree_on_rows(group, "fastqt.clip_loss", check, (scale,), a=a, b=b)
+    if is_traced(a, b):
+        options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
+        options |= {"memory": memory, "backend": backend, "group": group}
+        return (info_nce_loss(a, b, **options) + info_nce_loss(b, a, **options)) / 2
+    N, ring = shards.total("rows"), group.takes_ring(shards.total("rows"), b)
+    dtype = input_dtype(a)
+    with shards.agreeing():
+        # What is chosen depends on the sizes and dtypes, and no tensor of all candidates is made for that.
+        stand_in = b.new_empty(1, b.shape[1]).expand(N, -1)
+        rectangle = ClipProblem(a, stand_in, scale, memory, normalize, pairs=len(a))
+        engine = choose(backend, rectangle, dtype)
+        p = ClipProblem(a, b, scale, memory, normalize)
+        computed = engine.dtype_for(p, dtype)
+        p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
+        if normalize and not engine.normalizes(p, computed):
+            p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
+    ranks = ClipOfRanks(shards, computation(engine.name, rectangle), ring)
+    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, "fastqt.clip_loss")
+    return collectives.reduced(local, reduction, N, group)

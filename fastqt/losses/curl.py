@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_option
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import Shards, agree_on_rows, local_rows, shard_rows
 from fastqt.losses.common import device_of
 from fastqt.problem import REDUCTIONS, reduce
-from fastqt.targets import Window
+from fastqt.targets import Targets, Window
 
 BLOCK_NEGATIVES = ("shift", "complement", "random")
 
 
-def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reduction: str = "mean") -> Tensor:
+def curl_loss(
+    queries: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    reduction: str = "mean",
+    group: GroupLike | None = None,
+) -> Tensor:
     """log(1 + exp(-<f_i, g+_i - g-_i>)): each query's positive is to score above its negative.
 
     Args:
         queries, positives, negatives: (N, D).
         reduction: "mean" over the rows, "sum", or "none".
+        group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -29,13 +43,33 @@ def curl_loss(queries: Tensor, positives: Tensor, negatives: Tensor, *, reductio
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
+    if group is not None:
+        given = {"queries": queries, "positives": positives, "negatives": negatives}
+        given = {name: local_rows(name, x) for name, x in given.items()}
+        shards = agree_on_rows(as_group(group), "fastqt.curl_loss", partial(_facts, reduction), **given)
+        return _reduced(shards, _losses(*given.values()), reduction)
     check_embeddings(queries=queries, positives=positives, negatives=negatives)
     check_option("reduction", reduction, REDUCTIONS)
     if not len(queries) == len(positives) == len(negatives):
         lengths = f"{len(queries)}, {len(positives)} and {len(negatives)}"
         raise ValueError(f"positives, negatives: want a row for each query, got {lengths} rows")
+    return reduce(_losses(queries, positives, negatives), reduction)
+
+
+def _losses(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """The loss of each row, (N,)."""
     margins = (queries * (positives - negatives)).sum(1)
-    return reduce(-F.logsigmoid(margins), reduction)  # softplus rounds beyond 20
+    return -F.logsigmoid(margins)  # softplus rounds beyond 20
+
+
+def _facts(reduction: str, **more: Hashable) -> dict[str, Hashable]:
+    check_option("reduction", reduction, REDUCTIONS)
+    return {"reduction": reduction, **more}
+
+
+def _reduced(shards: Shards, rows: Tensor, reduction: str) -> Tensor:
+    local = rows if reduction == "none" else rows.sum()
+    return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
 
 
 def curl_block_loss(
@@ -47,6 +81,7 @@ def curl_block_loss(
     negatives: str = "shift",
     generator: torch.Generator | None = None,
     reduction: str = "mean",
+    group: GroupLike | None = None,
 ) -> Tensor:
     """`curl_loss` of each query with the mean of its neighbours against the mean of as many others.
 
@@ -58,6 +93,7 @@ def curl_block_loss(
             that are neither the sentence nor a neighbour; "random": a permutation's neighbours.
         generator: draws the permutation of "random"; torch's default generator if None.
         reduction: "mean" over the rows, "sum", or "none".
+        group: as of `contrastive_loss`; the permutation is drawn on its first rank.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -68,15 +104,42 @@ def curl_block_loss(
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.
     """
+    if group is not None:
+        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
+        rest = context_size, document_ids, negatives, generator, reduction
+        return _blocks_over_group(as_group(group), queries, candidates, *rest)
     check_embeddings(queries=queries, candidates=candidates)
     check_option("negatives", negatives, BLOCK_NEGATIVES)
     check_option("reduction", reduction, REDUCTIONS)
-    N, M, device = len(queries), len(candidates), queries.device
+    N, M = len(queries), len(candidates)
     if N != M:
         raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")
     window = Window(context_size, document_ids=document_ids)
     window.check(N, M, "zero")
-    starts, columns, weights = window.rows(N, M, device).compressed()
+    order = _order(negatives, N, queries.device, generator)
+    blocks = _blocks(window, candidates, N, 0, context_size, negatives, order)
+    return curl_loss(queries, *blocks, reduction=reduction)
+
+
+def _order(negatives: str, N: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    """The permutation of "random"; None for the others."""
+    if negatives != "random":
+        return None
+    return torch.randperm(N, generator=generator, device=device_of(generator, device)).to(device)
+
+
+def _blocks(
+    window: Targets,
+    candidates: Tensor,  # (N, D)
+    n: int,
+    first: int,
+    context_size: int,
+    negatives: str,
+    order: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The means of neighbours and those of others, (n, D) each, for the n rows from `first` on."""
+    N = len(candidates)
+    starts, columns, weights = window.rows(n, N, candidates.device).compressed()
 
     def means(matrix: Tensor, weights: Tensor) -> Tensor:
         weights = weights.to(matrix.dtype)
@@ -86,7 +149,8 @@ def curl_block_loss(
         counts = means(candidates.new_ones(N, 1), (weights > 0)) + 1
         if bool((counts >= N).any()):
             raise ValueError(f"context_size: leaves no sentence of N={N} for negatives='complement'")
-        others = (candidates.sum(0) - candidates - means(candidates, weights > 0)) / (N - counts)
+        own = candidates[first : first + n]
+        others = (candidates.sum(0) - own - means(candidates, weights > 0)) / (N - counts)
     elif negatives == "shift":
         if 2 * context_size + 1 > N // 2:
             raise ValueError(
@@ -94,6 +158,40 @@ def curl_block_loss(
             )
         others = means(candidates.roll(-(N // 2), 0), weights)
     else:
-        permutation = torch.randperm(N, generator=generator, device=device_of(generator, device))
-        others = means(candidates[permutation.to(device)], weights)
-    return curl_loss(queries, means(candidates, weights), others, reduction=reduction)
+        others = means(candidates[order], weights)
+    return means(candidates, weights), others
+
+
+def _blocks_over_group(
+    group: Group,
+    queries: Tensor,
+    candidates: Tensor,
+    context_size: int,
+    document_ids: Tensor | None,
+    negatives: str,
+    generator: torch.Generator | None,
+    reduction: str,
+) -> Tensor:
+    """The loss of all ranks' sentences."""
+    n = len(queries)
+
+    def facts() -> dict[str, Hashable]:
+        check_option("negatives", negatives, BLOCK_NEGATIVES)
+        Window(context_size, document_ids=document_ids).check_queries(n)
+        given = {"document_ids given": document_ids is not None, "context_size": context_size}
+        return _facts(reduction, negatives=negatives, **given)
+
+    shards = agree_on_rows(group, "fastqt.curl_block_loss", facts, queries=queries, candidates=candidates)
+    counts, N, first = shards.counts["rows"], shards.total("rows"), shards.first("rows")
+    gathered = collectives.gather(candidates, counts, group)
+    order = _order(negatives, N, queries.device, generator)
+    if order is not None:
+        order = collectives.of_first_rank(order, group)
+    window = Window(context_size, document_ids=document_ids).of_shard(shard_rows(shards, "rows", "rows"))
+    with shards.agreeing():
+        window.check(n, N, "zero")
+        if n:
+            rows = _losses(queries, *_blocks(window, gathered, n, first, context_size, negatives, order))
+        else:
+            rows = collectives.nothing((queries, gathered), "none")
+    return _reduced(shards, rows, reduction)

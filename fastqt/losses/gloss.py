@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,9 @@ from fastqt.checks import (
     is_traced,
     require,
 )
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
@@ -39,6 +45,7 @@ def gloss_bow_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy, summed over the vocabulary, of which words a sentence's latent vector names.
 
@@ -48,9 +55,15 @@ def gloss_bow_loss(
         token_ids: (T,) integers in [0, V), all sentences' words one after the other; one that is named
             twice counts once.
         offsets: (B,) integers, where each sentence's words begin, as of `torch.nn.EmbeddingBag`.
+        group: the processes whose sentences make up the batch, as of `contrastive_loss`; the decoder is the
+            same at each, and its gradient is this rank's part of the whole.
 
     Source: GLOSS, generative latent optimisation of sentence representations: the bag-of-words decoder.
     """
+    if group is not None:
+        decoder: dict[str, Any] = {"weight": weight, "bias": bias, "memory": memory, "backend": backend}
+        words: dict[str, Any] = {"token_ids": token_ids, "offsets": offsets}
+        return _over_group(as_group(group), gloss_bow_loss, latents, reduction, {**decoder, **words})
     check_embeddings(latents=latents, weight=weight)
     targets = Bags("token_ids", token_ids, offsets)
     return sigmoid_loss(
@@ -69,6 +82,7 @@ def gloss_pos_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of the word at each position given the sentence's latent vector, summed over positions.
 
@@ -81,9 +95,17 @@ def gloss_pos_loss(
         weight: (V, D), bias: (V,): the decoder, of logits (latent + position) @ weight.T + bias.
         token_ids: (B, L) integers in [0, V), padded on the right with anything.
         lengths: (B,) integers in [0, L].
+        group: as of `gloss_bow_loss`.
 
     Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
     """
+    if group is not None:
+        decoder: dict[str, Any] = {"positions": positions, "weight": weight, "bias": bias}
+        words: dict[str, Any] = {"token_ids": token_ids, "lengths": lengths}
+        options: dict[str, Any] = {"memory": memory, "backend": backend}
+        return _over_group(
+            as_group(group), gloss_pos_loss, latents, reduction, {**decoder, **words, **options}
+        )
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
     check_memory(memory)
@@ -119,6 +141,32 @@ def gloss_pos_loss(
     if reduction == "none":
         return loss.new_zeros(B).index_add(0, sentence, loss)
     return loss / B if reduction == "mean" else loss
+
+
+def _over_group(
+    group: Group,
+    loss: Callable[..., Tensor],
+    latents: Tensor,
+    reduction: str,
+    others: dict[
+        str, Any
+    ],  # the other arguments of the loss: the decoder, which all ranks have, and own words
+) -> Tensor:
+    """The loss of all ranks' sentences."""
+    latents = local_rows("latents", latents)
+
+    def facts() -> dict[str, Hashable]:
+        check_option("reduction", reduction, REDUCTIONS)
+        return {"reduction": reduction, "words": len(others["weight"])}
+
+    decoder = [x for name, x in others.items() if name in ("positions", "weight", "bias")]
+    shards = agree_on_rows(group, f"fastqt.{loss.__name__}", facts, decoder, latents=latents)
+    with shards.agreeing():
+        if not len(latents):
+            local = collectives.nothing((latents, *decoder), reduction)
+        else:
+            local = loss(latents, **others, reduction="none" if reduction == "none" else "sum")
+    return collectives.reduced(local, reduction, shards.total("rows"), group)
 
 
 def factored_pos_loss(

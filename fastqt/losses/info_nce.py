@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss
 from fastqt.targets import Pairs
 
@@ -18,6 +19,7 @@ def info_nce_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each query with its own candidate, among all candidates.
 
@@ -27,7 +29,7 @@ def info_nce_loss(
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
-        reduction, memory, backend: as of `contrastive_loss`.
+        reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -48,4 +50,5 @@ def info_nce_loss(
         reduction=reduction,
         memory=memory,
         backend=backend,
+        group=group,
     )

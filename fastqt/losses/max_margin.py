@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -12,8 +12,11 @@ from torch import Tensor
 
 from fastqt import autograd
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree, local_rows, shard_rows, wanting_gradients, with_a_row
 from fastqt.problem import REDUCTIONS, Rows
-from fastqt.targets import TargetRows, TargetsLike, given_or_window
+from fastqt.targets import Rolled, TargetRows, Targets, TargetsLike, given_or_window
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
@@ -31,6 +34,7 @@ def max_margin_loss(
     document_ids: Tensor | None = None,
     normalize: bool = False,
     reduction: str = "mean",
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Sum of hinges: each target of a query is to score higher than every other candidate, by a margin.
 
@@ -49,6 +53,7 @@ def max_margin_loss(
         context_size, document_ids: of the default targets, as of `fastqt.contrastive_loss`.
         normalize: score by cosine.
         reduction: "mean" over all N rows, "sum", or "none".
+        group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
@@ -59,22 +64,83 @@ def max_margin_loss(
 
     Source: the max-margin objective that Logeswaran and Lee (arXiv:1803.02893) compare theirs with.
     """
+    operator = given_or_window(targets, context_size, document_ids)
+    options = margin, diagonal, normalize
+    if group is not None:
+        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
+        return _over_group(as_group(group), queries, candidates, operator, *options, reduction)
     check_embeddings(queries=queries, candidates=candidates)
+    _check_options(queries, *options, reduction)
+    p = _problem(queries, candidates, operator, *options)
+    return autograd.loss_of(p, reduction, MAX_MARGIN, "fastqt.max_margin_loss")
+
+
+def _check_options(queries: Tensor, margin: float, diagonal: str, normalize: bool, reduction: str) -> None:
     check_option("diagonal", diagonal, ("exclude", "keep"))
     check_option("reduction", reduction, REDUCTIONS)
     check_number("margin", margin, dtype=queries.dtype)
-    operator, N, M = given_or_window(targets, context_size, document_ids), len(queries), len(candidates)
+    check_flag("normalize", normalize)
+
+
+def _problem(
+    queries: Tensor, candidates: Tensor, operator: Targets, margin: float, diagonal: str, normalize: bool
+) -> MaxMarginProblem:
+    N, M = len(queries), len(candidates)
     operator.check(N, M, diagonal)
     rows = operator.rows(N, M, queries.device)
     if rows.background is not None:
         raise ValueError("targets: want some candidates that are none, got smoothed targets")
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
-    check_flag("normalize", normalize)
     if normalize:
         queries, candidates = F.normalize(queries, dim=1), F.normalize(candidates, dim=1)
-    p = MaxMarginProblem(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")
-    return autograd.loss_of(p, reduction, MAX_MARGIN, "fastqt.max_margin_loss")
+    return MaxMarginProblem(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")
+
+
+def _over_group(
+    group: Group,
+    queries: Tensor,
+    candidates: Tensor,
+    operator: Targets,
+    margin: float,
+    diagonal: str,
+    normalize: bool,
+    reduction: str,
+) -> Tensor:
+    """The loss of all ranks' queries, from the candidates of all ranks."""
+
+    def check() -> tuple[dict[str, int], dict[str, Hashable]]:
+        check_embeddings(queries=with_a_row(group, queries), candidates=with_a_row(group, candidates))
+        _check_options(queries, margin, diagonal, normalize, reduction)
+        operator.check_queries(len(queries))
+        return {"queries": len(queries), "candidates": len(candidates)}, {
+            "width": queries.shape[1],
+            "dtype": str(queries.dtype),
+            "device": queries.device.type,
+            "targets": operator.kind(),
+            "reduction": reduction,
+            "diagonal": diagonal,
+            "gradients of": wanting_gradients((queries, candidates)),
+        }
+
+    shards = agree(group, "fastqt.max_margin_loss", check)
+    first, N = shards.first("queries"), shards.total("queries")
+    # A rank's own candidates come first, and with them the diagonal.
+    columns = collectives.gather(candidates, shards.counts["candidates"], group).roll(-first, 0)
+    operator = Rolled(operator.of_shard(shard_rows(shards, "queries", "candidates")), first)
+    with shards.agreeing():
+        if len(columns) < N and diagonal != "keep":
+            raise ValueError(
+                f"diagonal: want 'keep' in a group with more queries (N={N}) than candidates "
+                f"(M={len(columns)}), got 'exclude'"
+            )
+        if not len(queries):
+            local = collectives.nothing((queries, columns), reduction)
+        else:
+            p = _problem(queries, columns, operator, margin, diagonal, normalize)
+            of_rank = "none" if reduction == "none" else "sum"
+            local = autograd.loss_of(p, of_rank, MAX_MARGIN, "fastqt.max_margin_loss")
+    return collectives.reduced(local, reduction, N, group)
 
 
 class MaxMarginNeeds(NamedTuple):

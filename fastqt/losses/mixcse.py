@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced, shown
+from fastqt.distributed import collectives
+from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.shards import Shards, agree_on_rows, local_rows
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
@@ -33,6 +36,7 @@ def mixcse_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """SimCSE's loss with mixtures of views as further, hard negatives; cosines throughout.
 
@@ -54,7 +58,8 @@ def mixcse_loss(
         masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
         hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.
         stop_gradient: no gradient flows through mixtures.
-        reduction, memory, backend: as of `contrastive_loss`.
+        reduction, memory, backend, group: as of `contrastive_loss`. In a group the next row may be another
+            rank's, the random cycle is drawn on its first rank, and the released form takes gathered views.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -65,20 +70,36 @@ def mixcse_loss(
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).
     """
-    check_embeddings(z1=z1, z2=z2)
-    check_option("form", form, ("slides", "released"))
-    check_option("partner", partner, ("next", "random"))
-    check_option("blocks", blocks, ("both", "candidates"))
-    check_option("masked_cell", masked_cell, ("zero", "exclude"))
-    check_scale(scale, z1.dtype)
-    check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
-    if form == "slides":
-        check_released_alone(blocks, masked_cell, hard_negative_weight)
+    if group is None:
+        check_embeddings(z1=z1, z2=z2)
+
+    def check() -> dict[str, Any]:
+        check_option("form", form, ("slides", "released"))
+        check_option("partner", partner, ("next", "random"))
+        check_option("blocks", blocks, ("both", "candidates"))
+        check_option("masked_cell", masked_cell, ("zero", "exclude"))
+        check_scale(scale, z1.dtype)
+        check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(memory)
+        if form == "slides":
+            check_released_alone(blocks, masked_cell, hard_negative_weight)
+        Mixed(mix)  # refuses a mix outside 0..1
+        given = {"form": form, "partner": partner, "blocks": blocks, "masked_cell": masked_cell}
+        return {**given, "reduction": reduction, "stop_gradient": stop_gradient, "mix": mix}
+
+    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
+    flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
+    if group is not None:
+        z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
+        shards = agree_on_rows(as_group(group), "fastqt.mixcse_loss", check, (scale,), z1=z1, z2=z2)
+        in_ranks = _in_ranks_slides if form == "slides" else _in_ranks_released
+        return in_ranks(shards, z1, z2, mix, flags, partner, generator, reduction, options)
+    check()
     N = len(z1)
     if len(z2) != N or N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
     order = random_order(N, z1.device, generator) if partner == "random" else None
-    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     if form == "slides":
         partners = _partners(order, N, z1.device)
         negatives = Mixed(mix, partners) if stop_gradient else _mixed(unit_rows(z2), mix, partners)
@@ -90,10 +111,6 @@ def mixcse_loss(
             row_negatives=negatives,
             reduction=reduction,
         )
-    Mixed(mix)  # refuses a mix outside 0..1
-    check_option("reduction", reduction, REDUCTIONS)
-    check_memory(memory)
-    flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
     if not is_traced(z1, z2):
         loss = _in_three_blocks(z1, z2, mix, flags, order, reduction, options)
         if loss is not None:
@@ -156,12 +173,27 @@ def _composed(
     z1: Tensor, z2: Tensor, mix: float, flags: _Flags, partners: Tensor, options: dict[str, Any]
 ) -> Tensor:
     """The released form's loss of each row, from the logsumexp of each block."""
-    mixtures = (_mixed(z, mix, partners) for z in (z1, z2))
-    a, m = (x.detach() if flags.stop_gradient else x for x in mixtures)
-    z1, z2 = unit_rows(z1), unit_rows(z2)
+    a = _mixed(z1, mix, partners) if flags.both else None
+    return _composed_rows(unit_rows(z1), a, z2, mix, flags, partners, options)
+
+
+def _composed_rows(
+    z1: Tensor,  # (n, D), of norm 1
+    a: Tensor | None,  # (n, D), of norm 1: their mixtures, for the third block
+    z2: Tensor,  # (N, D), of which the first n belong to z1
+    mix: float,
+    flags: _Flags,
+    partners: Tensor,  # (N,)
+    options: dict[str, Any],
+) -> Tensor:
+    """The losses of the first n of N sentences."""
+    n, m = len(z1), _mixed(z2, mix, partners)
+    if flags.stop_gradient:
+        a, m = None if a is None else a.detach(), m.detach()
+    z2 = unit_rows(z2)
     # The columns are put into an order in which the masked cells, m_j with partner i and z2_j of a_i's
     # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
-    rows = row_numbers(len(z1), z1.device)
+    rows = row_numbers(len(z2), z2.device)
     before = torch.empty_like(partners).scatter_(0, partners, rows)
     others = [log_sum_exp(z1, z2, diagonal="exclude", **options)]
 
@@ -170,10 +202,10 @@ def _composed(
         others.append(log_sum_exp(queries, candidates, diagonal=flags.masked_cell, **without_own, **options))
         others.append(scores(queries, candidates[own], options["scale"]) + flags.hard_negative_weight)
 
-    add_block(z1, m[before], partners)
-    if flags.both:
-        add_block(a, z2[partners], before)
-    return joined_loss(scores(z1, z2, options["scale"]), others)
+    add_block(z1, m[before], partners[:n])
+    if a is not None:
+        add_block(a, z2[partners], before[:n])
+    return joined_loss(scores(z1, z2[:n], options["scale"]), others)
 
 
 def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
@@ -185,3 +217,76 @@ def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
 
 def _mixed(x: Tensor, mix: float, partners: Tensor) -> Tensor:
     return unit_rows(mix * x + (1 - mix) * x[partners])
+
+
+def _in_ranks_slides(
+    shards: Shards,
+    z1: Tensor,
+    z2: Tensor,
+    mix: float,
+    flags: _Flags,
+    partner: str,
+    generator: torch.Generator | None,
+    reduction: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """The slides' form of all ranks' sentences."""
+    group, first, n = shards.group, shards.first("rows"), len(z1)
+    partners = _partners_of_ranks(shards, partner, generator, z1.device)[first : first + n]
+    negatives: Mixed | Tensor = Mixed(mix, partners)
+    if not flags.stop_gradient:
+        own = unit_rows(z2)
+        others = collectives.gather(own, shards.counts["rows"], group)[partners]
+        negatives = unit_rows(mix * own + (1 - mix) * others)
+    return contrastive_loss(
+        *(z1, z2, Diagonal()),
+        **options,
+        diagonal="keep",
+        normalize=True,
+        row_negatives=negatives,
+        reduction=reduction,
+        group=group,
+    )
+
+
+def _in_ranks_released(
+    shards: Shards,
+    z1: Tensor,
+    z2: Tensor,
+    mix: float,
+    flags: _Flags,
+    partner: str,
+    generator: torch.Generator | None,
+    reduction: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """The released form of all ranks' sentences, each rank's own being the first of all for it."""
+    group, counts, N = shards.group, shards.counts["rows"], shards.total("rows")
+    partners = _partners_of_ranks(shards, partner, generator, z1.device)
+    partners = (partners.roll(-shards.first("rows")) - shards.first("rows")) % N
+    second = collectives.gather_own_first(z2, counts, group)
+    a = None
+    if flags.both:
+        whole = z1.detach() if flags.stop_gradient else z1
+        others = collectives.gather_own_first(whole, counts, group)[partners[: len(z1)]]
+        a = unit_rows(mix * whole + (1 - mix) * others)
+    with shards.agreeing():
+        if not len(z1):
+            local = collectives.nothing((z1, second, a, options["scale"]), reduction)
+        else:
+            rows = _composed_rows(unit_rows(z1), a, second, mix, flags, partners, options)
+            local = rows if reduction == "none" else rows.sum()
+    return collectives.reduced(local, reduction, N, group)
+
+
+def _partners_of_ranks(
+    shards: Shards, partner: str, generator: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """The partner of each row of all ranks, (N,), the same on all of them."""
+    N = shards.total("rows")
+    if N < 2:
+        raise ValueError(f"z2: want two views of at least 2 sentences on all ranks, got {N}")
+    if partner == "next":
+        return _partners(None, N, device)
+    order = random_order(N, device, generator)
+    return _partners(collectives.of_first_rank(order, shards.group), N, device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_paired
+from fastqt.distributed.group import GroupLike
 from fastqt.functional import sigmoid_loss
-from fastqt.targets import Diagonal
+from fastqt.targets import Diagonal, Pairs
 
 
 def siglip_loss(
@@ -19,6 +20,7 @@ def siglip_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every pair of rows, whose label is whether they have the same index.
 
@@ -29,7 +31,7 @@ def siglip_loss(
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
-        reduction, memory, backend: as of `sigmoid_loss`.
+        reduction, memory, backend, group: as of `sigmoid_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -39,16 +41,18 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
-    check_embeddings(a=a, b=b)
-    check_paired("a", a.shape[0], "b", b.shape[0])
+    if group is None:
+        check_embeddings(a=a, b=b)
+        check_paired("a", a.shape[0], "b", b.shape[0])
     return sigmoid_loss(
         a,
         b,
-        Diagonal(),
+        Diagonal() if group is None else Pairs(),
         scale=scale,
         bias=bias,
         normalize=normalize,
         reduction=reduction,
         memory=memory,
         backend=backend,
+        group=group,
     )

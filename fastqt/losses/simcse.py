@@ -6,11 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number, check_option, check_paired, check_scale
+from fastqt.checks import (
+    check_embeddings,
+    check_number,
+    check_option,
+    check_paired,
+    check_scale,
+    input_dtype,
+)
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.problem import REDUCTIONS, reduce, unit_rows
+from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 
 
 def simcse_loss(
@@ -23,6 +33,7 @@ def simcse_loss(
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
+    group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each sentence with its second view by cosine, among all second views.
 
@@ -32,7 +43,7 @@ def simcse_loss(
         scale: inverse temperature 1 / tau.
         hard_negative_weight: added to the score of a sentence with its own hard negative. A weight other
             than 0 takes eight matrix products of N x N x D in place of six.
-        reduction, memory, backend: as of `contrastive_loss`.
+        reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -42,6 +53,10 @@ def simcse_loss(
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
+    if group is not None:
+        return _over_group(
+            as_group(group), z1, z2, z3, scale, hard_negative_weight, reduction, memory, backend
+        )
     check_embeddings(("z3",), z1=z1, z2=z2, z3=z3)
     check_scale(scale, z1.dtype)
     check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
@@ -55,8 +70,71 @@ def simcse_loss(
         return info_nce_loss(
             z1, z2, scale=scale, negatives=z3, reduction=reduction, memory=memory, backend=backend
         )
-    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     z1, z2, z3 = (unit_rows(z) for z in (z1, z2, z3))
-    others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (z2, z3)]
-    others.append(scores(z1, z3, scale) + hard_negative_weight)
-    return reduce(joined_loss(scores(z1, z2[: len(z1)], scale), others), reduction)
+    rows = _weighted(z1, z2, z3, z2, z3, scale, hard_negative_weight, memory, backend)
+    return reduce(rows, reduction)
+
+
+def _weighted(
+    z1: Tensor,
+    own_second: Tensor,
+    own_third: Tensor,
+    second: Tensor,
+    third: Tensor,
+    scale: float | Tensor,
+    hard_negative_weight: float,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """The losses of sentences, whose own second views and hard negatives are the first; rows of norm 1."""
+    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
+    others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (second, third)]
+    others.append(scores(z1, own_third, scale) + hard_negative_weight)
+    return joined_loss(scores(z1, own_second[: len(z1)], scale), others)
+
+
+def _over_group(
+    group: Group,
+    z1: Tensor,
+    z2: Tensor,
+    z3: Tensor | None,
+    scale: float | Tensor,
+    hard_negative_weight: float,
+    reduction: str,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """The loss of all ranks' sentences."""
+    z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
+    z3 = None if z3 is None else local_rows("z3", z3)
+
+    def check() -> dict[str, Any]:
+        check_scale(scale, z1.dtype)
+        check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(memory)
+        if z3 is None and hard_negative_weight != 0:
+            raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
+        return {"reduction": reduction, "hard_negative_weight": hard_negative_weight}
+
+    shards = agree_on_rows(group, "fastqt.simcse_loss", check, (scale,), z1=z1, z2=z2, z3=z3)
+    if z3 is None or hard_negative_weight == 0:
+        return info_nce_loss(
+            *(z1, z2),
+            scale=scale,
+            negatives=z3,
+            reduction=reduction,
+            memory=memory,
+            backend=backend,
+            group=group,
+        )
+    u1, u2, u3 = (unit_rows(z) for z in (z1, z2, z3))
+    counts, dtype = shards.counts["rows"], input_dtype(u2)
+    second, third = (collectives.gather_own_first(u, counts, group, dtype) for u in (u2, u3))
+    with shards.agreeing():
+        if not len(z1):
+            local = collectives.nothing((u1, second, third, scale), reduction)
+        else:
+            rows = _weighted(u1, u2, u3, second, third, scale, hard_negative_weight, memory, backend)
+            local = rows if reduction == "none" else rows.sum()
+    return collectives.reduced(local, reduction, shards.total("rows"), group)

@@ -122,6 +122,14 @@ class Targets(ABC):
             ValueError: T is not defined for N and M, or has targets on a diagonal that is replaced.
         """
 
+    def kind(self) -> str:
+        """What several processes that share a batch must all have."""
+        return type(self).__name__
+
+    def check_queries(self, n: int) -> None:
+        """Checks what is given query by query and that several processes join, for one that has n queries."""
+        return
+
     def of_shard(self, shard: ShardRows) -> Targets:
         """T's rows of the queries that one process holds, over the candidates of all of them.
 

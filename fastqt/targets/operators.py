@@ -197,6 +197,12 @@ class Smoothed(Targets):
         self.smoothing = smoothing
         self.normalize = normalize
 
+    def kind(self) -> str:
+        return f"smoothed {self.base.kind()}"
+
+    def check_queries(self, n: int) -> None:
+        self.base.check_queries(n)
+
     def of_shard(self, shard: ShardRows) -> Targets:
         return Smoothed(self.base.of_shard(shard), self.smoothing, self.normalize)
 

@@ -97,6 +97,16 @@ class Window(Targets):
                 "use diagonal='keep'"
             )
 
+    def kind(self) -> str:
+        return "Window" if self.document_ids is None else "Window of document_ids"
+
+    def check_queries(self, n: int) -> None:
+        if self.document_ids is not None and self.document_ids.numel() != n:
+            raise ValueError(
+                f"document_ids: want one id for each of this rank's {n} queries, "
+                f"got {self.document_ids.numel()}"
+            )
+
     def of_shard(self, shard: ShardRows) -> Targets:
         ids = self.document_ids
         return _WindowOfShard(self, shard, None if ids is None else shard.gather(ids))

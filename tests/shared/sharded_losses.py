@@ -79,8 +79,10 @@ class Batch:
             elif case.group.get("exchange") == "ring":
                 counts = tuple(k if m else 0 for k, m in zip(counts, self.candidate_counts, strict=True))
             self.leaves["negatives"], self.counts["negatives"] = draw(sum(counts), WIDTH), counts
-        elif name == "row_negatives":
-            self.leaves["row_negatives"], self.counts["row_negatives"] = draw(N, WIDTH), case.counts
+        elif name in ("row_negatives", "z3"):
+            self.leaves[name], self.counts[name] = draw(N, WIDTH), case.counts
+        elif name == "curl_negatives":
+            self.leaves["negatives"], self.counts["negatives"] = draw(N, WIDTH), case.counts
         elif name in ("scale", "bias"):
             self.leaves[name] = torch.tensor(1.7 if name == "scale" else -0.8, dtype=torch.float64)
         elif name == "biases":
@@ -101,6 +103,8 @@ class Batch:
             dense = torch.rand(N, M, generator=generator, dtype=torch.float64)
             dense = dense * (dense > 0.7) * (1 - torch.eye(N, M))
             self.fixed["targets"], self.counts["targets"] = dense.to(case.dtype), case.counts
+        elif name == "generator":
+            pass  # made anew for each call
         elif name == "partners":
             self.fixed["partners"], self.counts["partners"] = integers(M, N), case.counts
         else:
@@ -112,6 +116,8 @@ class Batch:
         leaves = {name: own(name, x).clone().requires_grad_() for name, x in self.leaves.items()}
         options = dict(self.case.options)
         fixed = {name: own(name, x) for name, x in self.fixed.items()}
+        if "generator" in self.case.given:
+            options["generator"] = torch.Generator().manual_seed(self.case.seed)
         if "sparse" in self.case.given:
             fixed["targets"] = fixed["targets"].to_sparse_csr()
         if "mixed" in options:

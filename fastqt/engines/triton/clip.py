@@ -122,7 +122,8 @@ def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
         return p.queries.new_empty(0, dtype=torch.float64)
     scores = Scores(Operands(_pairs(p), 1.0, Needs()), pairs=True, norms=norms)
     scores.choose_shifts()
-    return scores.cells.scores.double()
+    positive: Tensor = scores.cells.scores.double()
+    return positive
 
 
 def _both_ways(
