@@ -97,7 +97,7 @@ class Processes(Ranks):
 
     def __init__(self, watch: Watch, batch_size: int) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._watch, self._store = watch, watch.store.clone()
+        self._watch, self._store = watch, watch.store
         self._batch_size = batch_size
         # The ranks read separate parts of the corpus: where one ends, the next one's is no neighbour.
         self._equal, self._uneven = (
@@ -107,7 +107,7 @@ class Processes(Ranks):
 
     def close(self) -> None:
         """Closes the connections to the other ranks, so that they notice at once that this one failed."""
-        for group in (self._equal, self._uneven):
+        for group in self._equal, self._uneven:
             del group.process_group
         dist.destroy_process_group()
 

@@ -1,83 +1,95 @@
-"""Processes that train together as torchrun starts them, kept for many cases.
-
-One pool of processes runs all cases of a module.
-"""
+"""Processes that train together as torchrun starts them. A pool of them runs many cases."""
 
 import multiprocessing
 import os
-import queue
+import socket
+import time
 from datetime import timedelta
+from multiprocessing.connection import wait
 
 import torch
 from torch.distributed import TCPStore
 
 # The processes are forked from one that has imported what they need.
 CONTEXT = multiprocessing.get_context("forkserver")
-PATIENCE = 120  # seconds after which a case has hung; measurements of others may pause these processes
+PATIENCE = 120  # seconds after which a case has hung; other work may pause these processes
+GRACE = 10  # seconds that a process may live on after all others have ended
 DIED = "died"
 
 
-def _serve(tasks, answers):
+def _serve(tasks):
     """Runs what it is sent, each time in the environment of one rank."""
     torch.set_num_threads(1)
-    for number, environment, function, arguments in iter(tasks.get, None):
+    while True:
+        try:
+            environment, function, arguments = tasks.recv()
+        except EOFError:
+            return
         os.environ |= environment
         try:
-            answers.put((number, environment["RANK"], function(*arguments)))
+            tasks.send(function(*arguments))
         except BaseException as error:
-            answers.put((number, environment["RANK"], error))
+            tasks.send(error)
 
 
 class Pool:
     """Processes for up to `size` ranks; those that a case has ended are replaced."""
 
     def __init__(self, size):
-        CONTEXT.set_forkserver_preload(["rank_pool", "fastqt.train"])
-        self._answers = CONTEXT.Queue()
+        names = ["rank_pool", "trained_on_ranks", "fastqt.train", "torch._dynamo"]
+        CONTEXT.set_forkserver_preload(names)
         self._workers = [self._begin() for _ in range(size)]
-        self._cases = 0
 
     def _begin(self):
-        tasks = CONTEXT.Queue()
-        process = CONTEXT.Process(target=_serve, args=(tasks, self._answers), daemon=True)
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         process.start()
-        return process, tasks
+        theirs.close()
+        return process, ours
 
     def run(self, ranks, function, *arguments):
-        """Calls a function of a module on so many ranks; returns each one's result, error, or DIED."""
-        self._cases += 1
+        """Calls a function of an importable module on so many ranks.
+
+        Returns:
+            Each rank's result or error; DIED if its process has ended, or had to be ended after the others.
+        """
         self._workers = [each if each[0].is_alive() else self._begin() for each in self._workers]
-        workers = self._workers[:ranks]
         # As the agent of torchrun does, this process keeps the store.
         store = TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks)}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        for rank, (_, tasks) in enumerate(workers):
+        # Gloo would look up the name of this machine, which may take seconds.
+        environment["GLOO_SOCKET_IFNAME"] = next(
+            name for _, name in socket.if_nameindex() if name[:2] == "lo"
+        )
+        for rank, (_, tasks) in enumerate(self._workers[:ranks]):
             own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            tasks.put((self._cases, own, function, arguments))
-        return self._collect(workers)
+            tasks.send((own, function, arguments))
+        return self._collect(ranks)
 
-    def _collect(self, workers):
-        found, waited = {}, 0
-        while len(found) < len(workers):
-            try:
-                number, rank, answer = self._answers.get(timeout=0.5)
-            except queue.Empty:
-                waited += 0.5
-                for rank, (process, _) in enumerate(workers):
-                    if not process.is_alive():
-                        found.setdefault(rank, DIED)
-                assert waited < PATIENCE, f"no answer but from {sorted(found)}"
-                continue
-            if number == self._cases:
-                found[int(rank)] = answer
-        return [found[rank] for rank in range(len(workers))]
+    def _collect(self, ranks):
+        found, end = {}, time.monotonic() + PATIENCE
+        while len(found) < ranks:
+            open_ranks = {self._workers[rank][1]: rank for rank in range(ranks) if rank not in found}
+            for tasks in wait(list(open_ranks), timeout=GRACE):
+                try:
+                    found[open_ranks[tasks]] = tasks.recv()
+                except EOFError:
+                    self._workers[open_ranks[tasks]][0].join()
+                    found[open_ranks[tasks]] = DIED
+                break
+            else:
+                if len(found) == ranks - 1:
+                    (last,) = open_ranks.values()
+                    self._workers[last][0].kill()
+            assert time.monotonic() < end, f"no answer but from {sorted(found)}"
+        return [found[rank] for rank in range(ranks)]
 
     def close(self):
         """Ends the processes."""
         for process, tasks in self._workers:
-            tasks.put(None)
+            tasks.close()
             process.join(5)
             process.kill()

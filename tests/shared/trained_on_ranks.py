@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fastqt.train import loop
 from fastqt.train.gradients import sum_gradients
+from fastqt.train.objectives import Objective
 from fastqt.train.progress import Display
 from fastqt.train.ranks import joined
 
@@ -49,48 +50,56 @@ def trained(config, out, resume=False, spoil=None, at=0, place="step"):
         config: the settings, or a list of those of each rank.
         out, resume: as in `train`.
         spoil: called with the rank in the call number `at` of `place`.
-        place: "step", or the name of an `Objective`'s method.
+        place: "step", "validate" or "save" on all ranks, or "work", where the others wait for rank 0.
     """
     if isinstance(config, list):
         config = config[int(os.environ["RANK"])]
-    batches, states, last, calls = [], [], [], []
-    originals = {"step": loop.Trainer.step, "validate": loop.Trainer._measure, "save": loop.Trainer._save}
+    batches, states, parameters, calls = [], [], [], []
+    places = {
+        "step": (loop.Trainer, "step"),
+        "validate": (loop.Trainer, "_measure"),
+        "save": (loop.Trainer, "_save"),
+        "work": (Objective, "validate"),
+    }
+    originals = {name: getattr(*where) for name, where in places.items()}
 
-    def spoiled(name):
-        calls.append(name)
-        if spoil is not None and name == place and calls.count(name) == at:
-            spoil(int(os.environ["RANK"]))
+    def watched(name):
+        def call(self, *arguments):
+            calls.append(name)
+            if name == "step":
+                note(self, *arguments)
+            if spoil is not None and name == place and calls.count(name) == at:
+                spoil(int(os.environ["RANK"]))
+            return originals[name](self, *arguments)
 
-    def step(self, batch, sizes):
+        return call
+
+    def note(trainer, batch, sizes):
         if not batches:
             states.append(torch.get_rng_state())
-        words = [self.vocabulary.tokenizer.id_to_token(int(token)) for token in batch.tokens[:, 0]]
+        words = [trainer.vocabulary.tokenizer.id_to_token(int(token)) for token in batch.tokens[:, 0]]
         documents = getattr(batch, "document_ids", batch.lengths)
-        if self.config.documents == "cross":
+        if trainer.config.documents == "cross":
             documents = batch.lengths * 0 if batch.pieces is None else batch.pieces
         batches.append(list(zip(words, documents.tolist(), strict=True)))
-        spoiled("step")
-        result = originals["step"](self, batch, sizes)
-        last[:] = self.parameters
-        return result
+        parameters[:] = trainer.parameters
 
-    def measure(self, *arguments):
-        spoiled("validate")
-        return originals["validate"](self, *arguments)
-
-    def save(self, *arguments):
-        spoiled("save")
-        return originals["save"](self, *arguments)
-
-    loop.Trainer.step, loop.Trainer._measure, loop.Trainer._save = step, measure, save
+    for name, where in places.items():
+        setattr(*where, watched(name))
     Counting.shown = 0
     try:
         outcome = loop.train(config, out, resume=resume, display=Counting)
     finally:
-        loop.Trainer.step = originals["step"]
-        loop.Trainer._measure, loop.Trainer._save = originals["validate"], originals["save"]
+        for name, where in places.items():
+            setattr(*where, originals[name])
     return Seen(
-        outcome.step, outcome.stopped_by, outcome.rank, batches, digest(states), digest(last), Counting.shown
+        outcome.step,
+        outcome.stopped_by,
+        outcome.rank,
+        batches,
+        digest(states),
+        digest(parameters),
+        Counting.shown,
     )
 
 

@@ -1,6 +1,5 @@
 """Several processes train one model: what they read, compute and save, and when they stop."""
 
-import inspect
 import os
 import signal
 import time
@@ -14,7 +13,6 @@ from rank_pool import Pool
 from safetensors.torch import load_file
 from trained_on_ranks import summed_gradients, trained
 
-import fastqt
 from fastqt.errors import InputError, OtherRankError
 from fastqt.runs.checkpoint import Progress, read_generators, read_progress
 from fastqt.runs.config import TrainConfig
@@ -26,9 +24,6 @@ from tests.train.test_resume import assert_same_run, metrics_without_times
 
 SENTENCES = 403
 SMALL = {"word_dim": 6, "batch_size": 20, "context_size": 2, "report_every": 1, "timeout": 60}
-VIEWS = pytest.mark.skipif(
-    "group" not in inspect.signature(fastqt.simcse_loss).parameters, reason="simcse_loss takes no group= yet"
-)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +54,7 @@ def together(pool, ranks, *arguments):
     return answers
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"documents": "cross"}, pytest.param({"model": "simcse"}, marks=VIEWS)], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"documents": "cross"}, {"model": "simcse"}], ids=str)
 def test_4_then_2_then_3_ranks_take_every_sentence_once_an_epoch(pool, numbered, tmp_path, options):
     config = TrainConfig((numbered,), epochs=2, **SMALL | options)
     seen = Counter()
@@ -93,7 +86,7 @@ def test_one_process_finishes_what_several_began(pool, numbered, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"model": "gloss-bow"}, pytest.param({"model": "simcse", "dropout": 0.2}, marks=VIEWS)],
+    [{}, {"model": "gloss-bow"}, {"model": "simcse", "dropout": 0.2}],
     ids=str,
 )
 def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(
@@ -114,8 +107,8 @@ def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param({"model": "simcse", "dropout": 0.0}, marks=VIEWS),
-        pytest.param({"model": "mixcse", "dropout": 0.0}, marks=VIEWS),
+        {"model": "simcse", "dropout": 0.0},
+        {"model": "mixcse", "dropout": 0.0},
         {"model": "gloss-bow"},
         {"model": "gloss-pos", "latents": "all"},
     ],
