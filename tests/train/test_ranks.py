@@ -132,8 +132,9 @@ def assert_near(ours, theirs):
         torch.testing.assert_close(ours[name], wanted, rtol=0, atol=2e-6, msg=name)
 
 
-def test_ranks_train_on_spans_as_one_process_does_on_separate_documents(pool, numbered, tmp_path):
-    config = TrainConfig((numbered,), encoder="gru", hidden_size=4, **SMALL)
+@pytest.mark.parametrize("documents", ["cut", "cross"])
+def test_ranks_train_on_spans_as_one_process_does_on_separate_texts(pool, numbered, tmp_path, documents):
+    config = TrainConfig((numbered,), encoder="gru", hidden_size=4, documents=documents, **SMALL)
     together(pool, 4, config, tmp_path / "four")
     vocabulary = Vocabulary.load(tmp_path / "four" / "vocabulary.json", unknown=config.unknown)
     one = Trainer(config, [numbered], vocabulary, tmp_path, Progress())
@@ -145,10 +146,11 @@ def test_ranks_train_on_spans_as_one_process_does_on_separate_documents(pool, nu
     for parts in zip(*shares, strict=True):
         batch = [part for part, _ in parts]
         apart = torch.cat([part.document_ids + 1000 * rank for rank, part in enumerate(batch)])
+        pieces = torch.cat([torch.full_like(part.lengths, rank) for rank, part in enumerate(batch)])
         tokens, lengths = (
             torch.cat([getattr(part, name) for part in batch]) for name in ("tokens", "lengths")
         )
-        losses.append(float(one.step(Batch(tokens, lengths, apart, batch[-1].position))[0]))
+        losses.append(float(one.step(Batch(tokens, lengths, apart, batch[-1].position, pieces))[0]))
     assert [line["loss"] for line in metrics_without_times(tmp_path / "four")] == pytest.approx(
         losses, rel=1e-5
     )
