@@ -194,8 +194,9 @@ def _relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
     difference = (found.double() - wanted.double()).abs()
     difference = difference.where(found.isfinite() | wanted.isfinite(), 0)  # -inf where both have it
     finite = whole.double().where(whole.isfinite(), 0)
-    # What is nearly 0 has been rounded beside numbers of about 1.
-    return float(difference.max() / finite.abs().max().clamp(min=1e-2))
+    # What is nearly 0 has been rounded beside numbers of about 1; a scalar is the sum of many of these.
+    least = 1.0 if not whole.dim() else 1e-2
+    return float(difference.max() / finite.abs().max().clamp(min=least))
 
 
 def run(function: Callable[..., Any], *args: Any) -> Any:
