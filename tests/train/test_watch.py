@@ -99,6 +99,7 @@ def test_a_rank_that_fails_ends_the_others_with_words(planted, tmp_path, pool, s
     assert read_progress(run / "checkpoint.safetensors").taken == 480
 
 
+@pytest.mark.slow
 def test_no_timeout_goes_off_while_rank_0_works(planted, tmp_path, pool):
     config = TrainConfig((planted[0],), valid=planted[1], **SETTINGS, timeout=TIMEOUT)
     answers = pool.run(3, trained, config, tmp_path, False, long, 2, "work")
