@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastqt.distributed import faults
 from fastqt.distributed.group import Group
 
 # torch 2.13 has renamed these two, and warns of the old names.
@@ -101,11 +102,13 @@ def sum_rows(parts: Tensor, counts: Sequence[int], group: Group, dtype: torch.dt
         # A reduction would round at every hop, so the parts are sent as they are and added up here.
         sent = padded.to(travelling)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group.process_group)
+        swap = dist.all_to_all_single
+        faults.exchange(group, "gradients of rows", swap, received, sent, group=group.process_group)
         shape = (group.size, most, *parts.shape[1:])
         return received.view(shape).sum(0, dtype=torch.promote_types(dtype, torch.float32))[:mine].to(dtype)
     summed = padded.new_empty((most, *parts.shape[1:]), dtype=travelling)
-    reduce_scatter(summed, padded.to(travelling), group=group.process_group)
+    sent = padded.to(travelling)
+    faults.exchange(group, "gradients of rows", reduce_scatter, summed, sent, group=group.process_group)
     return summed[:mine].to(dtype)
 
 
@@ -118,20 +121,20 @@ def travelling_dtype(dtype: torch.dtype, group: Group) -> torch.dtype:
 
 def add_up(x: Tensor, group: Group) -> Tensor:
     """The sum over all ranks, in place."""
-    dist.all_reduce(x, group=group.process_group)
+    faults.exchange(group, "sums", dist.all_reduce, x, group=group.process_group)
     return x
 
 
 def of_first_rank(x: Tensor, group: Group) -> Tensor:
     """What the first rank of the group has, in place."""
-    dist.broadcast(x, group=group.process_group, group_src=0)
+    faults.exchange(group, "numbers", dist.broadcast, x, group=group.process_group, group_src=0)
     return x
 
 
 def log_add_up(x: Tensor, group: Group) -> Tensor:
     """log sum_r exp(x_r) over all ranks, float64; -inf at a rank adds nothing."""
     most = x.clone()
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group.process_group)
+    faults.exchange(group, "maxima", dist.all_reduce, most, dist.ReduceOp.MAX, group=group.process_group)
     finite = most.where(most.isfinite(), 0)
     return add_up((x - finite).exp(), group).log() + finite
 
@@ -142,7 +145,7 @@ def _gathered(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
     if len(x) < most:
         x = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
     found = x.new_empty(group.size * most, *x.shape[1:])
-    all_gather(found, x, group=group.process_group)
+    faults.exchange(group, "rows", all_gather, found, x, group=group.process_group)
     if len(set(counts)) == 1:
         return found
     return torch.cat([found[rank * most : rank * most + count] for rank, count in enumerate(counts)])
@@ -173,7 +176,8 @@ class _Total(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, group: Group) -> Tensor:
         ctx.factor = group.factor
         parts = local.new_empty(group.size, dtype=torch.float64)
-        all_gather(parts, local.double().reshape(1), group=group.process_group)
+        part = local.double().reshape(1)
+        faults.exchange(group, "losses", all_gather, parts, part, group=group.process_group)
         return parts.sum().to(local.dtype)
 
     @staticmethod

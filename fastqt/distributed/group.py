@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -78,6 +79,8 @@ class Group:
             )
         # By what a call is, without its sizes: the sizes that this rank gave when all ranks agreed on it.
         self.agreed: dict[Any, tuple[int, ...]] = {}
+        self.function = "a loss"
+        self._of_functions: dict[str, Group] = {}
 
     def __repr__(self) -> str:
         return (
@@ -92,6 +95,14 @@ class Group:
         """The options, by name."""
         names = ("shards", "edges", "gradients", "exchange", "return_dtype")
         return {name: getattr(self, name) for name in names}
+
+    def of_function(self, function: str) -> Group:
+        """This group as calls of a public function use it, whose errors name the function."""
+        found = self._of_functions.get(function)
+        if found is None:
+            found = self._of_functions[function] = copy.copy(self)
+            found.function = function
+        return found
 
     @property
     def factor(self) -> int:

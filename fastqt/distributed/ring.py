@@ -16,11 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastqt.distributed import faults
 from fastqt.distributed.collectives import travelling_dtype
 from fastqt.distributed.group import Group
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Computation
 from fastqt.problem import Gradients, Needs, Problem, Rows, loss_dtype
+
+# What travels.
+VISITORS, RETURNING = "visiting rows", "gradients of visiting rows"
 
 
 class Exchange:
@@ -48,7 +52,7 @@ class Exchange:
             yield owner, visitors
             if following is not None:
                 works, visitors = following
-                _wait(works)
+                faults.exchange(self.group, VISITORS, _wait, works)
 
     def send_home(self, owner: int, parts: Sequence[Tensor | None], sums: Sequence[Tensor | None]) -> None:
         """Sends this visit's parts of gradients to the rank that they belong to.
@@ -72,11 +76,11 @@ class Exchange:
             arriving = to.new_empty(to.shape, dtype=dtype)
             operations += self._swap(part.to(dtype).contiguous(), owner, arriving, (rank - step) % size)
             self._arriving.append((arriving, to))
-        self._returning = dist.batch_isend_irecv(operations) if operations else []
+        self._returning = self._start(RETURNING, operations)
 
     def arrived(self) -> None:
         """Waits for the parts that were sent last, and adds those that have arrived."""
-        _wait(self._returning)
+        faults.exchange(self.group, RETURNING, _wait, self._returning)
         add(self._arriving)
         self._returning, self._arriving = [], []
 
@@ -89,7 +93,12 @@ class Exchange:
             arriving = shard.new_empty(counts[source], *shard.shape[1:])
             operations += self._swap(shard, target, arriving, source)
             found.append(arriving)
-        return dist.batch_isend_irecv(operations) if operations else [], found
+        return self._start(VISITORS, operations), found
+
+    def _start(self, what: str, operations: list[dist.P2POp]) -> list[Any]:
+        if not operations:
+            return []
+        return faults.exchange(self.group, what, dist.batch_isend_irecv, operations)
 
     def _swap(self, sent: Tensor, target: int, received: Tensor, source: int) -> list[dist.P2POp]:
         group = self.group.process_group

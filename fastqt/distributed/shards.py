@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,9 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, input_dtype
+from fastqt.distributed import faults
 from fastqt.distributed.collectives import all_gather, gather_constant
 from fastqt.distributed.group import Group
 from fastqt.targets import ShardRows
+
+# How many kinds of calls a group remembers: more are made only where an option differs in each.
+AGREEMENTS = 256
+# What ranks with uneven shards exchange at each call: a digest of what they call, and up to three sizes.
+HEADER = 4
+# The errors of arguments, which all ranks raise alike.
+SHARED_ERRORS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
 
 
 class Shards(NamedTuple):
@@ -30,11 +39,13 @@ class Shards(NamedTuple):
         group: the ranks.
         counts: by the argument's name, the number of its rows at each rank.
         first_use: whether the ranks have agreed on such a call just now.
+        key: what they have agreed on.
     """
 
     group: Group
     counts: dict[str, tuple[int, ...]]
     first_use: bool
+    key: Hashable = None
 
     def total(self, name: str) -> int:
         """The number of rows of all ranks."""
@@ -50,16 +61,21 @@ class Shards(NamedTuple):
 
         Raises:
             ValueError, TypeError: what a rank raises in the context; the message names the ranks.
+            RuntimeError: a rank raises another error.
         """
         fault: Exception | None = None
         try:
             yield
-        except (ValueError, TypeError) as error:
-            if not self.first_use:
+        except Exception as error:
+            if not self.first_use or isinstance(error, faults.ExchangeError):
+                faults.leave_word(self.group, error)
                 raise
             fault = error
         if self.first_use:
-            _raise_faults(_exchanged(_fault(fault), self.group))
+            found = _exchanged(_fault(fault), self.group)
+            if any(found):
+                self.group.agreed.pop(self.key, None)  # The next such call is checked on all ranks again.
+            _raise_faults(found, fault)
 
 
 def agree(
@@ -73,7 +89,8 @@ def agree(
         group: the ranks.
         function: the public function.
         check: checks what this rank was given, and returns the number of rows of each argument, and by name
-            what has to be the same on all ranks.
+            what has to be the same on all ranks. Floats are compared when such a call is made for the first
+            time and may change later, as those of a schedule do, but not between 0 and others.
 
     Raises:
         ValueError, TypeError: what `check` raises at any rank, or ranks that differ. When a call is made for
@@ -84,6 +101,8 @@ def agree(
         if group.shards != "equal":
             raise ValueError("group: want shards='equal' under torch.compile, got 'uneven'")
         return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False)
+    group = group.of_function(function)
+    faults.forget(group)
     fault: Exception | None = None
     sizes, facts = {}, {}
     try:
@@ -91,30 +110,31 @@ def agree(
         facts = {"group": function, **given, **group.options()}
     except (ValueError, TypeError) as error:
         fault = error
-    key = tuple(facts.items())
-    known = group.agreed.get(key)
-    if known is None:
-        everyone = _exchanged((_fault(fault), facts, sizes), group)
-        _raise_faults([each[0] for each in everyone])
-        _check_same([each[1] for each in everyone])
-        if group.shards == "equal":
-            _check_same(
-                [each[2] for each in everyone], "number of rows", "; Group(shards='uneven') takes others"
-            )
-        group.agreed[key] = tuple(sizes.values())
-    elif fault is not None:
+    key = tuple((name, x != 0 if isinstance(x, float) else x) for name, x in facts.items())
+    known = None if fault is not None else group.agreed.get(key)
+    # Other ranks may be in the midst of a call that is known to them, and do not wait for this rank's check.
+    practised = known is not None or any(other[0] == ("group", function) for other in group.agreed)
+    if fault is not None and practised:
+        faults.leave_word(group, fault)
         raise fault
-    if group.shards == "uneven":
-        counts = _all_sizes(tuple(sizes.values()), group, facts["device"])
-        return Shards(group, dict(zip(sizes, counts, strict=True)), known is None)
-    if known is not None and known != tuple(sizes.values()):
-        now = dict(zip(sizes, zip(known, sizes.values(), strict=True), strict=True))
-        name, (before, given_rows) = next(item for item in now.items() if item[1][0] != item[1][1])
-        raise ValueError(
-            f"{name}: want {before} rows as in the calls before, got {given_rows}; "
-            "Group(shards='uneven') takes numbers of rows that change"
-        )
-    return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, known is None)
+    if group.shards == "equal" and known is not None:
+        _check_unchanged(group, known, sizes)
+        return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False, key)
+    counts = None
+    if group.shards == "uneven" and practised:
+        counts = _all_sizes(sizes, zlib.crc32(repr(key).encode()), group, facts["device"])
+    first_use = known is None or counts is None
+    if first_use:
+        counts = _agreed_counts(group, fault, facts, sizes)
+        if len(group.agreed) >= AGREEMENTS:  # All ranks have agreed in the same order.
+            del group.agreed[next(iter(group.agreed))]
+        group.agreed[key] = tuple(sizes.values())
+    assert counts is not None
+    for name, rows in counts.items():
+        if name != "negatives" and not any(rows):
+            argument = facts.get("given", (name,))[0] if name == "rows" else name
+            raise ValueError(f"{argument}: want at least one row on some rank of the group, got none")
+    return Shards(group, counts, first_use, key)
 
 
 def agree_on_rows(
@@ -135,7 +155,7 @@ def agree_on_rows(
     """
 
     def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
-        given = {name: x for name, x in embeddings.items() if x is not None}
+        given = {name: local_rows(name, x) for name, x in embeddings.items() if x is not None}
         check_embeddings(**{name: with_a_row(group, x) for name, x in given.items()})
         first, *rest = given.items()
         for name, x in rest:
@@ -179,36 +199,76 @@ def wanting_gradients(leaves: Iterable[object]) -> tuple[bool, ...]:
     return tuple(enabled and isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
 
-def _all_sizes(sizes: tuple[int, ...], group: Group, device: Any) -> list[tuple[int, ...]]:
-    """Each argument's number of rows at each rank."""
-    mine = torch.tensor(sizes, dtype=torch.int64, device=device)
-    found = mine.new_empty(group.size * len(sizes))
-    all_gather(found, mine, group=group.process_group)
-    return [tuple(column) for column in found.view(group.size, -1).T.tolist()]
+def _check_unchanged(group: Group, known: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Raises ValueError unless this rank has as many rows as in the calls before."""
+    for before, (name, rows) in zip(known, sizes.items(), strict=True):
+        if rows != before:
+            fault = ValueError(
+                f"{name}: want {before} rows as in the calls before, got {rows}; "
+                "Group(shards='uneven') takes numbers of rows that change"
+            )
+            faults.leave_word(group, fault)
+            raise fault
+
+
+def _agreed_counts(
+    group: Group, fault: Exception | None, facts: dict[str, Any], sizes: dict[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Each argument's number of rows at each rank, from ranks that agree on the facts."""
+    everyone = _exchanged((_fault(fault), facts, sizes), group)
+    _raise_faults([each[0] for each in everyone], fault)
+    _check_same([each[1] for each in everyone])
+    if group.shards == "equal":
+        _check_same([each[2] for each in everyone], "number of rows", "; Group(shards='uneven') takes others")
+    return {name: tuple(each[2][name] for each in everyone) for name in sizes}
+
+
+def _all_sizes(
+    sizes: dict[str, int], digest: int, group: Group, device: Any
+) -> dict[str, tuple[int, ...]] | None:
+    """Each argument's number of rows at each rank; None if ranks have other digests of the facts."""
+    numbers = [digest, *sizes.values()]
+    padding = [0] * (HEADER - len(numbers))  # Ranks that differ may have other arguments.
+    mine = torch.tensor(numbers + padding, dtype=torch.int64, device=device)
+    found = mine.new_empty(group.size * HEADER)
+    faults.exchange(group, "numbers of rows", all_gather, found, mine, group=group.process_group)
+    digests, *columns = found.view(group.size, HEADER).T.tolist()
+    if any(other != digest for other in digests):
+        return None
+    return {name: tuple(column) for name, column in zip(sizes, columns, strict=False)}
 
 
 def _exchanged(mine: Any, group: Group) -> list[Any]:
     found: list[Any] = [None] * group.size
-    dist.all_gather_object(found, mine, group=group.process_group)
+    faults.exchange(group, "arguments", dist.all_gather_object, found, mine, group=group.process_group)
     return found
 
 
 def _fault(error: Exception | None) -> tuple[str, str] | None:
-    return (
-        None if error is None else ("TypeError" if isinstance(error, TypeError) else "ValueError", str(error))
-    )
+    """The kind of an error and its message, for the other ranks."""
+    if error is None:
+        return None
+    kind = next((kind for kind in SHARED_ERRORS if isinstance(error, SHARED_ERRORS[kind])), None)
+    return (kind, str(error)) if kind else ("RuntimeError", f"{type(error).__name__}: {error}")
 
 
-def _raise_faults(faults: list[tuple[str, str] | None]) -> None:
-    """Raises the first rank's error, and says on which ranks it is, if not on all."""
-    first = next((fault for fault in faults if fault is not None), None)
+def _raise_faults(given: list[tuple[str, str] | None], own: Exception | None) -> None:
+    """Raises the first rank's error, and says on which ranks it is, if not on all.
+
+    Args:
+        given: of each rank, the kind and the message of its error.
+        own: this rank's.
+    """
+    first = next((fault for fault in given if fault is not None), None)
     if first is None:
         return
     kind, text = first
-    ranks = [rank for rank, fault in enumerate(faults) if fault == first]
-    if len(ranks) < len(faults):
-        text += f" (on {_named(ranks)} of {len(faults)})"
-    raise (TypeError if kind == "TypeError" else ValueError)(text)
+    if kind == "RuntimeError" and own is not None:
+        raise own
+    ranks = [rank for rank, fault in enumerate(given) if fault == first]
+    if len(ranks) < len(given):
+        text += f" (on {faults.named(ranks)} of {len(given)})"
+    raise SHARED_ERRORS.get(kind, RuntimeError)(text) from own
 
 
 def _check_same(given: list[dict[str, Any]], what: str = "value", hint: str = "") -> None:
@@ -220,12 +280,8 @@ def _check_same(given: list[dict[str, Any]], what: str = "value", hint: str = ""
         having: dict[Any, list[int]] = {}
         for rank, value in enumerate(values):
             having.setdefault(value, []).append(rank)
-        shown = " and ".join(f"{value} on {_named(ranks)}" for value, ranks in having.items())
+        shown = " and ".join(f"{value} on {faults.named(ranks)}" for value, ranks in having.items())
         raise ValueError(f"{name}: want the same {what} on all ranks of the group, got {shown}{hint}")
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def local_rows(name: str, x: Tensor) -> Tensor:

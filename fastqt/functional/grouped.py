@@ -66,10 +66,8 @@ def loss_over_group(
     """
     group, function = as_group(group), FUNCTIONS[options["link"]]
     given = {**options, "queries": queries, "candidates": candidates}
-    for name in EMBEDDINGS:
-        if isinstance(given[name], Tensor):
-            given[name] = local_rows(name, given[name])
     shards = agree(group, function, lambda: _checked(group, targets, reduction, given))
+    group = shards.group
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
     if group.takes_ring(shards.total("candidates"), given["candidates"]):
         local = _loss_of_ring(shards, targets, reduction, given, function)
@@ -88,7 +86,13 @@ def loss_over_group(
 def _checked(
     group: Group, targets: Targets, reduction: str, given: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Hashable]]:
-    """Checks what a rank can check by itself; the numbers of its rows, and what has to be the same on all."""
+    """Checks what a rank can check by itself; the numbers of its rows, and what has to be the same on all.
+
+    In `given` a DTensor is replaced by this rank's rows of it.
+    """
+    for name in EMBEDDINGS:
+        if isinstance(given[name], Tensor):
+            given[name] = local_rows(name, given[name])
     embeddings = {name: given[name] for name in EMBEDDINGS if not isinstance(given[name], Mixed)}
     may_lack = ("negatives", "row_negatives")
     check_embeddings(may_lack, **{name: with_a_row(group, x) for name, x in embeddings.items()})

@@ -97,7 +97,6 @@ def _over_group(
     backend: str | None,
 ) -> Tensor:
     """The loss of all ranks' pairs."""
-    a, b = local_rows("a", a), local_rows("b", b)
 
     def check() -> dict[str, Any]:
         check_scale(scale, a.dtype)
@@ -107,6 +106,7 @@ def _over_group(
         return {"normalize": normalize, "reduction": reduction}
 
     shards = agree_on_rows(group, "fastqt.clip_loss", check, (scale,), a=a, b=b)
+    group, a, b = shards.group, local_rows("a", a), local_rows("b", b)
     if is_traced(a, b):
         options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
         options |= {"memory": memory, "backend": backend, "group": group}

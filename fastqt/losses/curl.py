@@ -45,9 +45,9 @@ def curl_loss(
     """
     if group is not None:
         given = {"queries": queries, "positives": positives, "negatives": negatives}
-        given = {name: local_rows(name, x) for name, x in given.items()}
         shards = agree_on_rows(as_group(group), "fastqt.curl_loss", partial(_facts, reduction), **given)
-        return _reduced(shards, _losses(*given.values()), reduction)
+        own = (local_rows(name, x) for name, x in given.items())
+        return _reduced(shards, _losses(*own), reduction)
     check_embeddings(queries=queries, positives=positives, negatives=negatives)
     check_option("reduction", reduction, REDUCTIONS)
     if not len(queries) == len(positives) == len(negatives):
@@ -105,7 +105,6 @@ def curl_block_loss(
     (2019), section 6, on windows of sentences.
     """
     if group is not None:
-        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
         rest = context_size, document_ids, negatives, generator, reduction
         return _blocks_over_group(as_group(group), queries, candidates, *rest)
     check_embeddings(queries=queries, candidates=candidates)
@@ -173,15 +172,16 @@ def _blocks_over_group(
     reduction: str,
 ) -> Tensor:
     """The loss of all ranks' sentences."""
-    n = len(queries)
 
     def facts() -> dict[str, Hashable]:
         check_option("negatives", negatives, BLOCK_NEGATIVES)
-        Window(context_size, document_ids=document_ids).check_queries(n)
+        Window(context_size, document_ids=document_ids).check_queries(len(local_rows("queries", queries)))
         given = {"document_ids given": document_ids is not None, "context_size": context_size}
         return _facts(reduction, negatives=negatives, **given)
 
     shards = agree_on_rows(group, "fastqt.curl_block_loss", facts, queries=queries, candidates=candidates)
+    queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
+    group, n = shards.group, len(queries)
     counts, N, first = shards.counts["rows"], shards.total("rows"), shards.first("rows")
     gathered = collectives.gather(candidates, counts, group)
     order = _order(negatives, N, queries.device, generator)

@@ -153,7 +153,6 @@ def _over_group(
     ],  # the other arguments of the loss: the decoder, which all ranks have, and own words
 ) -> Tensor:
     """The loss of all ranks' sentences."""
-    latents = local_rows("latents", latents)
 
     def facts() -> dict[str, Hashable]:
         check_option("reduction", reduction, REDUCTIONS)
@@ -161,6 +160,7 @@ def _over_group(
 
     decoder = [x for name, x in others.items() if name in ("positions", "weight", "bias")]
     shards = agree_on_rows(group, f"fastqt.{loss.__name__}", facts, decoder, latents=latents)
+    group, latents = shards.group, local_rows("latents", latents)
     with shards.agreeing():
         if not len(latents):
             local = collectives.nothing((latents, *decoder), reduction)

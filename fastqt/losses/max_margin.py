@@ -67,7 +67,6 @@ def max_margin_loss(
     operator = given_or_window(targets, context_size, document_ids)
     options = margin, diagonal, normalize
     if group is not None:
-        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
         return _over_group(as_group(group), queries, candidates, operator, *options, reduction)
     check_embeddings(queries=queries, candidates=candidates)
     _check_options(queries, *options, reduction)
@@ -110,6 +109,8 @@ def _over_group(
     """The loss of all ranks' queries, from the candidates of all ranks."""
 
     def check() -> tuple[dict[str, int], dict[str, Hashable]]:
+        nonlocal queries, candidates
+        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
         check_embeddings(queries=with_a_row(group, queries), candidates=with_a_row(group, candidates))
         _check_options(queries, margin, diagonal, normalize, reduction)
         operator.check_queries(len(queries))
@@ -124,6 +125,7 @@ def _over_group(
         }
 
     shards = agree(group, "fastqt.max_margin_loss", check)
+    group = shards.group
     first, N = shards.first("queries"), shards.total("queries")
     # A rank's own candidates come first, and with them the diagonal.
     columns = collectives.gather(candidates, shards.counts["candidates"], group).roll(-first, 0)

@@ -86,13 +86,14 @@ def mixcse_loss(
             check_released_alone(blocks, masked_cell, hard_negative_weight)
         Mixed(mix)  # refuses a mix outside 0..1
         given = {"form": form, "partner": partner, "blocks": blocks, "masked_cell": masked_cell}
-        return {**given, "reduction": reduction, "stop_gradient": stop_gradient, "mix": mix}
+        numbers = {"mix": float(mix), "hard_negative_weight": float(hard_negative_weight)}
+        return {**given, "reduction": reduction, "stop_gradient": stop_gradient, **numbers}
 
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
     if group is not None:
-        z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
         shards = agree_on_rows(as_group(group), "fastqt.mixcse_loss", check, (scale,), z1=z1, z2=z2)
+        z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
         in_ranks = _in_ranks_slides if form == "slides" else _in_ranks_released
         return in_ranks(shards, z1, z2, mix, flags, partner, generator, reduction, options)
     check()
