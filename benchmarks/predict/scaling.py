@@ -19,15 +19,15 @@ from benchmarks.predict.report import milliseconds
 from benchmarks.predict.roofline import Stored
 from benchmarks.predict.scaling_formulas import (
     CLIP,
+    CLIP_DIRECT,
     CLIP_GATHER,
-    CLIP_RAILS,
     CLIP_RING,
     FLOPS,
     INF_CL,
     OPEN_CLIP,
     ROWS,
+    SOFTMAX_DIRECT,
     SOFTMAX_GATHER,
-    SOFTMAX_RAILS,
     SOFTMAX_RING,
     TF32,
     Method,
@@ -48,7 +48,7 @@ BATCH = 2**20  # rows that a growing number of ranks shares
 RANKS = tuple(2**k for k in range(3, 13))
 SHOWN = (8, 64, 512, 4096)
 SHARDS = (512, 2048, 8192, 16384)  # rows a rank, to compare the simulation with the formulas
-DRAWN = (CLIP_GATHER, CLIP_RING, CLIP_RAILS)  # by simulation too
+DRAWN = (CLIP_GATHER, CLIP_RING, CLIP_DIRECT)  # by simulation too
 NOISES = {
     "one rank takes 1.5 times as long": Noise(slowest=1.5),
     "the paces of ranks spread by 5 %": Noise(spread=0.05),
@@ -57,7 +57,7 @@ NOISES = {
 }
 PAIRS, GPUS = 12 * 2**20, 32  # of the largest batch that Inf-CL's authors trained with
 METHODS = {method.name: method for method in (*ROWS, *CLIP)}
-COMPARED = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_RAILS)
+COMPARED = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_DIRECT)
 NOISY_ROWS = SHARDS[-1]  # so many that products hide all messages of the rings
 
 

@@ -75,21 +75,21 @@ class Method:
 # Embeddings arrive in bfloat16. Their gradients return in float32, or in bfloat16 where that is asked for.
 TWO_TRIPS, ONE_TRIP = (Trip(2, 2), Trip(6, 2, 2)), (Trip(6, 2, 2),)
 SOFTMAX_GATHER = Method("softmax, gather", ONE_TRIP)
-SOFTMAX_RING = Method("softmax, ring", TWO_TRIPS, "direct")
-SOFTMAX_RAILS = Method("softmax, ring by rails", TWO_TRIPS, "rails")
-SIGMOID_RING = Method("sigmoid, ring", ONE_TRIP, "direct")
-SIGMOID_RAILS = Method("sigmoid, ring by rails", ONE_TRIP, "rails")
-ROWS = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_RAILS, SIGMOID_RING, SIGMOID_RAILS)
+SOFTMAX_DIRECT = Method("softmax, direct ring", TWO_TRIPS, "direct")
+SOFTMAX_RING = Method("softmax, ring", TWO_TRIPS, "rails")
+SIGMOID_DIRECT = Method("sigmoid, direct ring", ONE_TRIP, "direct")
+SIGMOID_RING = Method("sigmoid, ring", ONE_TRIP, "rails")
+ROWS = (SOFTMAX_GATHER, SOFTMAX_RING, SOFTMAX_DIRECT, SIGMOID_DIRECT, SIGMOID_RING)
 
 CLIP_GATHER = Method("fastqt, gather", (Trip(8, 2, 4),))
 CLIP_GATHER_BFLOAT16 = Method("fastqt, gather, gradients in bfloat16", (Trip(8, 2, 2),))
-CLIP_RING = Method("fastqt, ring", (Trip(2, 2), Trip(6, 2, 4)), "direct")
-CLIP_RAILS = Method("a ring by rails", CLIP_RING.trips, "rails")
+CLIP_RING = Method("fastqt, ring", (Trip(2, 2), Trip(6, 2, 4)), "rails")
+CLIP_DIRECT = Method("a ring of direct messages", CLIP_RING.trips, "direct")
 # Both sides are gathered, and scored once for the rows and once for the columns; autograd keeps the scores.
 OPEN_CLIP = Method("open_clip, local_loss with gather_with_grad", (Trip(12, 4, 4),), scores=4)
 # Each direction is a ring of its own. Its backward computes the scores once for dq and once more for dk.
 INF_CL = Method("Inf-CL", (Trip(2, 4), Trip(8, 4, 4)) * 2, "flat", pace=TF32)
-CLIP = (CLIP_GATHER, CLIP_GATHER_BFLOAT16, CLIP_RING, CLIP_RAILS, OPEN_CLIP, INF_CL)
+CLIP = (CLIP_GATHER, CLIP_GATHER_BFLOAT16, CLIP_RING, CLIP_DIRECT, OPEN_CLIP, INF_CL)
 
 
 def compute_seconds(operations: float, n: float, N: float, D: float, flops: float = FLOPS) -> float:

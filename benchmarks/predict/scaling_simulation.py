@@ -5,9 +5,10 @@ leaves once its data is there, its link is free and the receiver has room. The t
 those of the events that it waits for. The events of one kind and step are computed for all ranks at once: an
 array (nodes, GPUs of a node) holds a time for each rank.
 
-There are two ways of shards past all ranks. Directly, as fastqt sends them: at step t a rank has the shard
-of the rank t places after it. Or by rails: GPU g of a node sends to GPU g of the next node, over a NIC of its
-own, and what has come by its rail then visits the GPUs of the node over NVLink.
+There are two ways of shards past all ranks. By rails, as fastqt's ring has it: GPU g of a node has them from
+GPU g of other nodes, over a NIC of its own, and what has come by its rail then visits the GPUs of the node
+over NVLink. Here a node hands them on to the next one; fastqt fetches each from its owner, over the same NIC.
+Or directly: at step t a rank has the shard of the rank t places after it.
 """
 
 from __future__ import annotations

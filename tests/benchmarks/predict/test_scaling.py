@@ -7,16 +7,16 @@ import pytest
 from benchmarks.predict import scaling
 from benchmarks.predict.scaling_formulas import (
     CLIP,
+    CLIP_DIRECT,
     CLIP_GATHER,
-    CLIP_RING,
     FLOPS,
     INF_CL,
     OPEN_CLIP,
     ROWS,
-    SIGMOID_RAILS,
+    SIGMOID_DIRECT,
     SIGMOID_RING,
+    SOFTMAX_DIRECT,
     SOFTMAX_GATHER,
-    SOFTMAX_RAILS,
     SOFTMAX_RING,
     TF32,
     Network,
@@ -65,9 +65,9 @@ def test_twelve_million_pairs_on_32_gpus():
         (OPEN_CLIP, 12, 8),
         (INF_CL, 20, 24),
         (SOFTMAX_GATHER, 6, 4),
-        (CLIP_RING, 8, 8),
-        (SOFTMAX_RING, 8, 6),
-        (SIGMOID_RING, 6, 4),
+        (CLIP_DIRECT, 8, 8),
+        (SOFTMAX_DIRECT, 8, 6),
+        (SIGMOID_DIRECT, 6, 4),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -80,11 +80,11 @@ def test_a_gather_exposes_its_messages_and_rings_by_rails_hide_them(P):
     messages = transfer_seconds(4, n * P, D, NETWORK.bandwidth(P))
     assert exposed_seconds(SOFTMAX_GATHER, n, P, D, NETWORK) == pytest.approx(messages)
     home = transfer_seconds(2, n, D, NETWORK.nvlink if P == 8 else NETWORK.rails / 8)
-    for ring in (SOFTMAX_RAILS, SIGMOID_RAILS):
+    for ring in (SOFTMAX_RING, SIGMOID_RING):
         assert exposed_seconds(ring, n, P, D, NETWORK) == pytest.approx(home)
 
 
-@pytest.mark.parametrize(("ring", "enough"), [(SIGMOID_RING, 9933), (SOFTMAX_RING, 14900)])
+@pytest.mark.parametrize(("ring", "enough"), [(SIGMOID_DIRECT, 9933), (SOFTMAX_DIRECT, 14900)])
 def test_shards_that_are_sent_directly_need_the_rows_of_one_nic(ring, enough):
     for rows, hidden in ((enough + 1, True), (enough // 2, False)):
         home = transfer_seconds(2, rows, D, NETWORK.nic)
@@ -97,21 +97,21 @@ def test_a_ring_of_few_rows_waits_for_its_messages():
     compute = compute_seconds(6, rows, rows * 4096, D)
     messages = transfer_seconds(4, rows * 4096, D, NETWORK.rails)
     assert messages > 5 * compute
-    assert loss_seconds(SIGMOID_RAILS, rows, 4096, D, NETWORK) == pytest.approx(messages, rel=0.01)
+    assert loss_seconds(SIGMOID_RING, rows, 4096, D, NETWORK) == pytest.approx(messages, rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["direct", "flat"])
 def test_without_rails_a_node_is_left_on_one_nic(way):
-    other = replace(SIGMOID_RAILS, way=way)
+    other = replace(SIGMOID_RING, way=way)
     rows = 1024
-    assert loss_seconds(other, rows, 8, D, NETWORK) == loss_seconds(SIGMOID_RAILS, rows, 8, D, NETWORK)
-    ratio = loss_seconds(other, rows, 4096, D, NETWORK) / loss_seconds(SIGMOID_RAILS, rows, 4096, D, NETWORK)
+    assert loss_seconds(other, rows, 8, D, NETWORK) == loss_seconds(SIGMOID_RING, rows, 8, D, NETWORK)
+    ratio = loss_seconds(other, rows, 4096, D, NETWORK) / loss_seconds(SIGMOID_RING, rows, 4096, D, NETWORK)
     assert ratio == pytest.approx(NETWORK.rails / NETWORK.nic, rel=0.01)
 
 
 def test_memory():
     assert memory(CLIP_GATHER, n, 4096, D) == 6 * n * 4096 * D
-    assert memory(CLIP_RING, n, 4096, D) == memory(CLIP_RING, n, 8, D) == 2 * 6 * n * D
+    assert memory(CLIP_DIRECT, n, 4096, D) == memory(CLIP_DIRECT, n, 8, D) == 2 * 6 * n * D
     assert memory(OPEN_CLIP, n, 8, D) > 4 * n * n * 8, "its scores are kept"
 
 
@@ -163,7 +163,7 @@ def test_the_plot_shows_what_is_stored(stored, tmp_path):
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
     scaling.plot(stored, tmp_path / "plot.svg")
     drawn, kept = (tmp_path / "plot.svg").read_text(), scaling.PLOT.read_text()
-    for method in (CLIP_GATHER, CLIP_RING):
+    for method in (CLIP_GATHER, CLIP_DIRECT):
         assert f"{method.name}, simulated" in drawn
         assert f"{method.name}, simulated" in kept
 

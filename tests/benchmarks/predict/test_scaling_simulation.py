@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from benchmarks.predict.scaling_formulas import (
+    CLIP_DIRECT,
     CLIP_GATHER,
-    CLIP_RAILS,
     CLIP_RING,
     FLOPS,
     ROWS,
+    SOFTMAX_DIRECT,
     SOFTMAX_GATHER,
-    SOFTMAX_RAILS,
     SOFTMAX_RING,
     Network,
     Trip,
@@ -126,8 +126,8 @@ def test_a_rank_has_room_for_one_block_beside_the_one_it_computes(node):
 
 
 by_ranks = pytest.mark.parametrize("P", [8, 16, 64, 512, pytest.param(4096, marks=pytest.mark.slow)])
-DIRECT = [method for method in (*ROWS, CLIP_RING) if method.way == "direct"]
-OTHERS = [method for method in (*ROWS, CLIP_GATHER, CLIP_RAILS) if method.way != "direct"]
+DIRECT = [method for method in (*ROWS, CLIP_DIRECT) if method.way == "direct"]
+OTHERS = [method for method in (*ROWS, CLIP_GATHER, CLIP_RING) if method.way != "direct"]
 
 
 @by_ranks
@@ -171,7 +171,7 @@ def test_what_stragglers_cost(P):
     # All wait for the slowest rank, but in a gather not for the messages' part.
     slow, jitter = Noise(slowest=1.5), Noise(jitter=0.3)
     assert 1.4 < cost(SOFTMAX_GATHER, slow) < 1.5
-    for ring in (SOFTMAX_RING, SOFTMAX_RAILS):
+    for ring in (SOFTMAX_DIRECT, SOFTMAX_RING):
         assert cost(ring, slow) == pytest.approx(1.5, rel=0.02)
         # A gather's one product averages over blocks; the ranks of a ring wait for each other at every block.
         assert 1 < cost(SOFTMAX_GATHER, jitter) < cost(ring, jitter) < 1.3
@@ -179,10 +179,10 @@ def test_what_stragglers_cost(P):
 
 def test_the_same_seed_gives_the_same_times():
     noise = Noise(spread=0.1, jitter=0.3)
-    first, same = (simulated(SOFTMAX_RING, 8192, 64, D, NETWORK, noise, seed=1) for _ in range(2))
-    assert first == same != simulated(SOFTMAX_RING, 8192, 64, D, NETWORK, noise, seed=2)
+    first, same = (simulated(SOFTMAX_DIRECT, 8192, 64, D, NETWORK, noise, seed=1) for _ in range(2))
+    assert first == same != simulated(SOFTMAX_DIRECT, 8192, 64, D, NETWORK, noise, seed=2)
 
 
 def test_ranks_fill_whole_nodes():
     with pytest.raises(ValueError, match=r"ranks: want whole nodes of 8, got 12"):
-        simulated(SOFTMAX_RING, 8192, 12, D, NETWORK)
+        simulated(SOFTMAX_DIRECT, 8192, 12, D, NETWORK)
