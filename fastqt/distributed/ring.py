@@ -3,7 +3,8 @@
 At step t each rank has the candidates of the rank t places after it, which sends them directly: the ring is
 the order of the visits and not the way that data takes. While a step is computed, the next one's candidates
 arrive, so that a rank holds two visiting shards at most. What a visit gives to the gradient of the visitors
-goes home while the next one is computed, and is added up there.
+goes home while the next one is computed, and is added up there. With the gradients of its own rows, those of a
+visit, and the parts that leave and arrive, a rank holds eight shards beside its own.
 """
 
 from __future__ import annotations
@@ -35,11 +36,20 @@ class Exchange:
     def __init__(self, group: Group, shards: Sequence[Tensor], counts: Sequence[tuple[int, ...]]) -> None:
         self.group, self.counts = group, counts
         self.shards = [shard.detach().contiguous() for shard in shards]
+        # Two visitors of each kind: one is computed with while the next one arrives.
+        most = [max(counts) for counts in self.counts]
+        self._room = [
+            [shard.new_empty(rows, *shard.shape[1:]) for shard, rows in zip(self.shards, most, strict=True)]
+            for _ in range(min(2, group.size - 1))
+        ]
         self._returning: list[Any] = []
         self._arriving: list[tuple[Tensor, Tensor]] = []  # parts, and the sums that they are for
 
     def visits(self) -> Iterator[tuple[int, list[Tensor]]]:
-        """Each rank's shards in turn, this rank's first, with the rank that they belong to."""
+        """Each rank's shards in turn, this rank's first, with the rank that they belong to.
+
+        A visitor is overwritten once the one after it has been asked for.
+        """
         size, rank = self.group.size, self.group.rank
         visitors = self.shards
         for step in range(size):
@@ -85,8 +95,9 @@ class Exchange:
         size, rank = self.group.size, self.group.rank
         source, target = (rank + step) % size, (rank - step) % size
         operations, found = [], []
-        for shard, counts in zip(self.shards, self.counts, strict=True):
-            arriving = shard.new_empty(counts[source], *shard.shape[1:])
+        rooms = self._room[step % len(self._room)]
+        for shard, counts, room in zip(self.shards, self.counts, rooms, strict=True):
+            arriving = room[: counts[source]]
             operations += self._swap(shard, target, arriving, source)
             found.append(arriving)
         return dist.batch_isend_irecv(operations) if operations else [], found
