@@ -152,13 +152,19 @@ class ClipOfRanks:
     ) -> Gradients:
         inputs = p.inputs()
         sums = Gradients(*(zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)))
-        exchange = self._exchange(p)
-        for owner, places, problem in self._rectangles(p, None, exchange):
+
+        def part_of(places: Tensor, problem: ClipProblem) -> Tensor | None:
+            """Adds this rank's gradients, which are gone before the next visit makes others."""
             side = ClipSide(columns.logsumexp[places], columns.weights[places])
             found = self.engine.gradients_from(problem, rows, side, of_pairs[: problem.pairs], needs)
             add(((found.queries, sums.queries), (found.scale, sums.scale)))
+            return found.candidates
+
+        exchange = self._exchange(p)
+        for owner, places, problem in self._rectangles(p, None, exchange):
+            part = part_of(places, problem)
             if exchange is not None and owner is not None:
-                exchange.send_home(owner, [found.candidates], [sums.candidates])
+                exchange.send_home(owner, [part], [sums.candidates])
         if exchange is not None:
             exchange.arrived([sums.candidates])
         return in_dtypes_of(inputs, sums)

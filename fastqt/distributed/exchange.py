@@ -42,11 +42,17 @@ class Exchange:
         self.places = group.node_size
         self.machines = group.size // self.places
         self.machine, self.place = divmod(group.rank, self.places)
+        # Room for two visitors of each kind: one is computed with, or shown, while the next one arrives.
+        self._visiting = self._room(min(2, self.places - 1))
+        self._fetched = self._room(min(2, self.machines - 1))
         self._guests: list[Tensor | None] = []  # sums of gradients of the shards that this rank has fetched
         self._within = self._across = _NOTHING
 
     def visits(self) -> Iterator[tuple[int, list[Tensor]]]:
-        """Each rank's shards in turn, this rank's first, with the rank that they belong to."""
+        """Each rank's shards in turn, this rank's first, with the rank that they belong to.
+
+        A visitor is overwritten once the one after it has been asked for.
+        """
         fetched = self.shards
         for phase in range(self.machines):
             next_phase = self._fetch(phase + 1) if phase + 1 < self.machines else None
@@ -94,18 +100,29 @@ class Exchange:
 
     def _fetch(self, phase: int) -> _Messages:
         """Fetches the shards of the rank at this place of another machine, where this rank's are fetched."""
-        return self._swap(self.shards, self._rank(-phase, 0), self._rank(phase, 0), self._rank(phase, 0))
+        source, room = self._rank(phase, 0), self._fetched[phase % len(self._fetched)]
+        return self._swap(self.shards, self._rank(-phase, 0), source, source, room)
 
     def _show(self, fetched: list[Tensor], phase: int, step: int) -> _Messages:
         """Takes what a neighbour has fetched, and gives it what this rank has."""
-        return self._swap(fetched, self._rank(0, -step), self._rank(0, step), self._rank(phase, step))
+        room = self._visiting[step % len(self._visiting)]
+        return self._swap(fetched, self._rank(0, -step), self._rank(0, step), self._rank(phase, step), room)
 
-    def _swap(self, sent: Sequence[Tensor], target: int, source: int, owner: int) -> _Messages:
-        """Sends tensors to a rank, and receives the shards of `owner` from another one."""
-        received = [
-            shard.new_empty(counts[owner], *shard.shape[1:])
-            for shard, counts in zip(self.shards, self.counts, strict=True)
+    def _room(self, number: int) -> list[list[Tensor]]:
+        """Memory for so many times the longest of all ranks' shards."""
+        return [
+            [
+                shard.new_empty(max(counts), *shard.shape[1:])
+                for shard, counts in zip(self.shards, self.counts, strict=True)
+            ]
+            for _ in range(number)
         ]
+
+    def _swap(
+        self, sent: Sequence[Tensor], target: int, source: int, owner: int, room: list[Tensor]
+    ) -> _Messages:
+        """Sends tensors to a rank, and receives the shards of `owner` from another one."""
+        received = [into[: counts[owner]] for into, counts in zip(room, self.counts, strict=True)]
         return _Messages(self.group, VISITORS, sent, target, received, source)
 
     def _return(
@@ -161,11 +178,12 @@ class _Messages:
         return self.received
 
     def add_to(self, sums: Sequence[Tensor | None]) -> None:
-        """Adds what has been received to what it is like."""
+        """Adds what has been received to what it is like, once, and frees it."""
         parts = iter(self.arrived())
         for to in sums if self.received else ():
             if to is not None:
                 to += next(parts)
+        self.works, self.sent, self.received = [], [], []
 
 
 _NOTHING = _Messages(None)

@@ -1,0 +1,66 @@
+"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager PyTorch's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ranks import Ranks
+from sharded_precision import KINDS, SCALE, D, N, eager, embeddings, error, errors
+from tolerances import EAGER_FACTOR
+
+import fastqt
+from fastqt.distributed import collectives
+
+RETURNS = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("return_dtype", RETURNS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_parts_of_many_ranks(kind, size, dtype, return_dtype, monkeypatch):
+    """The parts of all ranks are computed here, in `dtype`; what each receives is added up as over a group."""
+    a, b = embeddings(kind)
+    truth = eager(a, b, both=False, dtype=torch.float64)
+    n, parts = N // size, []
+    for first in range(0, N, n):
+        queries, candidates = a[first : first + n].to(dtype), b.clone().to(dtype).requires_grad_()
+        targets = torch.arange(first, first + n)
+        options = {"scale": SCALE, "normalize": True, "diagonal": "keep", "reduction": "sum"}
+        fastqt.contrastive_loss(queries, candidates, targets, **options).backward()
+        parts.append(candidates.grad / N)
+
+    def all_to_all(received, sent, group):
+        rank = group.rank
+        rows = [part.to(sent.dtype)[rank * n : (rank + 1) * n] for part in parts]
+        received.copy_(torch.cat(rows))
+
+    monkeypatch.setattr(collectives.dist, "all_to_all_single", all_to_all)
+    summed = []
+    for rank in range(size):
+        group = SimpleNamespace(rank=rank, size=size, return_dtype=return_dtype)
+        group.process_group = group
+        summed.append(collectives.sum_rows(parts[rank], (n,) * size, group, torch.bfloat16))
+    others = error(eager(a, b, both=False, dtype=torch.bfloat16), truth)
+    assert error(torch.cat(summed), truth) <= EAGER_FACTOR * others
+
+
+def check(size):
+    ranks = Ranks(size)
+    try:
+        for found in ranks.run(errors, list(RETURNS)):
+            for case, ours, others in found:
+                assert ours <= EAGER_FACTOR * others, case
+    finally:
+        ranks.close()
+
+
+def test_real_ranks():
+    check(2)
+
+
+@pytest.mark.slow
+def test_eight_real_ranks():
+    check(8)
