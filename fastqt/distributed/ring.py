@@ -141,6 +141,7 @@ class Ring:
         """Whether a scalar loss takes its gradients in the forward pass."""
         return p.link == "sigmoid"
 
+    @faults.telling
     def forward(self, p: Problem) -> Rows:
         """The loss of each row."""
         sums = _RowSums(p)
@@ -149,6 +150,7 @@ class Ring:
                 sums.add(self.engine.forward(visit))
         return sums.rows()
 
+    @faults.telling
     def forward_with_gradients(self, p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
         """row_weight * sum_i loss_i, and its gradients; for a sigmoid."""
         total = p.queries.new_zeros((), dtype=torch.float64)
@@ -161,6 +163,7 @@ class Ring:
         gradients = self._gradients(p, needs, compute)
         return total.to(loss_dtype(p.queries)), gradients
 
+    @faults.telling
     def backward(self, p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
         """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
 

@@ -66,7 +66,7 @@ def loss_over_group(
     """
     group, function = as_group(group), FUNCTIONS[options["link"]]
     given = {**options, "queries": queries, "candidates": candidates}
-    shards = agree(group, function, lambda: _checked(group, targets, reduction, given))
+    shards = agree(group, function, partial(_checked, group, targets, reduction, given))
     group = shards.group
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
     if group.takes_ring(shards.total("candidates"), given["candidates"]):
