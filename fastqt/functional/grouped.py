@@ -125,7 +125,7 @@ def _checked(
         **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
-        "gradients of": wanting_gradients(given[name] for name in (*EMBEDDINGS, "scale", "bias")),
+        "requires_grad": wanting_gradients({name: given[name] for name in (*EMBEDDINGS, "scale", "bias")}),
     }
 
 

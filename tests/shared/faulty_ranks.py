@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import CONTEXT
+from ranks import CONTEXT, PRELOADED
 
 import fastqt
 from fastqt.distributed import Group, faults, ring
@@ -37,8 +37,9 @@ class Fault:
     """What goes wrong.
 
     Attributes:
-        kind: "kill"; "late": sleeps longer than the timeout; "slow": sleeps less; "raise": an error of its own.
-        before: which exchange, by what travels (see fastqt.distributed.faults.exchange); for "raise" the place:
+        kind: "kill"; "late": sleeps longer than the timeout; "slow": sleeps less; "raise": an error of its
+            own; "none".
+        before: which exchange, by what travels (see fastqt.distributed.faults.exchange); for "raise" where:
             "check" or "computation".
         times: how often that has taken place before in the step.
         loss, exchange, shards: the loss and its group.
@@ -104,7 +105,7 @@ def endings(fault: Fault) -> list[End]:
 
 def all_endings(faults: list[Fault], at_once: int = 4) -> list[list[End]]:
     """`endings` of many; most of their time is spent waiting."""
-    CONTEXT.set_forkserver_preload(["faulty_ranks"])
+    CONTEXT.set_forkserver_preload(PRELOADED)
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(endings, faults))
 
@@ -151,13 +152,15 @@ def _steps(rank: int, group: Group, fault: Fault, tell: Callable[[float], None])
     """Some steps of training, with a fault in one of them."""
     torch.manual_seed(fault.seed + rank)
     loss = getattr(fastqt, fault.loss)
-    for step in range(fault.step + 3):  # those that did not need the rank any more notice that in the next step
-        options: dict[str, Any] = {}
+    for step in range(
+        fault.step + 3
+    ):  # those that did not need the rank any more notice that in the next step
+        options: dict[str, Any] = {"scale": 1.0}
         if step == fault.step:
             dist.barrier()
             tell(time.monotonic())
-            if rank == fault.victim:
-                options = _arm(fault)
+            if rank == fault.victim and fault.kind != "none":
+                options |= _arm(fault)
         a, b = (torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(2))
         loss(a, b, **options, group=group).backward()
 
@@ -190,3 +193,24 @@ def _arm(fault: Fault) -> dict[str, Any]:
 
 def _fail(*args: object, **options: object) -> Any:
     raise ArithmeticError("this rank cannot count")
+
+
+def questions_of_good_steps() -> int:
+    """How often this rank asks the process group's store in steps that go well, the first one included."""
+    asked, questions = faults._asked, 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal questions
+        questions += 1
+        return asked(*args)
+
+    faults._asked = counting  # type: ignore[assignment]
+    try:
+        for loss in ("contrastive_loss", "clip_loss"):
+            for exchange in ("gather", "ring"):
+                _steps(
+                    dist.get_rank(), Group(exchange=exchange), Fault("none", "", loss=loss), lambda _: None
+                )
+    finally:
+        faults._asked = asked
+    return questions
