@@ -195,14 +195,16 @@ def _wake_others(group: Group) -> None:
 
 def _asked(group: Group, question: Callable[[Store], Result], seconds: float = WORD_SECONDS) -> Result | None:
     """What a question to the store of the process group finds; None if the store does not answer in time."""
+    of_group = getattr(group.process_group, "get_group_store", None)  # other backends' groups may have none
+    base = of_group() if of_group is not None else None
+    if base is None:
+        return None
     found: list[Result] = []
 
     def ask() -> None:
         # The store is gone where the process that holds it has ended.
         with contextlib.suppress(RuntimeError):
-            found.append(
-                question(dist.distributed_c10d.PrefixStore("fastqt", group.process_group.get_group_store()))
-            )
+            found.append(question(dist.distributed_c10d.PrefixStore("fastqt", base)))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()

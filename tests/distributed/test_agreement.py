@@ -88,21 +88,21 @@ def test_without_torch_distributed() -> None:
 
 
 def test_equal_shards_that_change(ranks: Callable[[int], Ranks]) -> None:
-    """The rank that has other rows says so by itself, and takes part again where it is caught."""
+    """The rank that has other rows says so by itself, and takes it back where it takes part again."""
     refusal = (
         "ValueError: queries: want 4 rows as in the calls before, got 3; "
         "Group(shards='uneven') takes numbers of rows that change"
     )
     assert ranks(3).run(changed_later, False) == [
-        ("nothing", "", True),
-        (refusal, "", True),
-        ("nothing", "", True),
+        ("nothing", "", True, False),
+        (refusal, "", True, False),
+        ("nothing", "", True, False),
     ]
 
 
 def test_uneven_shards_are_compared_at_every_call(ranks: Callable[[int], Ranks]) -> None:
     refusal = f"ValueError: {SAID['option']}"
-    assert ranks(3).run(changed_later, True) == [("nothing", refusal, True)] * 3
+    assert ranks(3).run(changed_later, True) == [("nothing", refusal, True, False)] * 3
 
 
 def test_agreements_are_bounded(ranks: Callable[[int], Ranks]) -> None:

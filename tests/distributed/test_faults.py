@@ -47,8 +47,11 @@ PHASES = {
 SEEDS = 5
 
 
-def assert_named(fault: Fault, ends: list[End]) -> None:
-    """All ranks end in time, and those that did not fail by themselves name the one that did."""
+def assert_named(fault: Fault, ends: list[End], alone: bool = False) -> None:
+    """All ranks end in time, and those that did not fail by themselves name the one that did.
+
+    Where a machine has much else to do, they may name another rank too that is slow to leave word.
+    """
     for rank, end in enumerate(ends):
         assert 0 <= end.seconds <= TIMEOUT + MARGIN, (rank, end)
         if rank == fault.victim:
@@ -66,7 +69,8 @@ def assert_named(fault: Fault, ends: list[End]) -> None:
         head, reason = re.fullmatch(r"group: (want .*, got none on rank \d+): (.*)", end.error).groups()
         assert f"of all {fault.size} ranks in fastqt.{fault.loss}, got none on rank {rank}" in head
         ranks = re.match(r"ranks? ([\d, ]+) (did not take part|came after|raised)", reason)
-        assert str(fault.victim) in ranks[1].split(", "), end
+        missing = ranks[1].split(", ")
+        assert missing == [str(fault.victim)] if alone else str(fault.victim) in missing, end
         if fault.kind == "raise":
             error = (
                 "ValueError: scale: want" if fault.before == "check" else "ArithmeticError: this rank cannot"
@@ -75,12 +79,13 @@ def assert_named(fault: Fault, ends: list[End]) -> None:
 
 
 def test_ranks_that_fail() -> None:
-    names = ("gather-to-total", "in-the-ring", "ring-of-backward", "raise-in-ring")
-    faults = [PHASES[name] for name in names] + [Fault("late", "gradients of rows", **CLIP)]
+    """With four ranks, one waits for others than the one that fails."""
+    names = ("gather-to-total", "ring-of-backward", "raise-in-ring")
+    faults = [replace(PHASES[name], size=4) for name in names] + [Fault("late", "gradients of rows", **CLIP)]
     slow = Fault("slow", "losses", size=2)
     *found, steady = all_endings([*faults, slow], at_once=6)
     for fault, ends in zip(faults, found, strict=True):
-        assert_named(fault, ends)
+        assert_named(fault, ends, alone=True)
     assert [(end.code, end.error) for end in steady] == [(0, ""), (0, "")]
 
 
@@ -143,6 +148,7 @@ def test_missing_ranks_are_few_questions() -> None:
     assert faults._absent(store, keys, 0) == [0, 1000, 4095]
     assert questions <= 2 * 3 * 12 + 1
     questions = 0
-    assert len(faults._absent(HashStore(), keys, 0)) >= faults.NAMED_RANKS
+    assert len(faults._absent(Counting(), keys, 0)) > faults.NAMED_RANKS
+    assert questions < 100
     assert faults.named(list(range(20)), faults.NAMED_RANKS) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and more"
     assert faults.named([3]) == "rank 3"

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import fastqt
-from fastqt.distributed import Group, shards
+from fastqt.distributed import Group, faults, shards
 
 ROWS, WIDTH = 4, 6
 
@@ -154,8 +154,11 @@ def of_another_group() -> list[str]:
     return [of_part, *losses, said(lambda: Group(mesh)), said(lambda: Group(part))]
 
 
-def changed_later(uneven: bool) -> tuple[str, str, bool]:
-    """What this rank says when rank 1 alone has other options, or rows, than in the call before."""
+def changed_later(uneven: bool) -> tuple[str, str, bool, bool | None]:
+    """What this rank says when rank 1 alone has other options, or rows, than in the call before.
+
+    And whether a right call works afterwards, and word of an error is left for ranks that wait in vain.
+    """
     group = Group(shards="uneven" if uneven else "equal")
     changed = dist.get_rank() == 1
     fastqt.contrastive_loss(rows(), rows(), group=group)
@@ -168,7 +171,8 @@ def changed_later(uneven: bool) -> tuple[str, str, bool]:
         reduction = "sum" if changed else "mean"
         other_option = said(lambda: fastqt.contrastive_loss(rows(), rows(), reduction=reduction, group=group))
     right = torch.isfinite(fastqt.contrastive_loss(rows(), rows(), group=group))
-    return other_rows, other_option, bool(right)
+    left = faults._asked(group, lambda store: store.check(["raised"]))
+    return other_rows, other_option, bool(right), left
 
 
 def agreements(steps: int) -> tuple[int, int]:
