@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 import fastqt

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.distributed import collectives
+from fastqt.distributed import collectives, faults
 from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.ring import in_dtypes_of
 from fastqt.distributed.shards import Shards
@@ -54,10 +54,12 @@ class ClipOfRanks:
         """Whether a scalar loss takes its gradients in the forward pass."""
         return True
 
+    @faults.telling
     def forward(self, p: ClipProblem) -> Rows:
         """The loss of each pair of this rank; saved is what is known of rows and columns."""
         return self._rows(p, self._gathered(p))
 
+    @faults.telling
     def forward_with_gradients(
         self, p: ClipProblem, row_weight: float, needs: Needs
     ) -> tuple[Tensor, Gradients]:
@@ -68,6 +70,7 @@ class ClipOfRanks:
         gradients = self._gradients(p, gathered, rows.saved, weights, needs)
         return (row_weight * rows.loss.sum()).to(loss_dtype(p.queries)), gradients
 
+    @faults.telling
     def backward(
         self, p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
     ) -> Gradients:

@@ -13,9 +13,9 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,11 @@ LATE_SECONDS = 0.5
 # How many ranks a message names, and how much of an error another rank shows.
 NAMED_RANKS = 8
 SHOWN_CHARACTERS = 400
+# Of a message that nobody sends: what is received instead of another message would have another size.
+UNUSED_TAG = 1_414_213_562
 
 Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class ExchangeError(RuntimeError):
@@ -65,14 +68,18 @@ def exchange(
         raise ExchangeError(_explained(group, what, time.monotonic() - began)) from error
 
 
-@contextlib.contextmanager
-def telling(group: Group) -> Iterator[None]:
-    """A context whose errors the other ranks get to know when they wait for this one in vain."""
-    try:
-        yield
-    except Exception as error:
-        leave_word(group, error)
-        raise
+def telling(method: Method) -> Method:
+    """A method of what has `shards`; ranks that wait for this one in vain get to know its errors."""
+
+    @functools.wraps(method)
+    def told(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            leave_word(self.shards.group, error)
+            raise
+
+    return cast(Method, told)
 
 
 # The word that this process has left of an error of its own, which may have been caught.
@@ -128,11 +135,8 @@ def _explained(group: Group, what: str, waited: float) -> str:
     elif word.raised is not None:
         reason = word.raised
     elif word.missing:
-        has = "have" if len(word.missing) > 1 else "has"
-        reason = (
-            f"{named(word.missing, NAMED_RANKS)} {has} not come within {waited:.1f} s and left no word: "
-            "ended, hung or late"
-        )
+        missing = named(word.missing, NAMED_RANKS)
+        reason = f"{missing} did not take part and left no word of why: ended, hung or late"
     elif word.late is not None:
         reason = f"{word.late} came after the others had given up waiting"
     else:
@@ -184,21 +188,23 @@ def _wake_others(group: Group) -> None:
     for step in range(1, group.size):
         peer = (group.rank + step) % group.size
         with contextlib.suppress(RuntimeError):  # which is what closes them
-            work = dist.irecv(torch.empty(1), group=group.process_group, group_src=peer)
+            work = dist.irecv(torch.empty(1), group=group.process_group, group_src=peer, tag=UNUSED_TAG)
             if work is not None:
                 work.wait(timedelta(milliseconds=1))
 
 
 def _asked(group: Group, question: Callable[[Store], Result], seconds: float = WORD_SECONDS) -> Result | None:
     """What a question to the store of the process group finds; None if the store does not answer in time."""
+    of_group = getattr(group.process_group, "get_group_store", None)  # other backends' groups may have none
+    base = of_group() if of_group is not None else None
+    if base is None:
+        return None
     found: list[Result] = []
 
     def ask() -> None:
         # The store is gone where the process that holds it has ended.
         with contextlib.suppress(RuntimeError):
-            found.append(
-                question(dist.distributed_c10d.PrefixStore("fastqt", group.process_group.get_group_store()))
-            )
+            found.append(question(dist.distributed_c10d.PrefixStore("fastqt", base)))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()

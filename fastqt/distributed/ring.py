@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastqt.distributed import faults
 from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Computation
@@ -45,6 +46,7 @@ class Ring:
         """Whether a scalar loss takes its gradients in the forward pass."""
         return p.link == "sigmoid"
 
+    @faults.telling
     def forward(self, p: Problem) -> Rows:
         """The loss of each row."""
         sums = _RowSums(p)
@@ -53,6 +55,7 @@ class Ring:
                 sums.add(self.engine.forward(visit))
         return sums.rows()
 
+    @faults.telling
     def forward_with_gradients(self, p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
         """row_weight * sum_i loss_i, and its gradients; for a sigmoid."""
         total = p.queries.new_zeros((), dtype=torch.float64)
@@ -65,6 +68,7 @@ class Ring:
         gradients = self._gradients(p, needs, compute)
         return total.to(loss_dtype(p.queries)), gradients
 
+    @faults.telling
     def backward(self, p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
         """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
 

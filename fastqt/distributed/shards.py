@@ -12,7 +12,8 @@ import itertools
 import socket
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -119,7 +120,7 @@ def agree(
         faults.leave_word(group, fault)
         raise fault
     if group.shards == "equal" and known is not None:
-        _check_unchanged(group, known, sizes)
+        _check_unchanged(group, known, sizes, facts)
         return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False, key)
     counts = None
     if group.shards == "uneven" and practised:
@@ -133,8 +134,9 @@ def agree(
     assert counts is not None
     for name, rows in counts.items():
         if name != "negatives" and not any(rows):
-            argument = facts.get("given", (name,))[0] if name == "rows" else name
-            raise ValueError(f"{argument}: want at least one row on some rank of the group, got none")
+            raise ValueError(
+                f"{_argument(name, facts)}: want at least one row on some rank of the group, got none"
+            )
     return Shards(group, counts, first_use, key)
 
 
@@ -142,7 +144,7 @@ def agree_on_rows(
     group: Group,
     function: str,
     check: Callable[[], Mapping[str, Hashable]],
-    leaves: Iterable[object] = (),
+    leaves: Mapping[str, object] = MappingProxyType({}),
     /,
     **embeddings: Tensor | None,
 ) -> Shards:
@@ -151,7 +153,7 @@ def agree_on_rows(
     Args:
         group, function: as of `agree`.
         check: checks the options, and returns those which have to be the same on all ranks.
-        leaves: further tensors that gradients may flow to.
+        leaves: by name, further arguments that gradients may flow to.
         **embeddings: this rank's; the first of them sets the rest's number of rows, width and dtype.
     """
 
@@ -170,7 +172,7 @@ def agree_on_rows(
             "width": first[1].shape[1],
             "dtype": str(input_dtype(first[1])),
             "device": first[1].device.type,
-            "gradients of": wanting_gradients((*given.values(), *leaves)),
+            "requires_grad": wanting_gradients({**given, **leaves}),
         }
 
     return agree(group, function, checked)
@@ -194,18 +196,26 @@ def with_a_row(group: Group, x: Any) -> Any:
     return x.new_empty(1, x.shape[1]) if empty else x
 
 
-def wanting_gradients(leaves: Iterable[object]) -> tuple[bool, ...]:
-    """Of each leaf, whether a gradient is to be found: ranks that find none would not take part in sums."""
+def wanting_gradients(leaves: Mapping[str, object]) -> str:
+    """The names of leaves whose gradient is to be found: ranks that find none take no part in sums."""
     enabled = torch.is_grad_enabled()
-    return tuple(enabled and isinstance(x, Tensor) and x.requires_grad for x in leaves)
+    wanting = [name for name, x in leaves.items() if enabled and isinstance(x, Tensor) and x.requires_grad]
+    return " and ".join(wanting) or "nothing"
 
 
-def _check_unchanged(group: Group, known: tuple[int, ...], sizes: dict[str, int]) -> None:
+def _argument(name: str, facts: dict[str, Any]) -> str:
+    """The argument whose number of rows is counted as `name`."""
+    return str(facts["given"][0]) if name == "rows" else name
+
+
+def _check_unchanged(
+    group: Group, known: tuple[int, ...], sizes: dict[str, int], facts: dict[str, Any]
+) -> None:
     """Raises ValueError unless this rank has as many rows as in the calls before."""
     for before, (name, rows) in zip(known, sizes.items(), strict=True):
         if rows != before:
             fault = ValueError(
-                f"{name}: want {before} rows as in the calls before, got {rows}; "
+                f"{_argument(name, facts)}: want {before} rows as in the calls before, got {rows}; "
                 "Group(shards='uneven') takes numbers of rows that change"
             )
             faults.leave_word(group, fault)
@@ -221,7 +231,8 @@ def _agreed_counts(
     _raise_faults([each[0] for each in everyone], fault)
     _check_same([each[1] for each in everyone])
     if group.shards == "equal":
-        _check_same([each[2] for each in everyone], "number of rows", "; Group(shards='uneven') takes others")
+        given = [{_argument(name, facts): rows for name, rows in each[2].items()} for each in everyone]
+        _check_same(given, "number of rows", "; Group(shards='uneven') takes others")
     return {name: tuple(each[2][name] for each in everyone) for name in sizes}
 
 

@@ -66,7 +66,7 @@ def loss_over_group(
     """
     ranks, function = as_group(group), FUNCTIONS[options["link"]]
     given = {**options, "queries": queries, "candidates": candidates}
-    shards = agree(ranks, function, lambda: _checked(ranks, targets, reduction, given))
+    shards = agree(ranks, function, partial(_checked, ranks, targets, reduction, given))
     ranks = shards.group
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
     if ranks.takes_ring(shards.total("candidates"), given["candidates"]):
@@ -125,7 +125,7 @@ def _checked(
         **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
-        "gradients of": wanting_gradients(given[name] for name in (*EMBEDDINGS, "scale", "bias")),
+        "requires_grad": wanting_gradients({name: given[name] for name in (*EMBEDDINGS, "scale", "bias")}),
     }
 
 

@@ -105,7 +105,7 @@ def _over_group(
         check_flag("normalize", normalize)
         return {"normalize": normalize, "reduction": reduction}
 
-    shards = agree_on_rows(group, "fastqt.clip_loss", check, (scale,), a=a, b=b)
+    shards = agree_on_rows(group, "fastqt.clip_loss", check, {"scale": scale}, a=a, b=b)
     group, a, b = shards.group, local_rows("a", a), local_rows("b", b)
     if is_traced(a, b):
         options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}

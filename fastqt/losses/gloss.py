@@ -158,12 +158,14 @@ def _over_group(
         check_option("reduction", reduction, REDUCTIONS)
         return {"reduction": reduction, "words": len(others["weight"])}
 
-    decoder = [x for name, x in others.items() if name in ("positions", "weight", "bias")]
+    decoder: dict[str, Any] = {
+        name: others[name] for name in ("positions", "weight", "bias") if name in others
+    }
     shards = agree_on_rows(group, f"fastqt.{loss.__name__}", facts, decoder, latents=latents)
     group, latents = shards.group, local_rows("latents", latents)
     with shards.agreeing():
         if not len(latents):
-            local = collectives.nothing((latents, *decoder), reduction)
+            local = collectives.nothing((latents, *decoder.values()), reduction)
         else:
             local = loss(latents, **others, reduction="none" if reduction == "none" else "sum")
     return collectives.reduced(local, reduction, shards.total("rows"), group)

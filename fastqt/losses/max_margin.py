@@ -121,7 +121,7 @@ def _over_group(
             "targets": operator.kind(),
             "reduction": reduction,
             "diagonal": diagonal,
-            "gradients of": wanting_gradients((queries, candidates)),
+            "requires_grad": wanting_gradients({"queries": queries, "candidates": candidates}),
         }
 
     shards = agree(group, "fastqt.max_margin_loss", check)

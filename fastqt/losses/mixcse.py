@@ -92,7 +92,7 @@ def mixcse_loss(
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
     if group is not None:
-        shards = agree_on_rows(as_group(group), "fastqt.mixcse_loss", check, (scale,), z1=z1, z2=z2)
+        shards = agree_on_rows(as_group(group), "fastqt.mixcse_loss", check, {"scale": scale}, z1=z1, z2=z2)
         z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
         in_ranks = _in_ranks_slides if form == "slides" else _in_ranks_released
         return in_ranks(shards, z1, z2, mix, flags, partner, generator, reduction, options)

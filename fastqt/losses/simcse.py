@@ -115,7 +115,7 @@ def _over_group(
             raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
         return {"reduction": reduction, "hard_negative_weight": float(hard_negative_weight)}
 
-    shards = agree_on_rows(group, "fastqt.simcse_loss", check, (scale,), z1=z1, z2=z2, z3=z3)
+    shards = agree_on_rows(group, "fastqt.simcse_loss", check, {"scale": scale}, z1=z1, z2=z2, z3=z3)
     group, z1, z2 = shards.group, local_rows("z1", z1), local_rows("z2", z2)
     z3 = None if z3 is None else local_rows("z3", z3)
     if z3 is None or hard_negative_weight == 0:

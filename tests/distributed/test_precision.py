@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ranks import Ranks
-from sharded_precision import KINDS, SCALE, D, N, eager, embeddings, error, errors
+from sharded_precision import KINDS, SCALE, N, eager, embeddings, error, errors
 from tolerances import EAGER_FACTOR
 
 import fastqt

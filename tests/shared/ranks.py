@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 # The processes are forked from one that has imported what they need, which takes it three seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
+# By names that need no path: the server does not have that of the tests.
+PRELOADED = ["torch.distributed", "torch.testing", "fastqt.losses", "fastqt.engines.cpu"]
 TIMEOUT = 180.0  # seconds, of every collective
 
 
@@ -38,7 +40,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
-        CONTEXT.set_forkserver_preload(["ranks", "sharded_losses"])
+        CONTEXT.set_forkserver_preload(PRELOADED)
         self.size = size
         self._directory = tempfile.TemporaryDirectory()
         file = os.path.join(self._directory.name, "store")

@@ -1,0 +1,111 @@
+"""Ranks that do not make the same call all refuse it in the same words, before anything else travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ranks import Ranks
+from refusals import CALLS, agreements, changed_later, of_another_group, refused
+
+import fastqt
+from fastqt.distributed import Group
+
+SAME = "want the same value on all ranks of the group, got"
+ROWS = "want the same number of rows on all ranks of the group, got 4 on ranks 0, 2 and 3 on rank 1; "
+UNEVEN = "Group(shards='uneven') takes others"
+NONE = "want at least one row on some rank of the group, got none"
+PLACED = "want a DTensor of placements (Shard(0),), got (Replicate(),) (on rank 1 of 3)"
+
+# What all three ranks say; where one is wrong it is rank 1.
+SAID = {
+    "rows": f"queries: {ROWS}{UNEVEN}",
+    "rows of clip": f"a: {ROWS}{UNEVEN}",
+    "width": f"width: {SAME} 6 on ranks 0, 2 and 7 on rank 1",
+    "dtype": f"dtype: {SAME} torch.float32 on ranks 0, 2 and torch.float64 on rank 1",
+    "option": f"reduction: {SAME} mean on ranks 0, 2 and sum on rank 1",
+    "number": f"mix: {SAME} 0.2 on ranks 0, 2 and 0.3 on rank 1",
+    "option of mixcse": f"partner: {SAME} next on ranks 0, 2 and random on rank 1",
+    "wrong option": "diagonal: want one of 'zero', 'exclude', 'keep', got 'maybe' (on rank 1 of 3)",
+    "wrong number": "scale: want a positive number, which is 1 / temperature, got -1.0 (on rank 1 of 3)",
+    "requires_grad": f"requires_grad: {SAME} queries and candidates on ranks 0, 2 and queries on rank 1",
+    "group's option": f"gradients: {SAME} average on ranks 0, 2 and sum on rank 1",
+    "function": f"group: {SAME} fastqt.contrastive_loss on ranks 0, 2 and fastqt.sigmoid_loss on rank 1",
+    "class": "targets: row 0's target column 12 is outside the M=12 candidates (on rank 1 of 3)",
+    "sparse": "targets: want shape (N, M) = (4, 12), got (4, 13) (on rank 1 of 3)",
+    "no rows": f"a: {NONE}",
+    "no candidates": f"candidates: {NONE}",
+    "negatives alone": "exchange: want 'gather' where a rank has negatives but no candidates, got 'ring'",
+    "few candidates": (
+        "diagonal: want 'keep' in a group with more queries (N=12) than candidates (M=9), got 'exclude'"
+    ),
+    "placement of contrastive_loss": f"queries: {PLACED}",
+    "placement of clip_loss": f"a: {PLACED}",
+    "placement of mixcse_loss": f"z1: {PLACED}",
+    "placement of curl_block_loss": f"queries: {PLACED}",
+    "placement of max_margin_loss": f"queries: {PLACED}",
+    "placement of simcse_loss": f"z1: {PLACED}",
+}
+
+
+def test_every_refusal_is_listed() -> None:
+    assert SAID.keys() == CALLS.keys()
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_all_ranks_refuse_in_the_same_words(ranks: Callable[[int], Ranks], name: str) -> None:
+    """So does the same call once more, and a right call follows."""
+    said = f"ValueError: {SAID[name]}"
+    assert ranks(3).run(refused, name, 1) == [(said, said, True)] * 3
+
+
+def test_groups_that_cannot_be(ranks: Callable[[int], Ranks]) -> None:
+    member, *others = ranks(3).run(of_another_group)
+    assert (member[0], member[5]) == ("nothing", "nothing")
+    for rank, said in enumerate(others, start=1):
+        outside = f"want one that holds this process, rank {rank} of all, got another"
+        mesh = "want a mesh of one dimension, such as mesh['dp'], got 2 dimensions"
+        kinds = "want a Group, a ProcessGroup or a DeviceMesh, got"
+        assert said == [
+            f"ValueError: group: {outside}",
+            f"ValueError: group: {mesh}",
+            f"TypeError: group: {kinds} str",
+            f"TypeError: group: {kinds} int",
+            f"ValueError: process_group: {mesh}",
+            f"ValueError: process_group: {outside}",
+        ]
+
+
+def test_without_torch_distributed() -> None:
+    x = torch.randn(3, 4)
+    for name, call in (
+        ("process_group", Group),
+        ("group", lambda: fastqt.clip_loss(x, x, scale=1.0, group=7)),
+    ):
+        with pytest.raises(RuntimeError, match=f"^{name}: want torch.distributed initialised first"):
+            call()
+
+
+def test_equal_shards_that_change(ranks: Callable[[int], Ranks]) -> None:
+    """The rank that has other rows says so by itself, and takes it back where it takes part again."""
+    refusal = (
+        "ValueError: queries: want 4 rows as in the calls before, got 3; "
+        "Group(shards='uneven') takes numbers of rows that change"
+    )
+    assert ranks(3).run(changed_later, False) == [
+        ("nothing", "", True, False),
+        (refusal, "", True, False),
+        ("nothing", "", True, False),
+    ]
+
+
+def test_uneven_shards_are_compared_at_every_call(ranks: Callable[[int], Ranks]) -> None:
+    refusal = f"ValueError: {SAID['option']}"
+    assert ranks(3).run(changed_later, True) == [("nothing", refusal, True, False)] * 3
+
+
+def test_agreements_are_bounded(ranks: Callable[[int], Ranks]) -> None:
+    """A schedule of a number is one agreement, and others are forgotten in the order of their making."""
+    # Of SimCSE with weighted negatives, of MixCSE, and of the contrastive loss that it calls.
+    assert ranks(3).run(agreements, 20) == [(3, 8)] * 3

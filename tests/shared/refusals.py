@@ -1,0 +1,192 @@
+"""Calls of losses that some rank of a group must refuse, as each rank makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+import fastqt
+from fastqt.distributed import Group, faults, shards
+
+ROWS, WIDTH = 4, 6
+
+
+def rows(n: int = ROWS, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(n, width, dtype=dtype).requires_grad_()
+
+
+def said(call: Callable[[], Any]) -> str:
+    """The kind and the message of what a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refused(name: str, faulty: int) -> tuple[str, str, bool]:
+    """What this rank says of a call that is wrong at one rank, twice; and whether a right one works."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wrong = CALLS[name]
+    uneven = name in UNEVEN
+    group = Group(shards="uneven" if uneven else "equal", exchange="ring" if name in RING else "gather")
+    first, second = (said(lambda: wrong(group, rank == faulty, rank, size)) for _ in range(2))
+    right = torch.isfinite(fastqt.contrastive_loss(rows(), rows(), group=group))
+    return first, second, bool(right)
+
+
+def _at_one(loss: str = "contrastive_loss", /, **changed: Any) -> Callable[..., Any]:
+    """A call with other options at the wrong rank."""
+
+    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+        return getattr(fastqt, loss)(rows(), rows(), **(changed if wrong else {}), group=group)
+
+    return call
+
+
+def _rows_at_one(loss: str, *shape: Any, **options: Any) -> Callable[..., Any]:
+    """A call with rows of another shape at the wrong rank."""
+
+    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+        given = [rows(*shape) if wrong else rows() for _ in range(2)]
+        return getattr(fastqt, loss)(*given, **options, group=group)
+
+    return call
+
+
+def _without_gradient(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    a, b = rows(), rows()
+    return fastqt.contrastive_loss(a, b.requires_grad_(not wrong), group=group)
+
+
+def _another_group(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    other = Group(gradients="sum" if wrong else "average")
+    return fastqt.contrastive_loss(rows(), rows(), group=other)
+
+
+def _another_loss(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return (fastqt.sigmoid_loss if wrong else fastqt.contrastive_loss)(rows(), rows(), group=group)
+
+
+def _column_beyond(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    classes = torch.full((ROWS,), size * ROWS - (not wrong))
+    return fastqt.contrastive_loss(rows(), rows(), classes, diagonal="keep", group=group)
+
+
+def _sparse_beyond(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    matrix = torch.eye(ROWS, size * ROWS + wrong).to_sparse_csr()
+    return fastqt.contrastive_loss(rows(), rows(), matrix, diagonal="keep", group=group)
+
+
+def _no_rows(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return fastqt.clip_loss(rows(0), rows(0), scale=1.0, group=group)
+
+
+def _no_candidates(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return fastqt.log_sum_exp(rows(), rows(0), group=group)
+
+
+def _negatives_alone(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    candidates = rows(0 if wrong else ROWS)
+    return fastqt.log_sum_exp(rows(), candidates, negatives=rows(1), group=group)
+
+
+def _few_candidates(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return fastqt.log_sum_exp(rows(), rows(ROWS - 1), diagonal="exclude", group=group)
+
+
+def _placed(loss: str) -> Callable[..., Any]:
+    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+        mesh, given = init_device_mesh("cpu", (size,)), rows()
+        x = DTensor.from_local(given, mesh, [Replicate()], run_check=False) if wrong else given
+        options = {"scale": 1.0} if loss == "clip_loss" else {}
+        return getattr(fastqt, loss)(x, rows(), **options, group=group)
+
+    return call
+
+
+OF_DTENSORS = (
+    *("contrastive_loss", "clip_loss", "mixcse_loss"),
+    *("curl_block_loss", "max_margin_loss", "simcse_loss"),
+)
+CALLS: dict[str, Callable[..., Any]] = {
+    "rows": _rows_at_one("contrastive_loss", ROWS - 1),
+    "rows of clip": _rows_at_one("clip_loss", ROWS - 1, scale=1.0),
+    "width": _rows_at_one("contrastive_loss", ROWS, WIDTH + 1),
+    "dtype": _rows_at_one("info_nce_loss", ROWS, WIDTH, torch.float64),
+    "option": _at_one(reduction="sum"),
+    "number": _at_one("mixcse_loss", mix=0.3),
+    "option of mixcse": _at_one("mixcse_loss", partner="random"),
+    "wrong option": _at_one(diagonal="maybe"),
+    "wrong number": _at_one(scale=-1.0),
+    "requires_grad": _without_gradient,
+    "group's option": _another_group,
+    "function": _another_loss,
+    "class": _column_beyond,
+    "sparse": _sparse_beyond,
+    "no rows": _no_rows,
+    "no candidates": _no_candidates,
+    "negatives alone": _negatives_alone,
+    "few candidates": _few_candidates,
+    **{f"placement of {loss}": _placed(loss) for loss in OF_DTENSORS},
+}
+UNEVEN = ("no rows", "no candidates", "negatives alone")
+RING = ("negatives alone",)
+
+
+def of_another_group() -> list[str]:
+    """What this rank says of groups that cannot be."""
+    size = dist.get_world_size()
+    part = dist.new_group([0])  # which every process makes
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b"))
+    losses = [
+        said(lambda group=group: fastqt.contrastive_loss(rows(), rows(), group=group))
+        for group in (mesh, "all", 7)
+    ]
+    of_part = said(lambda: fastqt.contrastive_loss(rows(), rows(), group=part))
+    dist.barrier()
+    return [of_part, *losses, said(lambda: Group(mesh)), said(lambda: Group(part))]
+
+
+def changed_later(uneven: bool) -> tuple[str, str, bool, bool | None]:
+    """What this rank says when rank 1 alone has other options, or rows, than in the call before.
+
+    And whether a right call works afterwards, and word of an error is left for ranks that wait in vain.
+    """
+    group = Group(shards="uneven" if uneven else "equal")
+    changed = dist.get_rank() == 1
+    fastqt.contrastive_loss(rows(), rows(), group=group)
+    n = ROWS - changed
+    other_rows = "nothing"
+    if uneven or changed:  # the others would wait for the rank that refuses
+        other_rows = said(lambda: fastqt.contrastive_loss(rows(n), rows(n), group=group))
+    other_option = ""
+    if uneven:
+        reduction = "sum" if changed else "mean"
+        other_option = said(lambda: fastqt.contrastive_loss(rows(), rows(), reduction=reduction, group=group))
+    right = torch.isfinite(fastqt.contrastive_loss(rows(), rows(), group=group))
+    left = faults._asked(group, lambda store: store.check(["raised"]))
+    return other_rows, other_option, bool(right), left
+
+
+def agreements(steps: int) -> tuple[int, int]:
+    """How many agreements a group keeps after numbers that change at each step, and after options that do."""
+    group = Group()
+    z1, z2, z3 = rows(), rows(), rows()
+    for step in range(steps):
+        fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=0.5 + step, group=group)
+        fastqt.mixcse_loss(z1, z2, mix=0.1 + 0.001 * step, group=group)
+    scheduled, most = len(group.agreed), shards.AGREEMENTS
+    shards.AGREEMENTS = 8
+    try:
+        for width in range(1, 2 * 8):
+            fastqt.contrastive_loss(rows(ROWS, width), rows(ROWS, width), group=group)
+    finally:
+        shards.AGREEMENTS = most
+    return scheduled, len(group.agreed)
