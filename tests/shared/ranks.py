@@ -38,7 +38,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
-        CONTEXT.set_forkserver_preload(["ranks", "sharded_losses"])
+        CONTEXT.set_forkserver_preload(["ranks", "sharded_losses", "torch._dynamo"])
         self.size = size
         self._directory = tempfile.TemporaryDirectory()
         file = os.path.join(self._directory.name, "store")
