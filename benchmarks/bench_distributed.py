@@ -19,36 +19,35 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 import fastqt
 from benchmarks.measure.ranks import Ranks, cpu_seconds
 from benchmarks.measure.workloads import embeddings, forward_and_backward, peak_above_gradients
 from fastqt.distributed import Group
+from fastqt.engines import cpu
 
 N, D = 8192, 768
 SIZES = 1, 2, 4
 EXCHANGES = "gather", "ring"
 ROUNDS = 3
 OPTIONS = {"info_nce_loss": {"scale": 20.0}, "clip_loss": {"scale": 20.0}}
+# Rows of all ranks' candidates that a rank holds with "gather": they, their gradients and what arrives of these;
+# and a copy in another order where its own come first, for the diagonal or the pairs.
+COPIES = {"contrastive_loss": 4, "info_nce_loss": 3, "clip_loss": 4}
+VISITING = 6  # shards in a ring, beside the gradients that are kept
 
 
 def contestants(loss: str, rows: int) -> dict[str, Callable[[], Any]]:
     """What a rank can do: the CPU seconds of a step by either exchange, and its peak memory."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    leaves = [
-        x.detach()[rank * rows // size : (rank + 1) * rows // size].clone()
-        for x in embeddings(rows, rows, D=D)
-    ]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    function = partial(getattr(fastqt, loss), *leaves, **OPTIONS.get(loss, {}))
-    if size == 1:
-        steps = {"alone": forward_and_backward(function, *leaves)}
-    else:
-        steps = {
-            exchange: forward_and_backward(partial(function, group=Group(exchange=exchange)), *leaves)
-            for exchange in EXCHANGES
-        }
+    whole = [x.detach() for x in embeddings(rows, rows, D=D)]
+    own = [x[rank * rows // size : (rank + 1) * rows // size].clone().requires_grad_() for x in whole]
+    few = [x.detach()[:64].clone().requires_grad_() for x in own]
+
+    def step(leaves: list[Tensor], **group: Any) -> Callable[[], None]:
+        function = partial(getattr(fastqt, loss), *leaves, **OPTIONS.get(loss, {}), **group)
+        return forward_and_backward(function, *leaves)
 
     def seconds(step: Callable[[], None]) -> float:
         dist.barrier()
@@ -56,49 +55,64 @@ def contestants(loss: str, rows: int) -> dict[str, Callable[[], Any]]:
         step()
         return cpu_seconds() - begin
 
+    groups = {"alone": {}} if size == 1 else {x: {"group": Group(exchange=x)} for x in EXCHANGES}
     found: dict[str, Callable[[], Any]] = {}
-    for name, step in steps.items():
-        found[name] = partial(seconds, step)
-        found[f"{name} peak"] = partial(peak_above_gradients, step, leaves)
+    for name, group in groups.items():
+        found[name] = partial(seconds, step(own, **group))
+        found[f"{name} peak"] = partial(peak_above_gradients, step(own, **group), own)
+        # What libraries allocate once is no memory of a call.
+        step(few, **({"group": Group(exchange=name)} if group else {}))()
     return found
+
+
+def predicted_peak(loss: str, size: int, exchange: str) -> int:
+    """The bytes above its rows and their gradients that a rank is to take: embeddings, and a tile of scores."""
+    rows, tile = N // size, cpu.CHUNK_BYTES
+    if exchange == "gather":
+        return 4 * COPIES[loss] * N * D + tile
+    cells = min(rows, cpu.TILE_ROWS) * min(rows, cpu.TILE_COLUMNS)
+    if loss == "clip_loss" and 4 * rows * rows <= tile:
+        cells = rows * rows
+    return 4 * (VISITING * rows * D + cells)
 
 
 @pytest.mark.parametrize("loss", ["contrastive_loss", "info_nce_loss", "clip_loss"])
 def test_distributed(benchmark, loss):
     rows = 256 if benchmark.disabled else N
     pools = [Ranks(size, contestants, loss, rows) for size in SIZES]
-    alone, *others = pools
-    names = {(1, "alone"): alone, **{(pool.size, name): pool for pool in others for name in EXCHANGES}}
+    names = {(pool.size, name): pool for pool in pools[1:] for name in EXCHANGES}
+    alone: list[float] = []
     seconds: dict[tuple[int, str], list[float]] = {key: [] for key in names}
 
     def turn() -> None:
+        alone.append(pools[0].run("alone")[0])
         for (size, name), pool in names.items():
             seconds[size, name].append(sum(pool.run(name)))
 
     try:
+        peak_alone = pools[0].run("alone peak")[0]
         peaks = {(size, name): max(pool.run(f"{name} peak")) for (size, name), pool in names.items()}
         benchmark.pedantic(turn, rounds=ROUNDS)
     finally:
         for pool in pools:
             pool.close()
-    once = median(seconds[1, "alone"])
     benchmark.extra_info.update(
         loss=loss,
         N=rows,
         D=D,
         rounds=ROUNDS,
-        threads=1,
-        seconds_alone=once,
-        peak_alone=peaks[1, "alone"],
+        threads_of_each_process=1,
+        cpu_seconds_alone=median(alone),
+        peak_alone=peak_alone,
         ranks=[
             {
                 "size": size,
                 "exchange": name,
                 "cpu_seconds": median(times),
-                "ratio_to_one": median(times) / once,
+                "ratio_to_one": median(ours / one for ours, one in zip(times, alone, strict=True)),
                 "peak_above_gradients": peaks[size, name],
+                "predicted_peak": predicted_peak(loss, size, name),
             }
             for (size, name), times in seconds.items()
-            if size > 1
         ],
     )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 # The processes are forked from one that has imported what they need, which takes it three seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 # By names that need no path: the server does not have that of the tests.
-PRELOADED = ["torch.distributed", "torch.testing", "fastqt.losses", "fastqt.engines.cpu"]
+PRELOADED = ["torch.distributed", "torch._dynamo", "torch.testing", "fastqt.losses", "fastqt.engines.cpu"]
 TIMEOUT = 180.0  # seconds, of every collective
 
 

@@ -1,17 +1,19 @@
-"""The memory that a loss over a ring allocates, by what torch's allocator says of each allocation.
+"""The memory of the tensors that a loss over a ring makes.
 
 The functions here run on every rank (see ranks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fastqt
 from fastqt.distributed import Group
@@ -22,17 +24,30 @@ OPTIONS = {"siglip_loss": {"scale": 1.0, "bias": -1.0}, "clip_loss": {"scale": 5
 SMALL = {"TILE_ROWS": 64, "TILE_COLUMNS": 64, "TILE_BYTES": 2**14, "LOW_BYTES": 2**14, "CHUNK_BYTES": 2**14}
 
 
-def peak_bytes(function: Callable[[], object]) -> int:
-    """By how many bytes the memory of torch's tensors grows at most while a function runs."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    held = most = 0
-    for _, change in changes:
-        held += change
-        most = max(most, held)
-    return most
+class Live(TorchDispatchMode):
+    """The memory of the tensors that are made in its context and still there, after every operator.
+
+    Attributes:
+        most: its greatest size in bytes.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given = {StorageWeakRef(x.untyped_storage()).cdata for x in given}
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor):
+                storage = x.untyped_storage()
+                reference = StorageWeakRef(storage)
+                if reference.cdata not in self.given:
+                    self.made[reference.cdata] = reference, storage.nbytes()
+        self.made = {key: made for key, made in self.made.items() if not made[0].expired()}
+        self.most = max(self.most, sum(nbytes for _, nbytes in self.made.values()))
+        return found
 
 
 def peaks(losses: list[str], rows: int, counts: list[int] | None = None) -> dict[str, dict[str, float]]:
@@ -66,5 +81,9 @@ def peaks(losses: list[str], rows: int, counts: list[int] | None = None) -> dict
         for loss in losses:
             with_gradients(loss)
             steps = {"without": without_gradients, "with": with_gradients}
-            found[loss] = {name: peak_bytes(partial(step, loss)) / shard for name, step in steps.items()}
+            found[loss] = {}
+            for name, step in steps.items():
+                with Live(a, b) as live:
+                    step(loss)
+                found[loss][name] = live.most / shard
     return found
