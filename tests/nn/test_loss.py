@@ -140,6 +140,7 @@ WRONG = {
     "context_size": 0,
     "diagonal": "none",
     "form": "paper",
+    "group": "all",
     "hard_negative_weight": float("nan"),
     "margin": float("inf"),
     "masked_cell": "keep",
