@@ -124,11 +124,13 @@ def as_group(group: GroupLike) -> Group:
     """What a user passes as `group=`, as a `Group`.
 
     Raises:
-        TypeError: none of them.
+        TypeError: none of them, or under torch.compile no `Group`.
         ValueError: a mesh of several dimensions, or a group that this process is not in.
     """
     if isinstance(group, Group):
         return group
+    if torch.compiler.is_compiling():  # What a Group keeps would be lost after the graph was traced.
+        raise TypeError("group: want a fastqt.distributed.Group under torch.compile, got another")
     process_group = _process_group("group", group)
     made = _made.get(process_group)
     if made is None:
