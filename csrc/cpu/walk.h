@@ -194,7 +194,8 @@ class Walk {
   void allocate_workspace(int64_t rows, int64_t columns, int64_t slots = 1) {
     const int64_t N = queries_.size(0), D = queries_.size(1);
     tile_rows_ = std::min(rows, N);
-    workspace_ = new_matrix(queries_, slots * tile_rows_, std::min(columns, width_));
+    columns = std::min(columns, width_);
+    workspace_ = new_matrix(queries_, slots * tile_rows_, columns);
     ask_for_large_pages(workspace_);
     int64_t products = 0;  // that a row of the queries' gradient is the sum of
     for (Block<S>& block : blocks_) {

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from clip_oracle import ALL, assembled, clip
-from tolerances import FLOAT64, relative
+from tolerances import EAGER_FACTOR, FLOAT64, relative
 from torch import Tensor
 
 import fastqt
@@ -119,6 +120,48 @@ def test_layouts_of_embeddings(module):
 
 
 @by_normalize
+@by_blocks
+@by_state
+def test_bfloat16_is_within_the_error_of_eager_pytorch(state, blocks, normalize, memory):
+    """Its products are rounded; sums, the scores of pairs and what is added up are not."""
+    D, sizes, scale = 48, (70, 1, 49), 20.0
+    generator = torch.Generator().manual_seed(0)
+    a, b = (F.normalize(torch.randn(sum(sizes), D, generator=generator), dim=1) for _ in range(2))
+    if state == "converged":
+        b = a + 0.3 * b
+    a, b = a.bfloat16(), b.bfloat16()
+    weights = np.full(len(a), 1 / len(a))
+    exact = clip(a.double().numpy(), b.double().numpy(), scale, weights, normalize)
+    shards = list(zip(a.split(sizes), b.split(sizes), strict=True))
+    options = {"blocks": blocks, "memory": memory, "normalize": normalize}
+    ours = assembled(cpu_clip, shards, torch.tensor(scale), weights, **options)
+
+    leaves = [x.clone().requires_grad_() for x in (a, b)]
+    units = [F.normalize(x, dim=1) if normalize else x for x in leaves]
+    scores, own = scale * (units[0] @ units[1].T), torch.arange(len(a))
+    loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+    eagers = [loss, *torch.autograd.grad(loss, leaves)]
+    for x, eager, truth in zip(ours, eagers, exact[:3], strict=False):
+        assert distance(x, truth) <= EAGER_FACTOR * distance(eager, truth) + 1e-6
+
+
+def distance(x: Any, truth: Any) -> float:
+    x = x.detach().double().numpy() if isinstance(x, Tensor) else x
+    return float(np.linalg.norm(x - truth) / np.linalg.norm(truth))
+
+
+@by_normalize
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_scores_of_pairs_are_not_rounded(memory, normalize):
+    """All other scores are 0, which bfloat16 holds; 3.3 it does not."""
+    rows = torch.eye(48, dtype=torch.bfloat16) * (3 if normalize else 1)
+    found = cpu_clip.sums(ClipProblem(rows[:20], rows, 3.3, memory, normalize, pairs=20))
+    assert relative(found.positive, torch.full((20,), 3.3)) < 1e-6
+    assert relative(found.row_others, torch.full((20,), np.log(47))) < 1e-6
+    assert relative(found.column_others, np.log([19.0] * 20 + [20.0] * 28)) < 1e-6
+
+
+@by_normalize
 @pytest.mark.parametrize(("columns", "tile"), [(300, 256), (600, 600)])
 def test_columns_beyond_a_stripe(columns, tile, normalize, monkeypatch):
     """Threads sum columns in stripes of 256."""
@@ -135,6 +178,15 @@ def test_columns_beyond_a_stripe(columns, tile, normalize, monkeypatch):
         assert max(relative(x, y) for x, y in zip(found, exact, strict=True)) < FLOAT64
 
 
+def test_tiles_of_rectangles():
+    def tiles(N: int, M: int, memory: str | int) -> tuple[int, int, int]:
+        return cpu_clip._tiles(ClipProblem(torch.empty(N, 1), torch.empty(M, 1), 1.0, memory, pairs=0))
+
+    assert tiles(1, 10**6, "low") == (1, 10**6, 1)
+    assert tiles(1024, 8192, "low") == (1024, 4096, 1)
+    assert tiles(8192, 1024, "low") == (1024, 1024, 4)
+
+
 def test_a_scale_must_be_finite():
     a, b, _ = batch("random", torch.float64)
     for module in (cpu_clip, reference_clip):
@@ -148,8 +200,12 @@ def test_the_registry_finds_who_computes_rectangles():
     for name, module in {"cpu": cpu_clip, "reference": reference_clip}.items():
         assert engines.computation(engines.choose(name, p, a.dtype).name, p) is module
     assert engines.choose(None, p, a.dtype).name == "cpu"
-    assert "triton" in engines.computation("triton", p).__name__
     assert "rectangle" in cuda._why_not_this(p)
     assert cuda._why_not_this(ClipProblem(a, b, scale)) is None
     # What is composed of two losses by autograd has no computation.
     assert not engines.ENGINES["reference"].computes(ClipProblem(a, b, scale))
+
+
+def test_triton_computes_rectangles_too():
+    p = ClipProblem(*batch("random", torch.float32), pairs=N)
+    assert relative(engines.computation("triton", p).sums(p).row_others, cpu_clip.sums(p).row_others) < 1e-6

@@ -87,6 +87,7 @@ def assembled(
             *(torch.from_numpy(pairs[rows][: p.pairs]), needs),
         )
         assert [x is not None for x in given] == list(needs)
+        assert {x.dtype for x in given[:2] if x is not None} <= {p.queries.dtype}
         da[rows] += 0 if given.queries is None else given.queries.double()
         db[columns] += 0 if given.candidates is None else given.candidates.double()
         dscale += 0 if given.scale is None else float(given.scale)

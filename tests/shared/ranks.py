@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 # The processes are forked from one that has imported what they need, which takes it three seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-TIMEOUT = 60.0  # seconds, of every collective
+TIMEOUT = 180.0  # seconds, of every collective
 
 
 class RankError(Exception):
@@ -61,12 +61,18 @@ class Ranks:
         """
         for connection in self.connections:
             connection.send((function, args))
-        answers = [connection.recv() for connection in self.connections]
+        answers = [self._answer(rank) for rank in range(self.size)]
         errors = [answer if isinstance(answer, BaseException) else None for answer, _ in answers]
         if any(errors):
             text = "\n".join(f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text)
             raise RankError(errors, text)
         return [answer for answer, _ in answers]
+
+    def _answer(self, rank: int) -> tuple[Any, str]:
+        try:
+            return self.connections[rank].recv()
+        except EOFError as error:
+            return error, "its process has ended"
 
     def close(self) -> None:
         for connection in self.connections:

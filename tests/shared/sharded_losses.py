@@ -28,19 +28,24 @@ class Case:
         loss: the name of a public function.
         counts: the number of queries of each rank.
         candidates: of each rank; by default as of queries.
+        options: of the loss, those that all ranks give alike.
+        given: the names of further arguments, which are drawn; see `Batch`.
+        group: the options of the group.
+        dtype: of embeddings, scale and bias.
         converged: whether each query is near its own candidate.
-        options: of the loss; of these `rowwise` are given row by row, and each rank takes its own rows.
-        leaves: names of further leaves: "scale", "bias".
+        cut: whether the one process cuts windows at the edges of shards.
+        seed: what is drawn from.
     """
 
     loss: str
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] = ()
     candidates: tuple[int, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    given: tuple[str, ...] = ()  # further arguments that are made of the seed; see `_further`
+    given: tuple[str, ...] = ()
     group: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
     converged: bool = False
+    cut: bool = False
     seed: int = 0
 
 
@@ -123,9 +128,10 @@ class Batch:
         if "mixed" in options:
             options["row_negatives"] = fastqt.Mixed(options.pop("mixed"), fixed.pop("partners", None))
         if "window" in options:
-            options["targets"] = fastqt.Window(
-                **options.pop("window"), document_ids=fixed.pop("document_ids", None)
-            )
+            ids = fixed.pop("document_ids", None)
+            if self.case.cut and rank is None:
+                ids = torch.repeat_interleave(torch.tensor(self.case.counts))
+            options["targets"] = fastqt.Window(**options.pop("window"), document_ids=ids)
         if "smoothing" in options:
             options["targets"] = fastqt.smoothed(
                 options.get("targets", fastqt.Window()), options.pop("smoothing")
@@ -188,8 +194,9 @@ def _relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
     difference = (found.double() - wanted.double()).abs()
     difference = difference.where(found.isfinite() | wanted.isfinite(), 0)  # -inf where both have it
     finite = whole.double().where(whole.isfinite(), 0)
-    # What is nearly 0 has been rounded beside numbers of about 1.
-    return float(difference.max() / finite.abs().max().clamp(min=1e-2))
+    # What is nearly 0 has been rounded beside numbers of about 1; a scalar is the sum of many of these.
+    least = 1.0 if not whole.dim() else 1e-2
+    return float(difference.max() / finite.abs().max().clamp(min=least))
 
 
 def run(function: Callable[..., Any], *args: Any) -> Any:

@@ -122,8 +122,8 @@ def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
         return p.queries.new_empty(0, dtype=torch.float64)
     scores = Scores(Operands(_pairs(p), 1.0, Needs()), pairs=True, norms=norms)
     scores.choose_shifts()
-    positive: Tensor = scores.cells.scores.double()
-    return positive
+    found: Tensor = scores.cells.scores.double()
+    return found
 
 
 def _both_ways(
@@ -145,26 +145,31 @@ def _both_ways(
 
 def _sum_up(rows: Softmax, columns: Softmax) -> None:
     """Concludes all rows and columns, from one walk over the scores."""
-    o, config, queries = rows.operands, rows.scores.config, rows.operands.p.queries
-    shifts = rows.scores.state.row_shift_log2, columns.scores.state.row_shift_log2
-    height = _chunk_rows(rows)
+    o, height = rows.operands, _chunk_rows(rows)
+    column_shifts = columns.scores.state.row_shift_log2
     chunks = list(ranges(o.N, height))
-    column_sums = queries.new_empty(len(chunks), o.M, dtype=torch.float32)
+    column_sums = column_shifts.new_empty(len(chunks), o.M)
     for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
-        tile = rows.scores.tile(o.blocks[0], chunk)
-        tile_row_sums, _ = rows.scores.tile_row_sums(chunk)
-        tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, config), o.M)
-        row_and_column_scores(
-            *(tile, queries, o.scale, shifts, config),
-            tile_row_sums=tile_row_sums,
-            tile_column_sums=tile_column_sums,
-        )
-        row_stats(tile_row_sums, rows.scores.cells, rows.scores.state, chunk.start)
-        torch.sum(tile_column_sums, 0, out=chunk_sums)
+        _sum_chunk(rows, chunk, column_shifts, chunk_sums)
     row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
     for side, length in ((rows, o.N), (columns, o.M)):
         for chunk in ranges(length, height):
             side.repair(chunk)
+
+
+def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: Tensor) -> None:
+    """Concludes some rows, and writes their part of the sums of columns. Nothing is kept of tiles."""
+    o, scores = rows.operands, rows.scores
+    tile = scores.tile(o.blocks[0], chunk)
+    tile_row_sums, _ = scores.tile_row_sums(chunk)
+    tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, scores.config), o.M)
+    row_and_column_scores(
+        *(tile, o.p.queries, o.scale, (scores.state.row_shift_log2, column_shifts), scores.config),
+        tile_row_sums=tile_row_sums,
+        tile_column_sums=tile_column_sums,
+    )
+    row_stats(tile_row_sums, scores.cells, scores.state, chunk.start)
+    torch.sum(tile_column_sums, 0, out=column_sums)
 
 
 def _chunk_rows(rows: Softmax) -> int:

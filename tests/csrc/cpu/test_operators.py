@@ -100,7 +100,36 @@ def three_blocks() -> Arguments:
     }
 
 
-WALKS = {"clip_walk_": clip, "three_block_walk_": three_blocks}
+def clip_rectangle() -> Arguments:
+    """What both operators of a rectangle have in common: N queries and M candidates."""
+    common = ("queries", "scale", "normalize", "tile_rows", "tile_columns")
+    given = clip()
+    return {**{name: given[name] for name in common}, "candidates": torch.ones(M, D)}
+
+
+def clip_sums() -> Arguments:
+    positive, row_others, column_others = (torch.zeros(size).double() for size in (N, N, M))
+    given = {"positive": positive, "row_others": row_others, "column_others": column_others}
+    return {**clip_rectangle(), **given}
+
+
+def clip_gradients() -> Arguments:
+    numbers = {"row_logsumexp": N, "row_weights": N, "column_logsumexp": M, "column_weights": M, "pairs": N}
+    return {
+        **clip_rectangle(),
+        **{name: torch.ones(size).double() for name, size in numbers.items()},
+        "dqueries": torch.zeros(N, D),
+        "dcandidates": torch.zeros(M, D),
+        "dscale": torch.zeros((), dtype=torch.float64),
+    }
+
+
+WALKS = {
+    "clip_walk_": clip,
+    "clip_sums_": clip_sums,
+    "clip_gradients_": clip_gradients,
+    "three_block_walk_": three_blocks,
+}
 
 
 def call(operator: str, changes: Arguments) -> Any:
@@ -239,6 +268,45 @@ CLIP = {
     "a scale gradient in 32 bits": ({"dscale": torch.zeros(())}, "dscale: want", "float32"),
     "a scale gradient for each row": ({"dscale": rows()}, "dscale: want", "(5)"),
 }
+RECTANGLES = {
+    name: CLIP[name]
+    for name in (
+        *("queries in 16 bits", "candidates in another dtype"),
+        *("tiles without rows", "tiles of negative columns"),
+    )
+} | {
+    "wider candidates": ({"candidates": torch.ones(M, D + 1)}, "candidates: want", "(6, 4)"),
+    "no candidates": ({"candidates": torch.ones(0, D)}, "(at least 1, 3)", "(0, 3)"),
+    "no queries": ({"queries": torch.ones(0, D)}, "(at least 1, at least 1)", "(0, 3)"),
+}
+
+
+def _of_numbers(sizes: dict[str, int]) -> dict[str, tuple[Arguments, str, str]]:
+    return {
+        f"{name}, {kind}": ({name: value}, f"{name}: want", got)
+        for name, size in sizes.items()
+        for kind, value, got in (
+            ("long", torch.ones(size + 1).double(), f"({size + 1})"),
+            ("in 32 bits", torch.ones(size), "float32"),
+            ("strided", strided(torch.ones(size).double()), "strided"),
+            ("a matrix", torch.ones(size, 1).double(), f"({size}, 1)"),
+        )
+    }
+
+
+CLIP_SUMS = RECTANGLES | _of_numbers({"positive": N, "row_others": N, "column_others": M})
+CLIP_GRADIENTS = {
+    **RECTANGLES,
+    **_of_numbers(
+        {"row_logsumexp": N, "row_weights": N, "column_logsumexp": M, "column_weights": M, "pairs": N}
+    ),
+    **{
+        name: case
+        for name, case in CLIP.items()
+        if "gradient" in name and name != "gradients without weights"
+    },
+    "a gradient of other rows": ({"dcandidates": torch.zeros(N, D)}, "dcandidates: want", "(5, 3)"),
+}
 OF_CLIP_ALONE = ("tiles", "no kept", "two sums", "sums in", "strided sums")
 THREE_BLOCKS = {name: case for name, case in CLIP.items() if not name.startswith(OF_CLIP_ALONE)} | {
     "one row": ({"queries": torch.ones(1, D)}, "queries: want at least 2 rows", "1"),
@@ -279,6 +347,29 @@ def test_a_softmax_with_gradients_in_the_forward_pass_takes_whole_rows():
 @pytest.mark.parametrize("case", CLIP)
 def test_malformed_pairs_are_refused(case):
     refused("clip_walk_", *CLIP[case])
+
+
+@pytest.mark.parametrize("case", CLIP_SUMS)
+def test_malformed_sums_of_a_rectangle_are_refused(case):
+    refused("clip_sums_", *CLIP_SUMS[case])
+
+
+@pytest.mark.parametrize("case", CLIP_GRADIENTS)
+def test_malformed_gradients_of_a_rectangle_are_refused(case):
+    refused("clip_gradients_", *CLIP_GRADIENTS[case])
+
+
+@pytest.mark.parametrize("pairs", [0, 1, N])
+def test_rectangles_that_the_cases_change_are_accepted(pairs):
+    call("clip_sums_", {"positive": torch.zeros(pairs).double()})
+    call("clip_gradients_", {"pairs": torch.zeros(pairs).double()})
+    call("clip_gradients_", {"dqueries": None, "dcandidates": None, "dscale": None})
+
+
+@pytest.mark.parametrize("operator", ["clip_walk_", "clip_sums_", "clip_gradients_"])
+def test_tiles_may_be_larger_than_any_matrix(operator):
+    """No sum of such sizes overflows, which the sanitizers would see."""
+    call(operator, {"tile_rows": 2**63 - 1, "tile_columns": 2**63 - 1})
 
 
 @pytest.mark.parametrize("case", THREE_BLOCKS)

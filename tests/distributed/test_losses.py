@@ -1,0 +1,154 @@
+"""Losses over the ranks of a group are those of one process with the whole batch, and so are all gradients.
+
+Each test draws one batch, of which every rank takes its own part. Gradients are compared as the group's own
+reduction would leave them: rows for embeddings, and the sum over ranks for a scale or a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sharded_losses import Case, compare_all
+
+import fastqt
+
+# One more rounding of sums in another order, relative to the greatest number. A learnt pair's gradient is the
+# difference of numbers near 1 and of scores near 100, whose last digits it inherits.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+CONVERGED = 1e-11
+
+KEEP = {"diagonal": "keep"}
+PAIRS = {"targets": fastqt.Diagonal(), **KEEP}
+RELEASED = {"form": "released", "stop_gradient": False, "hard_negative_weight": 0.3}
+
+# What is computed: a loss, its options, and the arguments that are drawn for it.
+LOSSES = {
+    "window": Case("contrastive_loss"),
+    "wide-window": Case("contrastive_loss", options={"window": {"size": 4}}),
+    "next": Case(
+        "contrastive_loss", options={"window": {"offsets": [1], "normalize": False}, "diagonal": "exclude"}
+    ),
+    "documents": Case("contrastive_loss", options={"window": {"size": 3}}, given=("document_ids",)),
+    "smoothed": Case("contrastive_loss", options={"smoothing": 0.1}, given=("scale",)),
+    "pairs": Case("contrastive_loss", options={**PAIRS, "normalize": True}, given=("scale",)),
+    "classes": Case("contrastive_loss", options=KEEP, given=("classes", "scale")),
+    "mean-of-targets": Case(
+        "contrastive_loss", options={**KEEP, "reduction": "mean_of_targets"}, given=("classes",)
+    ),
+    "sparse": Case("contrastive_loss", given=("sparse",)),
+    "dense": Case("contrastive_loss", options={"reduction": "sum"}, given=("dense", "scale")),
+    "excluded": Case("contrastive_loss", options={"diagonal": "exclude"}, given=("scale", "bias")),
+    "negatives": Case("contrastive_loss", given=("scale", "biases", "negatives", "row_negatives")),
+    "exclusions": Case("contrastive_loss", given=("groups", "mask", "negatives")),
+    "mixed": Case("contrastive_loss", options={**PAIRS, "normalize": True, "mixed": 0.2}),
+    "mixed-partners": Case("contrastive_loss", options={**PAIRS, "mixed": 0.3}, given=("partners",)),
+    "rows": Case("contrastive_loss", options={"reduction": "none"}, given=("scale",)),
+    "low": Case("contrastive_loss", options={"memory": "low"}, given=("scale", "negatives")),
+    "sigmoid": Case("sigmoid_loss", given=("scale", "bias", "negatives", "row_negatives")),
+    "sigmoid-rows": Case(
+        "sigmoid_loss", options={"diagonal": "zero", "reduction": "none"}, given=("scale", "biases", "groups")
+    ),
+    "log-sum-exp": Case(
+        "log_sum_exp",
+        options={"diagonal": "exclude", "normalize": True},
+        given=("scale", "biases", "negatives"),
+    ),
+    "info-nce": Case("info_nce_loss", given=("scale", "negatives")),
+    "siglip": Case("siglip_loss", given=("scale", "bias")),
+    "clip": Case("clip_loss", given=("scale",)),
+    "clip-rows": Case("clip_loss", options={"reduction": "none", "normalize": False}, given=("scale",)),
+    "clip-sum": Case("clip_loss", options={"reduction": "sum", "memory": "low"}, given=("scale",)),
+    "simcse": Case("simcse_loss", given=("scale", "z3")),
+    "simcse-weighted": Case("simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "z3")),
+    "mixcse": Case("mixcse_loss", given=("scale",)),
+    "mixcse-random": Case("mixcse_loss", options={"partner": "random"}, given=("scale", "generator")),
+    "mixcse-through-mixtures": Case("mixcse_loss", options={"stop_gradient": False}, given=("scale",)),
+    "mixcse-released": Case("mixcse_loss", options={"form": "released"}, given=("scale",)),
+    "mixcse-released-random": Case(
+        "mixcse_loss",
+        options={**RELEASED, "partner": "random", "masked_cell": "exclude"},
+        given=("scale", "generator"),
+    ),
+    "mixcse-candidates": Case(
+        "mixcse_loss", options={"form": "released", "blocks": "candidates", "reduction": "none"}
+    ),
+    "curl": Case("curl_loss", given=("curl_negatives",)),
+    "curl-shift": Case("curl_block_loss"),
+    "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),
+    "curl-random": Case("curl_block_loss", options={"negatives": "random"}, given=("generator",)),
+    "max-margin": Case("max_margin_loss"),
+    "max-margin-rows": Case(
+        "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)
+    ),
+}
+# Numbers of rows of a group's ranks: one row, none, and fewer than a window reaches.
+UNEVEN = {2: (9, 4), 3: (6, 0, 7), 4: (5, 1, 7, 2), 8: (3, 1, 0, 4, 2, 5, 1, 2)}
+EXCHANGES = ("gather", "ring")
+
+
+def sharded(case: Case, counts: tuple[int, ...], **group: object) -> Case:
+    shards = "equal" if len(set(counts)) == 1 else "uneven"
+    return replace(case, counts=counts, group={"shards": shards, **group})
+
+
+def check(ranks, case: Case, tolerance: float | None = None) -> None:
+    tolerance = tolerance or TOLERANCE[case.dtype]
+    values = []
+    for rank, (found,) in enumerate(ranks(len(case.counts)).run(compare_all, [case])):
+        assert max(found.errors.values()) < tolerance, f"rank {rank}: {found.errors}"
+        values.append(found.value)
+    if values[0].dim() == 0:
+        assert all(torch.equal(value, values[0]) for value in values), (
+            "the value has other bits on other ranks"
+        )
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_uneven_shards(ranks, name, exchange):
+    check(ranks, sharded(LOSSES[name], UNEVEN[3], exchange=exchange))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_numbers_of_ranks(ranks, name, exchange, size):
+    check(ranks, sharded(LOSSES[name], UNEVEN[size], exchange=exchange, gradients="sum"))
+    check(ranks, sharded(LOSSES[name], (4,) * size, exchange=exchange))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_float32(ranks, name, exchange):
+    case = replace(LOSSES[name], dtype=torch.float32)
+    check(ranks, sharded(case, (5, 1, 7, 2), exchange=exchange))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", ["pairs", "rows", "clip-rows", "sigmoid", "mixed", "smoothed"])
+def test_learnt_pairs(ranks, name, exchange):
+    converged = replace(LOSSES[name], converged=True)
+    check(ranks, sharded(converged, UNEVEN[3], exchange=exchange), CONVERGED)
+    check(ranks, sharded(replace(converged, dtype=torch.float32), UNEVEN[3], exchange=exchange))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", ["classes", "log-sum-exp", "sigmoid"])
+def test_other_numbers_of_candidates_than_of_queries(ranks, name, exchange):
+    kept = replace(LOSSES[name], options={**LOSSES[name].options, **KEEP}, candidates=(3, 9, 5))
+    check(ranks, sharded(kept, (6, 0, 7), exchange=exchange))
+
+
+def test_more_candidates_than_queries_with_a_replaced_diagonal(ranks):
+    check(ranks, sharded(replace(LOSSES["window"], candidates=(3, 9, 5)), (6, 0, 7), exchange="gather"))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_cut_windows_stay_within_a_rank(ranks, exchange):
+    """As those of one process whose document_ids are the ranks."""
+    cut = sharded(replace(LOSSES["wide-window"], cut=True), (6, 3, 5), exchange=exchange, edges="cut")
+    check(ranks, cut)
