@@ -119,7 +119,7 @@ def factors(name: str, wrapper: str, exchange: str = "auto") -> dict[str, Factor
         whole.backward()
         loss.backward()
         reduce()
-        found[f"loss {step}"] = Factor(float(loss / whole), float((loss - whole).abs() / whole))
+        found[f"loss {step}"] = Factor((loss / whole).item(), ((loss - whole).abs() / whole).item())
         gradients_found = {_plain(key): _whole(x.grad) for key, x in wrapped.named_parameters()}
         for key, parameter in single.named_parameters():
             found[f"{key} {step}"] = _factor(gradients_found[key], parameter.grad)

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 # The processes are forked from one that has imported what they need, which takes it three seconds.
+# It finds installed modules alone: before Python 3.13 its path is not that of the tests.
 CONTEXT = multiprocessing.get_context("forkserver")
+PRELOADED = ["torch.distributed.tensor", "torch.nn.parallel", "fastqt.losses", "fastqt.nn"]
 TIMEOUT = 180.0  # seconds, of every collective
 
 
@@ -38,7 +40,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
-        CONTEXT.set_forkserver_preload(["ranks", "sharded_losses"])
+        CONTEXT.set_forkserver_preload(PRELOADED)
         self.size = size
         self._directory = tempfile.TemporaryDirectory()
         file = os.path.join(self._directory.name, "store")
