@@ -25,7 +25,7 @@ import fastqt
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", help="a text with a sentence on each line, in order")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
     parser.add_argument("--dropout", type=float, default=0.1)
     return parser.parse_args(arguments)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
 
     torch.manual_seed(0)  # FSDP2 shards what each rank has: all have to begin with the same parameters.
     encoders = [
-        fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=given.dropout)
+        fastqt.nn.Transformer(len(text.vocabulary), 64, layers=1, heads=4, dropout=given.dropout)
         for _ in range(2)
     ]
     model = fastqt.nn.QuickThoughts(*encoders).to(device)
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
         for layer in encoder.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(encoder, mesh=mesh)
-    neighbours = fastqt.nn.ContrastiveLoss(context_size=1, group=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    neighbours = fastqt.nn.ContrastiveLoss(context_size=1, scale=0.1, group=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     torch.manual_seed(1 + rank)  # Each rank draws its own dropout, and all ranks the same batches.
     starts, losses = torch.Generator().manual_seed(0), []
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if rank == 0 and step % 5 == 0:
+        if rank == 0 and step % 10 == 0:
             print(f"step {step:4d}   loss {losses[-1]:.4f}", flush=True)
     return model, losses
 
