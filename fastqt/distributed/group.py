@@ -43,7 +43,7 @@ class Group:
             "sum": once they are added up.
         exchange: "gather": every rank holds all candidates; "ring": one other rank's at a time, for which a
             softmax takes eight matrix products in place of six; "auto": "gather" where it fits an eighth of
-            the memory.
+            the memory, and under torch.compile.
         return_dtype: what the candidates' gradients travel in, torch.float32 or torch.bfloat16; they are
             added up in float32. float64 stays float64 unless it is torch.bfloat16.
 
@@ -119,7 +119,15 @@ class Group:
         return self.size if self.gradients == "average" else 1
 
     def takes_ring(self, rows: int, like: Tensor) -> bool:
-        """Whether so many candidates in all, which are like `like`, visit one rank's after the other's."""
+        """Whether so many candidates in all, which are like `like`, visit one rank's after the other's.
+
+        Raises:
+            ValueError: a ring under torch.compile.
+        """
+        if torch.compiler.is_compiling():
+            if self.exchange == "ring":
+                raise ValueError("exchange: want 'auto' or 'gather' under torch.compile, got 'ring'")
+            return False
         if self.exchange != "auto":
             return self.exchange == "ring"
         needed = rows * like[:1].numel() * (like.element_size() + max(4, like.element_size()))
@@ -136,11 +144,13 @@ def as_group(group: GroupLike) -> Group:
     """What a user passes as `group=`, as a `Group`.
 
     Raises:
-        TypeError: none of them.
+        TypeError: none of them, or under torch.compile no `Group`.
         ValueError: a mesh of several dimensions, or a group that this process is not in.
     """
     if isinstance(group, Group):
         return group
+    if torch.compiler.is_compiling():  # What a Group keeps would be lost after the graph was traced.
+        raise TypeError("group: want a fastqt.distributed.Group under torch.compile, got another")
     process_group = _process_group("group", group)
     made = _made.get(process_group)
     if made is None:
@@ -149,13 +159,14 @@ def as_group(group: GroupLike) -> Group:
 
 
 def _process_group(name: str, group: Any) -> ProcessGroup:
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_available():
+        raise RuntimeError(f"{name}: want a torch that has torch.distributed, got one without")
+    outside = group is dist.GroupMember.NON_GROUP_MEMBER
+    if not (group is None or outside or isinstance(group, (dist.ProcessGroup, dist.device_mesh.DeviceMesh))):
+        raise TypeError(f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}")
+    if not dist.is_initialized():
         raise RuntimeError(f"{name}: want torch.distributed initialised first, by init_process_group")
-    if group is None:
-        return dist.distributed_c10d._get_default_group()
-    if isinstance(group, dist.ProcessGroup):
-        return group
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    if outside:
         raise ValueError(
             f"{name}: want one that holds this process, rank {dist.get_rank()} of all, got another"
         )
@@ -165,7 +176,7 @@ def _process_group(name: str, group: Any) -> ProcessGroup:
                 f"{name}: want a mesh of one dimension, such as mesh['dp'], got {group.ndim} dimensions"
             )
         return group.get_group()
-    raise TypeError(f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}")
+    return dist.distributed_c10d._get_default_group() if group is None else group
 
 
 def _memory_of(device: torch.device) -> int:

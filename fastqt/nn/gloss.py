@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import INTEGERS, as_ids, check_number, check_option, check_size, check_tensor
+from fastqt.distributed.group import GroupLike
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.gloss import factored_pos_loss
 from fastqt.losses.gloss_factored import PositionScores, score_positions
@@ -105,12 +107,20 @@ class Gloss(nn.Module):
             f"{V}, {d}, sentences={len(self.latents)}, decoder={self.decoder!r}{places}, radius={self.radius}"
         )
 
-    def forward(self, rows: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
+    def forward(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        reduction: str = "mean",
+        group: GroupLike | None = None,
+    ) -> Tensor:
         """The loss of training sentences, with their own latent vectors.
 
         Args:
             rows: (B,) int64 in [0, n), the indices of the sentences.
-            tokens, lengths, reduction: as in `loss`.
+            tokens, lengths, reduction, group: as in `loss`.
 
         Returns:
             A scalar, or (B,) for reduction="none". Its gradient for `latents` is sparse.
@@ -118,13 +128,21 @@ class Gloss(nn.Module):
         Raises:
             ValueError: as in `loss`.
         """
-        return self.loss(self.latents_of(rows), tokens, lengths, reduction=reduction)
+        return self.loss(self.latents_of(rows), tokens, lengths, reduction=reduction, group=group)
 
     def latents_of(self, rows: Tensor) -> Tensor:
         """The latent vectors (B, d) of the training sentences `rows`, (B,) int64, with a sparse gradient."""
         return F.embedding(as_ids("rows", rows), self.latents, sparse=True)
 
-    def loss(self, latents: Tensor, tokens: Tensor, lengths: Tensor, *, reduction: str = "mean") -> Tensor:
+    def loss(
+        self,
+        latents: Tensor,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        reduction: str = "mean",
+        group: GroupLike | None = None,
+    ) -> Tensor:
         """The decoder's loss for given latent vectors: `fastqt.gloss_bow_loss` or `fastqt.gloss_pos_loss`.
 
         Args:
@@ -132,6 +150,7 @@ class Gloss(nn.Module):
             tokens: (B, L) int64, token ids; for "pos", L is at most max_length.
             lengths: (B,) int64 in [0, L].
             reduction: "mean" over sentences, "sum", or "none".
+            group: the processes whose sentences make up the batch, as of `fastqt.gloss_bow_loss`.
 
         Returns:
             A scalar, or (B,) for reduction="none".
@@ -141,11 +160,10 @@ class Gloss(nn.Module):
             TypeError: no tensor of integers.
         """
         self._check(tokens, lengths)
+        options: dict[str, Any] = {"reduction": reduction, "group": group}
         if self.positions is None:
-            return self._bow_loss(latents, self.weight, self.bias, tokens, lengths, reduction=reduction)
-        return _pos_loss(
-            latents, self.positions, self.weight, self.bias, tokens, lengths, reduction=reduction
-        )
+            return self._bow_loss(latents, self.weight, self.bias, tokens, lengths, **options)
+        return _pos_loss(latents, self.positions, self.weight, self.bias, tokens, lengths, **options)
 
     def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Which tokens the decoder should predict: all in the sentence, for "bow" without the unknown id.
@@ -292,14 +310,12 @@ class Gloss(nn.Module):
         bias: Tensor,
         tokens: Tensor,
         lengths: Tensor,
-        *,
-        reduction: str,
-        memory: str | int = "fast",
+        **options: Any,
     ) -> Tensor:
         is_target = self.targets(tokens, lengths)
         counts = is_target.sum(1)
         ids, offsets = tokens[is_target], counts.cumsum(0) - counts
-        return gloss_bow_loss(latents, weight, bias, ids, offsets, reduction=reduction, memory=memory)
+        return gloss_bow_loss(latents, weight, bias, ids, offsets, **options)
 
     def _check(self, tokens: Tensor, lengths: Tensor) -> None:
         check_tensor("tokens", tokens)
@@ -351,16 +367,15 @@ def _pos_loss(
     tokens: Tensor,
     lengths: Tensor,
     *,
-    reduction: str,
-    memory: str | int = "fast",
     position_scores: PositionScores | None = None,
+    **options: Any,
 ) -> Tensor:
     """`gloss_pos_loss` of checked arguments, whose positions' scores may be known already."""
     L = tokens.shape[1]
     arguments = latents, positions[:L], weight, bias, tokens
     loss = None
     if position_scores is not None:
-        loss = factored_pos_loss(*arguments, _within(lengths, L), reduction, position_scores)
+        loss = factored_pos_loss(*arguments, _within(lengths, L), options["reduction"], position_scores)
     if loss is None:
-        loss = gloss_pos_loss(*arguments, lengths, reduction=reduction, memory=memory)
+        loss = gloss_pos_loss(*arguments, lengths, **options)
     return loss

@@ -1,7 +1,8 @@
 """The losses as modules, which hold a loss's options and may learn its scale.
 
 A module takes the options of its function when it is made, and the arguments that change with every batch
-in each call.
+in each call. With the option `group` its loss is that of all ranks' rows; a learnt scale is a parameter like
+others, which DDP or FSDP reduce.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fastqt import losses
 from fastqt.checks import check_flag, check_number, check_option, check_scale
+from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.curl import BLOCK_NEGATIVES
@@ -38,6 +40,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
+    "group": lambda group: None if group is None else as_group(group),
     "memory": check_memory,
     "mix": Mixed,
     "scale": check_scale,
@@ -74,6 +77,8 @@ class Loss(nn.Module):
         if unknown:
             raise TypeError(f"{', '.join(unknown)}: no option of {type(self).__name__}")
         self.check_values(options)
+        if options.get("group") is not None:
+            options["group"] = as_group(options["group"])  # Unlike a process group, it can be copied.
         self.options = options
 
     @classmethod

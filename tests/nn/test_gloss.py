@@ -6,6 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from gloss_oracle import Oracle
 from tolerances import FLOAT64, relative
 
@@ -77,6 +78,23 @@ def test_loss_equals_the_loss_function(decoder):
     for reduction in ("mean", "sum"):
         loss = gloss(torch.arange(N), tokens, lengths, reduction=reduction)
         assert relative(loss, getattr(wanted, reduction)()) < FLOAT64
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_loss_takes_a_group(decoder):
+    """A group of this process alone; several are tested with the loss functions."""
+    gloss, (tokens, lengths) = model(decoder), sentences()
+    alone = gloss(torch.arange(N), tokens, lengths)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        loss = gloss(torch.arange(N), tokens, lengths, group=dist.group.WORLD)
+        loss.backward()
+        with pytest.raises(TypeError, match="group: want a Group, a ProcessGroup or a DeviceMesh, got str"):
+            gloss(torch.arange(N), tokens, lengths, group="all")
+    finally:
+        dist.destroy_process_group()
+    assert relative(loss, alone) < FLOAT64
+    assert all(parameter.grad is not None for parameter in gloss.parameters())
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import fastqt
 from fastqt import nn
@@ -140,6 +141,7 @@ WRONG = {
     "context_size": 0,
     "diagonal": "none",
     "form": "paper",
+    "group": "all",
     "hard_negative_weight": float("nan"),
     "margin": float("inf"),
     "masked_cell": "keep",
@@ -166,6 +168,53 @@ def test_a_wrong_option_is_refused_when_the_module_is_made(name):
                 function(*data, **named, **{**options, option: WRONG[option]})
             if option not in ("backend", "bias"):
                 assert str(at_construction.value) == str(in_call.value)
+
+
+@pytest.fixture
+def process_group():
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_modules_take_a_group(process_group):
+    """Copies talk to the same processes, and a state dict knows nothing of them."""
+    for make, function, options, data, named in MODULES.values():
+        module = make(**options, group=process_group)
+        wanted = function(*data, **named, **options)
+        assert torch.allclose(module(*data, **named), wanted, rtol=1e-6)
+        twin = copy.deepcopy(module)
+        assert twin.options["group"] is module.options["group"]
+        assert twin.options["group"].process_group is process_group
+        assert module.state_dict() == make(**options).state_dict()
+        assert "group=Group(rank 0 of 1, " in repr(module)
+
+
+@pytest.mark.parametrize("model", [nn.SimCSE, nn.MixCSE])
+def test_models_pass_a_group_to_their_loss(process_group, model):
+    made = model(nn.BagOfWords(N, D), group=process_group)
+    assert copy.deepcopy(made).loss.options["group"].process_group is process_group
+
+
+def test_a_group_is_checked_when_a_module_is_made(process_group):
+    with pytest.raises(
+        ValueError, match="group: want one that holds this process, rank 0 of all, got another"
+    ):
+        nn.CLIPLoss(group=dist.GroupMember.NON_GROUP_MEMBER)
+    mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
+    with pytest.raises(ValueError, match="group: want a mesh of one dimension"):
+        nn.SimCSELoss(group=mesh)
+    assert nn.SimCSELoss(group=mesh["data"]).options["group"].size == 1
+
+
+def test_a_group_wants_torch_distributed_initialised():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match=r"group: want torch\.distributed initialised first"):
+        nn.SimCSELoss(group=group)
 
 
 def test_flags_of_modules_are_bools():

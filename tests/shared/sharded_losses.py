@@ -154,9 +154,9 @@ class Found:
     errors: dict[str, float]  # of the value and of each leaf's gradient, relative to the greatest number
 
 
-def compare(case: Case) -> Found:
+def compare(case: Case, process_group: dist.ProcessGroup | None = None) -> Found:
     """A rank's loss and gradients beside its part of those of one process."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     batch, loss = Batch(case), getattr(fastqt, case.loss)
     upstream = torch.linspace(0.5, 1.5, sum(case.counts), dtype=torch.float64)
     none = case.options.get("reduction") == "none" or case.loss == "log_sum_exp"
@@ -165,7 +165,7 @@ def compare(case: Case) -> Found:
     whole = loss(a, b, **keywords)
     (whole @ upstream.to(whole.dtype) if none else whole).backward()
 
-    group = Group(**case.group)
+    group = Group(process_group, **case.group)
     machine = f"machine {rank * case.machines // size}"
     shards.socket.gethostname = (lambda: machine) if case.machines else HOSTNAME
     (a, b), keywords, own = batch.arguments(rank)
@@ -183,7 +183,7 @@ def compare(case: Case) -> Found:
             gradient, wanted = leaf.grad / factor, part(expected, batch.counts[name], rank)
         else:
             gradient = leaf.grad.clone()  # as the group's own reduction makes it
-            dist.all_reduce(gradient)
+            dist.all_reduce(gradient, group=process_group)
             gradient, wanted = gradient / factor, expected
         errors[name] = _relative(gradient, wanted, expected)
     return Found(found.detach(), errors)

@@ -1,0 +1,78 @@
+"""CLIP with two encoders and a learnt temperature, with DistributedDataParallel.
+
+    torchrun --nproc-per-node 2 examples/clip_two_encoders.py
+    torchrun --nproc-per-node 8 examples/clip_two_encoders.py --data pairs.npz --batch-size 4096
+
+Each rank encodes its own pictures and captions. The loss is that of all pairs, its gradients and that of the
+temperature are those of one device with the whole batch, and only the captions' embeddings travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from toy_data import pictures_and_captions, start_process_group
+
+import fastqt
+
+
+class CLIP(nn.Module):
+    """Two encoders and their loss, whose temperature is a parameter that DDP reduces like the others."""
+
+    def __init__(self, channels: int, words: int, dim: int = 64) -> None:
+        super().__init__()
+        self.picture_encoder = nn.Sequential(
+            *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.GELU()),
+            *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GELU()),
+            *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, dim)),
+        )
+        self.caption_encoder = fastqt.nn.BagOfWords(words, dim)
+        self.loss = fastqt.nn.CLIPLoss(group=dist.group.WORLD)
+
+    def forward(self, pictures: Tensor, captions: Tensor) -> Tensor:
+        lengths = torch.full((len(captions),), captions.shape[1], device=captions.device)
+        return self.loss(self.picture_encoder(pictures), self.caption_encoder(captions, lengths))
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--data", help="an .npz file with arrays pictures (N, C, H, W) and captions (N, words)"
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=256, help="of all ranks together")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]]:
+    """Trains both encoders; returns the model and the loss of each step."""
+    given, device = options(arguments), start_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pictures, captions = pictures_and_captions(given.data)
+
+    torch.manual_seed(0)
+    clip = CLIP(pictures.shape[1], int(captions.max()) + 1).to(device)
+    model = DistributedDataParallel(clip)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    order, losses = torch.Generator().manual_seed(0), []
+    for step in range(given.steps):
+        rows = torch.randperm(len(pictures), generator=order)[: given.batch_size].view(size, -1)[rank]
+        optimizer.zero_grad()
+        loss = model(pictures[rows].to(device), captions[rows].to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if rank == 0 and step % 10 == 0:
+            print(f"step {step:4d}   loss {losses[-1]:.4f}   scale {clip.loss.scale.item():.2f}", flush=True)
+    return model, losses
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,70 @@
+"""torch.compile finds one graph in a loss over several ranks, and adds nothing that waits for the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_losses import LOSSES, compiled, compiled_with
+from ranks import RankError
+
+TOLERANCE = 1e-6
+# What reads a number on the host, or makes as many rows as numbers say.
+WAITING = ("aten._local_scalar_dense", "aten.item", "aten.nonzero")
+
+
+def check(found):
+    for errors, operators, graphs in found:
+        assert max(errors) < TOLERANCE
+        assert graphs == 2  # of the forward and of the backward pass
+        assert not [name for name in operators if name.startswith(WAITING)]
+
+
+def collectives(operators):
+    names = {name.split(".")[1]: n for name, n in operators.items() if name.startswith("_c10d_functional")}
+    waits = names.pop("wait_tensor")
+    assert waits == sum(names.values())
+    return names
+
+
+def test_a_compiled_loss_equals_eager(ranks):
+    found = ranks(2).run(compiled, "info_nce", {})
+    check(found)
+    for _, operators, _ in found:
+        # The candidates and the loss; the candidates' gradients on their way home.
+        assert collectives(operators) == {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1}
+
+
+# MixCSE reads its partners on the host in one process too, which is no part of a graph.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("info_nce", "mixcse")])
+def test_compiled_losses_equal_eager(ranks, name):
+    check(ranks(2).run(compiled, name, {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_compiled_losses_with_the_options_of_a_group(ranks, size):
+    for options in ({"gradients": "sum"}, {"edges": "cut"}, {"exchange": "gather"}):
+        check(ranks(size).run(compiled, "contrastive", options))
+    found = ranks(size).run(compiled, "contrastive", {"return_dtype": torch.bfloat16})
+    check(found)
+    assert collectives(found[0].operators) == {"all_gather_into_tensor": 2, "all_to_all_single": 1}
+
+
+@pytest.mark.slow
+def test_compiled_code_equals_eager(ranks):
+    for errors, _, _ in ranks(2).run(compiled, "clip", {}, "inductor"):
+        assert max(errors) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("ring", {"exchange": "ring"}, "exchange: want 'auto' or 'gather' under torch.compile, got 'ring'"),
+        ("uneven", {"shards": "uneven"}, "group: want shards='equal' under torch.compile, got 'uneven'"),
+        ("process group", {}, "group: want a fastqt.distributed.Group under torch.compile"),
+    ],
+)
+def test_what_no_graph_holds_is_refused(ranks, what, options, message):
+    with pytest.raises(RankError, match=message):
+        ranks(2).run(compiled_with, what, options)
