@@ -1,4 +1,4 @@
-"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager PyTorch's own."""
+"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager PyTorch's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETURNS = (torch.float32, torch.bfloat16)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 8, 64])
 def test_parts_of_many_ranks(kind, size, dtype, return_dtype, monkeypatch):
-    """The parts of all ranks are computed here, in `dtype`; what each receives is added up as over a group."""
+    """The parts of all ranks are computed here, in `dtype`; what each receives is added up as in a group."""
     a, b = embeddings(kind)
     truth = eager(a, b, both=False, dtype=torch.float64)
     n, parts = N // size, []
