@@ -1,4 +1,4 @@
-"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager PyTorch's."""
+"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are no dense matrices, in a batch of which no two numbers are equal: rows that collectives have
+"""Tensors that are no dense matrices, in a batch of which no two numbers are equal: rows that were
 scrambled or moved would be seen."""
 
 from __future__ import annotations
