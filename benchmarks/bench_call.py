@@ -17,8 +17,8 @@ from benchmarks.measure.baselines import loss_products
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd
-from fastqt.functional import lowering
 from fastqt.engines import cpu
+from fastqt.functional import lowering
 from fastqt.problem import Needs, Problem
 
 SIZE = 8

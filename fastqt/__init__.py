@@ -7,6 +7,7 @@ from fastqt._version import __version__
 
 if TYPE_CHECKING:
     from fastqt import distributed, nn
+    from fastqt.cached import cached_backward
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.losses import (
@@ -30,6 +31,7 @@ __all__ = [
     "Sparse",
     "Window",
     "__version__",
+    "cached_backward",
     "clip_loss",
     "contrastive_loss",
     "curl_block_loss",
@@ -56,7 +58,14 @@ def __dir__() -> list[str]:
 
 
 # Where the public names are found when they are first used: `fastqt --help` answers without importing torch.
-_HOMES = ("fastqt.functional", "fastqt.losses", "fastqt.targets", "fastqt.negatives", "fastqt.engines")
+_HOMES = (
+    "fastqt.functional",
+    "fastqt.losses",
+    "fastqt.targets",
+    "fastqt.negatives",
+    "fastqt.engines",
+    "fastqt.cached",
+)
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
 

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from benchmarks.measure.learning import (
 )
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS, ROOT
+from benchmarks.peers_distributed import conventions_machine, conventions_table, stored_peers
+from benchmarks.predict import scaling
 from benchmarks.predict.summary import predictions_table
 
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "trainings.md")
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed")))
 MIB = 2**20
 
 Run = dict[str, Any]
@@ -296,7 +299,11 @@ def inference_table(run: Run) -> str:
 
 
 def sections(run: Run) -> dict[str, Callable[[], str]]:
+    predicted = {name: partial(render, scaling.stored()) for name, render in scaling.TABLES.items()}
     return {
+        **predicted,
+        "conventions": lambda: conventions_table(stored_peers()["found"]),
+        "conventions machine": lambda: conventions_machine(stored_peers()),
         "machine": lambda: machine(run),
         "loss": lambda: loss_table(run),
         "family": lambda: family_table(run),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fastqt.cli.arguments import BAD_INPUT, build_parser
-from fastqt.errors import InputError
+from fastqt.errors import InputError, OtherRankError
 from fastqt.runs.config import TrainConfig
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(arguments)
         finally:  # also where argparse exits, after --help for example
             sys.stdout.flush()
+    except OtherRankError as error:
+        return BAD_INPUT if error.is_told else _fail(str(error))
     except InputError as error:
         return _fail(str(error))
     except OSError as error:
@@ -127,6 +129,8 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
     else:
         raise InputError(f"no CORPUS given{f', and no run to resume in {out}' if resume else ''}")
     outcome = train(config, out, resume=resume)
+    if outcome.rank:
+        return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
     if outcome.stopped_by is not None:
         name = signal.Signals(outcome.stopped_by).name
         print(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fastqt.distributed import collectives, faults
-from fastqt.distributed.ring import Exchange, add, in_dtypes_of, zeros_like
+from fastqt.distributed.exchange import Exchange, add, zeros_like
+from fastqt.distributed.ring import in_dtypes_of
 from fastqt.distributed.shards import Shards
 from fastqt.engines import ClipComputation
 from fastqt.problem import ClipProblem, ClipSide, Gradients, Needs, Rows, loss_dtype
@@ -162,5 +163,5 @@ class ClipOfRanks:
             if exchange is not None and owner is not None:
                 exchange.send_home(owner, [found.candidates], [sums.candidates])
         if exchange is not None:
-            exchange.arrived()
+            exchange.arrived([sums.candidates])
         return in_dtypes_of(inputs, sums)

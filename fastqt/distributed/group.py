@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,6 +82,8 @@ class Group:
         self.agreed: dict[Any, tuple[int, ...]] = {}
         self.function = "a loss"
         self._of_functions: dict[str, Group] = {}
+        # Each rank's machine, once the ranks have told each other.
+        self.machines: list[str] = []
 
     def __repr__(self) -> str:
         return (
@@ -103,6 +106,12 @@ class Group:
             found = self._of_functions[function] = copy.copy(self)
             found.function = function
         return found
+
+    @property
+    def node_size(self) -> int:
+        """How many ranks each machine has in a row, where all have as many; otherwise the group's size."""
+        runs = [len(list(run)) for _, run in itertools.groupby(self.machines)]
+        return runs[0] if len(set(runs)) == 1 else self.size
 
     @property
     def factor(self) -> int:

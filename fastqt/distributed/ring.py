@@ -1,113 +1,18 @@
-"""The candidates of one rank after the other: what a ring of ranks exchanges, and a loss from it.
-
-At step t each rank has the candidates of the rank t places after it, which sends them directly: the ring is
-the order of the visits and not the way that data takes. While a step is computed, the next one's candidates
-arrive, so that a rank holds two visiting shards at most. What a visit gives to the gradient of the visitors
-goes home while the next one is computed, and is added up there.
-"""
+"""A loss whose candidates visit each rank, those of one rank after the other; exchange.py moves them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.distributed import faults
-from fastqt.distributed.collectives import travelling_dtype
-from fastqt.distributed.group import Group
+from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Computation
 from fastqt.problem import Gradients, Needs, Problem, Rows, loss_dtype
-
-# What travels.
-VISITORS, RETURNING = "visiting rows", "gradients of visiting rows"
-
-
-class Exchange:
-    """Shards that visit all ranks, and their gradients that go home.
-
-    Args:
-        group: the ranks.
-        shards: this rank's tensors, of rows.
-        counts: for each of them, the number of rows of each rank.
-    """
-
-    def __init__(self, group: Group, shards: Sequence[Tensor], counts: Sequence[tuple[int, ...]]) -> None:
-        self.group, self.counts = group, counts
-        self.shards = [shard.detach().contiguous() for shard in shards]
-        self._returning: list[Any] = []
-        self._arriving: list[tuple[Tensor, Tensor]] = []  # parts, and the sums that they are for
-
-    def visits(self) -> Iterator[tuple[int, list[Tensor]]]:
-        """Each rank's shards in turn, this rank's first, with the rank that they belong to."""
-        size, rank = self.group.size, self.group.rank
-        visitors = self.shards
-        for step in range(size):
-            owner = (rank + step) % size
-            following = self._fetch(step + 1) if step + 1 < size else None
-            yield owner, visitors
-            if following is not None:
-                works, visitors = following
-                faults.exchange(self.group, VISITORS, _wait, works)
-
-    def send_home(self, owner: int, parts: Sequence[Tensor | None], sums: Sequence[Tensor | None]) -> None:
-        """Sends this visit's parts of gradients to the rank that they belong to.
-
-        Args:
-            owner: that rank.
-            parts: like its shards, or None where no gradient is wanted.
-            sums: of this rank's own shards, to which the part that arrives at this step is added.
-        """
-        self.arrived()
-        size, rank = self.group.size, self.group.rank
-        step = (owner - rank) % size
-        if step == 0:
-            add(zip(parts, sums, strict=True))
-            return
-        operations = []
-        for part, to in zip(parts, sums, strict=True):
-            if part is None or to is None:
-                continue
-            dtype = travelling_dtype(part.dtype, self.group)
-            arriving = to.new_empty(to.shape, dtype=dtype)
-            operations += self._swap(part.to(dtype).contiguous(), owner, arriving, (rank - step) % size)
-            self._arriving.append((arriving, to))
-        self._returning = self._start(RETURNING, operations)
-
-    def arrived(self) -> None:
-        """Waits for the parts that were sent last, and adds those that have arrived."""
-        faults.exchange(self.group, RETURNING, _wait, self._returning)
-        add(self._arriving)
-        self._returning, self._arriving = [], []
-
-    def _fetch(self, step: int) -> tuple[list[Any], list[Tensor]]:
-        """Starts to receive the shards of the rank `step` places after this one, and to send this rank's."""
-        size, rank = self.group.size, self.group.rank
-        source, target = (rank + step) % size, (rank - step) % size
-        operations, found = [], []
-        for shard, counts in zip(self.shards, self.counts, strict=True):
-            arriving = shard.new_empty(counts[source], *shard.shape[1:])
-            operations += self._swap(shard, target, arriving, source)
-            found.append(arriving)
-        return self._start(VISITORS, operations), found
-
-    def _start(self, what: str, operations: list[dist.P2POp]) -> list[Any]:
-        if not operations:
-            return []
-        return faults.exchange(self.group, what, dist.batch_isend_irecv, operations)
-
-    def _swap(self, sent: Tensor, target: int, received: Tensor, source: int) -> list[dist.P2POp]:
-        group = self.group.process_group
-        operations = []
-        if sent.numel():
-            operations.append(dist.P2POp(dist.isend, sent, group=group, group_peer=target))
-        if received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=source))
-        return operations
 
 
 def visiting_rows(shards: Shards, candidates: Tensor, indices: Tensor) -> Tensor:
@@ -178,6 +83,7 @@ class Ring:
         exchange = self._exchange(p)
         inputs = p.inputs()
         sums = Gradients(*(zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)))
+        home = [sums.candidates] if p.negatives is None else [sums.candidates, sums.negatives]
         for owner, visit in self._visits(p, exchange):
             found = Gradients()
             if visit is not None:
@@ -190,9 +96,8 @@ class Ring:
                 add(((found.scale, sums.scale),))
                 if sums.bias is not None and found.bias is not None:
                     sums.bias[columns] += found.bias
-            parts = self._parts(p, owner, found, needs)
-            exchange.send_home(owner, parts, [sums.candidates, sums.negatives][: len(parts)])
-        exchange.arrived()
+            exchange.send_home(owner, self._parts(p, owner, found, needs), home)
+        exchange.arrived(home)
         return in_dtypes_of(inputs, sums)
 
     def _exchange(self, p: Problem) -> Exchange:
@@ -277,24 +182,7 @@ class _RowSums:
         return Rows(loss, (self.logsumexp, self.mass))
 
 
-def zeros_like(x: Tensor | None) -> Tensor | None:
-    """Zeros to add gradients of `x` to, in float32 at least."""
-    return None if x is None else torch.zeros(x.shape, dtype=loss_dtype(x), device=x.device)
-
-
 def in_dtypes_of(inputs: Sequence[Tensor | None], sums: Gradients) -> Gradients:
     """The gradients in the dtypes of what they are gradients of."""
     found = zip(inputs, sums, strict=True)
     return Gradients(*(g if g is None or x is None else g.to(x.dtype) for x, g in found))
-
-
-def add(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> None:
-    """Adds each part to its sum, where both are there."""
-    for part, to in pairs:
-        if part is not None and to is not None:
-            to += part
-
-
-def _wait(works: list[Any]) -> None:
-    for work in works:
-        work.wait()

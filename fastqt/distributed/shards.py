@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -225,7 +226,8 @@ def _agreed_counts(
     group: Group, fault: Exception | None, facts: dict[str, Any], sizes: dict[str, int]
 ) -> dict[str, tuple[int, ...]]:
     """Each argument's number of rows at each rank, from ranks that agree on the facts."""
-    everyone = _exchanged((_fault(fault), facts, sizes), group)
+    everyone = _exchanged((_fault(fault), facts, sizes, socket.gethostname()), group)
+    group.machines[:] = [each[3] for each in everyone]
     _raise_faults([each[0] for each in everyone], fault)
     _check_same([each[1] for each in everyone])
     if group.shards == "equal":

@@ -64,23 +64,23 @@ def loss_over_group(
     Raises:
         ValueError, TypeError: as of the losses, or the ranks differ.
     """
-    group, function = as_group(group), FUNCTIONS[options["link"]]
+    ranks, function = as_group(group), FUNCTIONS[options["link"]]
     given = {**options, "queries": queries, "candidates": candidates}
-    shards = agree(group, function, partial(_checked, group, targets, reduction, given))
-    group = shards.group
+    shards = agree(ranks, function, partial(_checked, ranks, targets, reduction, given))
+    ranks = shards.group
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
-    if group.takes_ring(shards.total("candidates"), given["candidates"]):
+    if ranks.takes_ring(shards.total("candidates"), given["candidates"]):
         local = _loss_of_ring(shards, targets, reduction, given, function)
     else:
         local = _loss_of_gathered(shards, targets, reduction, given)
     if reduction != "mean_of_targets":
-        return collectives.reduced(local, reduction, shards.total("queries"), group)
+        return collectives.reduced(local, reduction, shards.total("queries"), ranks)
     queries = given["queries"]
     counted = torch.zeros((), dtype=torch.int64, device=queries.device)
     if len(queries):
         rows = targets.rows(len(queries), shards.total("candidates"), queries.device)
         counted = rows.rows_with_targets()
-    return collectives.total(local, group) / collectives.add_up(counted, group).clamp(min=1)
+    return collectives.total(local, ranks) / collectives.add_up(counted, ranks).clamp(min=1)
 
 
 def _checked(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from fastqt.cached import cached_embeddings
+from fastqt.cached.encoding import CHECKS
+from fastqt.checks import check_option, check_size
 from fastqt.losses import simcse_loss
 from fastqt.nn.loss import check_options
+
+# Features that say where sentences lie in tensors that have no row for each of them.
+WITHOUT_ROWS = frozenset(("offsets", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw"))
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -44,9 +50,72 @@ class SentenceTransformerLoss(nn.Module):
             sentence_features: the tokenised sentences of each column.
             labels: ignored; the trainer passes it to every loss.
         """
-        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
-        return self.loss(*embeddings, **self.options)
+        return self.loss(*self.embed(list(sentence_features)), **self.options)
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
+        """The embeddings (B, D) of each column."""
+        return [self.model(features)["sentence_embedding"] for features in columns]
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the library writes to a model card."""
         return {"loss": getattr(self.loss, "__name__", repr(self.loss)), **self.options}
+
+
+class CachedLoss(SentenceTransformerLoss):
+    """The same, for batches whose graph does not fit into the memory: it holds that of one mini-batch.
+
+    Values and gradients are those of `SentenceTransformerLoss`; only dropout draws other numbers than with
+    the whole batch at once. The model runs twice on all mini-batches but one. `fastqt.cached_backward` says
+    how it works, also under DistributedDataParallel, which reduces the gradients once a step.
+
+    Args:
+        model, loss, **options: as of `SentenceTransformerLoss`.
+        mini_batch_size: the most sentences of a column that the model embeds at once.
+        check: as of `fastqt.cached_backward`.
+
+    Raises:
+        TypeError: as in `SentenceTransformerLoss`, or a mini_batch_size that is no integer.
+        ValueError: as in `SentenceTransformerLoss`, a mini_batch_size below 1, or an unknown check.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor] = simcse_loss,
+        *,
+        mini_batch_size: int = 32,
+        check: str = "first",
+        **options: Any,
+    ) -> None:
+        super().__init__(model, loss, **options)
+        check_size("mini_batch_size", mini_batch_size)
+        check_option("check", check, CHECKS)
+        self.mini_batch_size = mini_batch_size
+        self.check = check
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
+        """The embeddings (B, D) of each column, whose backward pass embeds the mini-batches again.
+
+        Raises:
+            ValueError: features that are not one row for each sentence, such as those of a StaticEmbedding,
+                of images, or of sentences without padding.
+        """
+        model = self.model
+
+        def encoder(**features: Any) -> Tensor:
+            embeddings: Tensor = model(features)["sentence_embedding"]
+            return embeddings
+
+        for features in columns:
+            for name in WITHOUT_ROWS & features.keys():
+                raise ValueError(
+                    f"sentence_features: want padded sentences, a row each, got {name!r}; "
+                    "SentenceTransformerLoss takes these"
+                )
+        return cached_embeddings(
+            [encoder] * len(columns), columns, chunk_size=self.mini_batch_size, check=self.check
+        )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings that the library writes to a model card."""
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}

@@ -1,5 +1,6 @@
 """Sentence encoders, recurrent layers, models, and loss modules."""
 
+from fastqt.nn.cached import CachedContrastive
 from fastqt.nn.encoders import (
     LSTM,
     BagOfWords,
@@ -37,6 +38,7 @@ __all__ = [
     "CLIPLoss",
     "CURLBlockLoss",
     "CURLLoss",
+    "CachedContrastive",
     "Combine",
     "ContrastiveLoss",
     "Encoder",

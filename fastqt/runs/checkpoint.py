@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fastqt.json_text import field, has_type, one_line, parse_object
 from fastqt.runs.config import FORMAT
 from fastqt.runs.files import write_atomically
 from fastqt.runs.tensor_files import metadata_of, open_tensors, save_tensors
-from fastqt.text import Position
+from fastqt.text import Position, Span
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
@@ -32,7 +32,7 @@ class Progress:
 
     step: int = 0
     epoch: int = 0
-    position: Position | None = None  # in the corpus; None at the start of an epoch
+    position: Position | None = None  # in the corpus, as older versions stored it, instead of `spans`
     seconds: float = 0.0  # of training so far, including the time before it was resumed
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one epoch
@@ -40,6 +40,12 @@ class Progress:
     corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
     vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
+    taken: int | None = (
+        0  # sentences of this epoch that all ranks have taken; None in those of older versions
+    )
+    # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
+    # start of an epoch, and for models that shuffle the corpus.
+    spans: tuple[tuple[Span, ...], ...] = ()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -52,8 +58,20 @@ def save_model(path: Path, model: nn.Module) -> None:
     save_tensors(path, model.state_dict())
 
 
+def generator_states() -> dict[str, Tensor]:
+    """The states of torch's random number generators in this process, by device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    generators: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> None:
     """Writes everything that a training needs to continue as if it had not been stopped.
 
@@ -64,15 +82,20 @@ def save_checkpoint(
         model: its parameters and buffers are stored.
         optimizer: the state of each of the model's parameters is stored.
         progress: stored in the file's metadata.
+        generators: the `generator_states` of each rank; by default those of this process alone.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{key}.{name}"] = value
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    for rank, states in enumerate(generators or [generator_states()]):
+        tensors |= {_generator_name(device, rank): state for device, state in states.items()}
     save_tensors(path, tensors, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
+
+
+def _generator_name(device: str, rank: int) -> str:
+    """The name of a generator's state in the file. One process writes the names without a rank."""
+    return f"rng.{device}.{rank}" if rank else f"rng.{device}"
 
 
 def read_progress(path: Path) -> Progress:
@@ -89,13 +112,15 @@ def read_progress(path: Path) -> Progress:
 
 
 def _progress(values: dict[str, Any], path: Path) -> Progress:
-    """Checks the values of a checkpoint's progress. The digests are absent in the files of older versions."""
-    values = {"corpus_digests": [], "vocabulary_digest": "", **values}
+    """Checks the values of a checkpoint's progress. Those of older versions lack the last fields."""
+    values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
     counts = {
         name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
     }
+    if values["taken"] is not None:
+        counts["taken"] = field(values, "taken", int, path)
     sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
     for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
         if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
@@ -106,14 +131,34 @@ def _progress(values: dict[str, Any], path: Path) -> Progress:
     if not 0 <= seconds < LARGEST_COUNT or not best <= 1:
         raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
     return Progress(
-        **counts,
+        **{"taken": None, **counts},
         position=_position(values.get("position"), len(sizes), path),
         seconds=float(seconds),
         corpus_bytes=tuple(sizes),
         corpus_digests=tuple(digests),
         vocabulary_digest=field(values, "vocabulary_digest", str, path),
         best=float(best),
+        spans=_spans(field(values, "spans", list, path), len(sizes), path),
     )
+
+
+def _spans(values: list[Any], files: int, path: Path) -> tuple[tuple[Span, ...], ...]:
+    return tuple(tuple(_span(span, files, path) for span in _list(share, path)) for share in values)
+
+
+def _span(values: Any, files: int, path: Path) -> Span:
+    match values:
+        case [list() as start, int() as sentences] if has_type(sentences, int) and (
+            0 < sentences < LARGEST_COUNT
+        ):
+            return Span(cast("Position", _position(start, files, path)), sentences)
+    raise InputError(f"{path} is damaged: spans: want the starts and sizes of parts of the corpus")
+
+
+def _list(values: Any, path: Path) -> list[Any]:
+    if not isinstance(values, list):
+        raise InputError(f"{path} is damaged: spans: want a list for each rank")
+    return values
 
 
 def _position(values: Any, files: int, path: Path) -> Position | None:
@@ -162,14 +207,44 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
                             f"got {tuple(value.shape)} of {value.dtype}"
                         )
                     optimizer.state[parameter][key] = value
-        _restore_generators(file, path, names)
+        states = _generators(file, 0)
+    set_generator_states(states, path)
 
 
-def _restore_generators(file: Any, path: Path, names: set[str]) -> None:
+def read_generators(path: Path) -> list[dict[str, Tensor]]:
+    """Reads the states of the random number generators of each rank from a checkpoint.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    with open_tensors(path) as file:
+        ranks = sum(name.startswith("rng.cpu") for name in file.keys())  # noqa: SIM118  # it is no dict
+        return [_generators(file, rank) for rank in range(ranks)]
+
+
+def _generators(file: Any, rank: int) -> dict[str, Tensor]:
+    names = set(file.keys())
+    return {
+        device: file.get_tensor(_generator_name(device, rank)).clone()
+        for device in ("cpu", "cuda")
+        if device == "cpu" or _generator_name(device, rank) in names
+    }
+
+
+def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
+    """Restores what `generator_states` returned.
+
+    Args:
+        states: the states by device; those of a device that is not here are left out.
+        path: the file that they come from, for the message.
+
+    Raises:
+        InputError: a state is not that of a generator.
+    """
     try:
-        torch.set_rng_state(file.get_tensor("rng.cpu"))
-        if torch.cuda.is_available() and "rng.cuda" in names:
-            torch.cuda.set_rng_state(file.get_tensor("rng.cuda"))
+        torch.set_rng_state(states["cpu"])
+        if torch.cuda.is_available() and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"])
     except (RuntimeError, TypeError) as error:
         raise InputError(f"{path} is damaged: rng: want the state of a generator: {error}") from error
 

@@ -131,7 +131,10 @@ class TrainConfig:
         "paper", "initialisation: that of the paper, or that of torch", choices=("paper", "torch")
     )
     batch_size: int = option(
-        None, "sentences per batch (default: 400; bow 1500; simcse and mixcse 64; gloss 512)", at_least=2
+        None,
+        "sentences per batch; under torchrun each process takes as many, and a step has all of them "
+        "(default: 400; bow 1500; simcse and mixcse 64; gloss 512)",
+        at_least=2,
     )
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
     scale: float = option(20.0, "inverse temperature of simcse and mixcse", at_least=1e-6, below=1e38)
@@ -183,6 +186,12 @@ class TrainConfig:
     valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    timeout: int = option(
+        600,
+        "under torchrun, seconds after which a process that does not answer ends the training",
+        at_least=1,
+        below=1 << 20,
+    )
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -265,6 +274,7 @@ CHANGEABLE_ON_RESUME = {
     "valid_batches",
     "checkpoint_every",
     "device",
+    "timeout",
 }
 
 

@@ -1,6 +1,6 @@
 """Text input: corpora, streamed from files or held in memory, a word-level vocabulary, and batches."""
 
-from fastqt.text.batches import Batch, batches, pad
+from fastqt.text.batches import Batch, Span, batches, pad
 from fastqt.text.corpus import Corpus, Sample
 from fastqt.text.reader import Block, Position, read_blocks
 from fastqt.text.vocabulary import Encoded, Lexicon, Vocabulary
@@ -13,6 +13,7 @@ __all__ = [
     "Lexicon",
     "Position",
     "Sample",
+    "Span",
     "Vocabulary",
     "batches",
     "pad",

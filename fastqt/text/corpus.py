@@ -50,6 +50,10 @@ class Corpus:
         tokens, sizes = pad(Encoded(np.concatenate(words).astype(np.int64), lengths))
         return Sample(tokens, sizes, torch.from_numpy(rows))
 
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The indices of all sentences, (n,) int64, in the random order of one pass."""
+        return np.random.default_rng([seed, epoch]).permutation(len(self))
+
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, smallest: int = 1
     ) -> Iterator[Sample]:
@@ -65,7 +69,7 @@ class Corpus:
         Yields:
             The batches.
         """
-        order = np.random.default_rng([seed, epoch]).permutation(len(self))
+        order = self.order(seed, epoch)
         for begin in range(first * batch_size, len(self), batch_size):
             rows = order[begin : begin + batch_size]
             if len(rows) >= smallest:

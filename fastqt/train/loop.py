@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -16,14 +16,16 @@ from fastqt.errors import InputError
 from fastqt.runs import checkpoint
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, load_lexicon, save_lexicon
-from fastqt.text import Batch, Lexicon, Sample
+from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, save_lexicon
+from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.log import MetricsLog
-from fastqt.train.objectives import Measured, build_objective
+from fastqt.train.objectives import Measured, Turn, build_objective
 from fastqt.train.optim import clip_gradients
-from fastqt.train.preparation import check_corpus, check_directory, corpus_files, own_directory, read_corpus
-from fastqt.train.progress import Display, StopRequest
+from fastqt.train.preparation import check_same_settings, own_directory, prepare
+from fastqt.train.progress import Display, Silent, StopRequest
+from fastqt.train.ranks import Ranks, joined
+from fastqt.train.state import follow_first, part_generators
 
 if TYPE_CHECKING:
     from fastqt.evaluation.development import DevelopmentPairs
@@ -35,7 +37,8 @@ class Outcome:
 
     step: int  # the number of steps taken, over all calls
     stopped_by: int | None  # the signal that stopped the training before its last step
-    metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote
+    metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote, on rank 0
+    rank: int = 0  # the number of this process among those that trained together
 
 
 def train(
@@ -47,6 +50,10 @@ def train(
     the best one if `config.dev` is given) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint
     and end the training. A resumed training computes the same bits as an uninterrupted one on the same
     machine with the same number of threads. Only one training at a time can use a directory.
+
+    Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
+    of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
+    another number of processes; with the same number, the bits are again those of an uninterrupted one.
 
     Args:
         config: the settings. QuickThoughts streams its corpus, which may be larger than memory. The other
@@ -60,36 +67,45 @@ def train(
 
     Raises:
         InputError: the text, the settings or the directory cannot be used, or the loss is not finite.
+        OtherRankError: another process has failed.
     """
     directory = Path(out)
+    with joined(config.device, config.batch_size, config.timeout) as ranks:
+        check_same_settings(config, ranks.first(lambda: config))
+        with _own(directory, config, ranks):
+            return _trainer(config, directory, resume, display, ranks).run(display)
+
+
+@contextlib.contextmanager
+def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
+    """Keeps other trainings out of a directory, which rank 0 alone uses."""
+    if not ranks.is_first:
+        yield
+        return
     check_rereadable("corpus", config.corpus)
     with own_directory(directory):
-        check_directory(directory, config, resume)
-        return _trainer(config, directory, resume, display).run(display)
+        yield
 
 
-def _trainer(config: TrainConfig, directory: Path, resume: bool, display: type[Display]) -> Trainer:
+def _trainer(
+    config: TrainConfig, directory: Path, resume: bool, display: type[Display], ranks: Ranks
+) -> Trainer:
     """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
+    corpus, vocabulary, progress, begun = ranks.first(
+        lambda: prepare(config, directory, resume, ranks.size, display.note)
+    )
+    trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
     path = directory / checkpoint.CHECKPOINT
-    progress = checkpoint.read_progress(path) if resume and path.exists() else None
-    corpus = corpus_files(config, directory, resume)
-    if progress is None:
-        display.note(f"reading {', '.join(corpus)} to build the vocabulary")
-        vocabulary, progress = read_corpus(config, corpus)
-        trainer = Trainer(config, corpus, vocabulary, directory, progress)
-        checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
-        save_lexicon(vocabulary, directory)
-    else:
-        check_corpus(corpus, progress)
-        vocabulary = load_lexicon(config, directory)
-        if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
-            raise InputError(
-                f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
-            )
-        trainer = Trainer(config, corpus, vocabulary, directory, progress)
+    if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+    if ranks.size > 1:
+        follow_first(ranks, trainer.model, trainer.optimizer)
+        part_generators(ranks, config.seed, progress.step, path if begun else None)
+    if ranks.is_first:
         checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
-    progress.vocabulary_digest = lexicon_digest(config, directory)
+        if not begun:
+            save_lexicon(vocabulary, directory)
+        progress.vocabulary_digest = lexicon_digest(config, directory)
     return trainer
 
 
@@ -102,6 +118,7 @@ class Trainer:
         vocabulary: turns their sentences into token ids.
         directory: where the metrics, the checkpoints and the model are written.
         progress: where to continue; `Progress()` to start.
+        ranks: the processes that train together; by default this one alone.
     """
 
     def __init__(
@@ -111,18 +128,24 @@ class Trainer:
         vocabulary: Lexicon,
         directory: Path,
         progress: Progress,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
-        self.directory, self.progress = directory, progress
-        self.objective = build_objective(config, corpus, vocabulary, choose_device(config.device))
+        self.directory, self.progress, self.ranks = directory, progress, ranks or Ranks()
+        device = choose_device(config.device)
+        self.objective = build_objective(config, corpus, vocabulary, device, self.ranks)
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
-        self.dev_pairs = None if config.dev is None else _development_pairs(config.dev)
-        self.can_validate = bool(self.objective.held_out) or self.dev_pairs is not None
-        self.last_step = config.epochs * self.objective.steps(progress.sentences)
+        has_pairs = config.dev is not None and self.ranks.is_first
+        self.dev_pairs = _development_pairs(cast("str", config.dev)) if has_pairs else None
+        self.can_validate = config.valid is not None or config.dev is not None
+        left = self.objective.steps(progress.sentences - (progress.taken or 0))
+        epochs_after = config.epochs - progress.epoch - 1
+        self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
+        self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
         """Trains until the last step or until a signal arrives, then saves a checkpoint.
@@ -136,25 +159,29 @@ class Trainer:
         Raises:
             InputError: the loss is not finite.
         """
-        config, progress = self.config, self.progress
-        log = MetricsLog(self.directory / checkpoint.METRICS, progress.metrics_length)
+        config, progress, ranks = self.config, self.progress, self.ranks
         line: dict[str, float] = {}
         sentences, began = 0, time.perf_counter()
-        size = config.batch_size
         with (
-            contextlib.closing(log),
-            display_class(self.last_step * size, progress.step * size) as display,
-            StopRequest() as stop,
+            contextlib.ExitStack() as stack,
+            self._display(display_class) as display,
+            StopRequest(insists=ranks.size == 1) as stop,
         ):
-            for batch in self._remaining_batches():
-                loss, measured = self.step(batch)
-                sentences += len(batch.lengths)
-                display.advance(len(batch.lengths))
-                ends, stops = progress.step == self.last_step, stop.signal is not None
+            log = None
+            if ranks.is_first:
+                path = self.directory / checkpoint.METRICS
+                log = stack.enter_context(contextlib.closing(MetricsLog(path, progress.metrics_length)))
+            stopped_by = None
+            for turn in self._remaining_turns():
+                loss, measured = self.step(turn.batch, turn.sizes)
+                sentences += sum(turn.sizes)
+                display.advance(sum(turn.sizes))
+                stopped_by = ranks.stop_signal(stop.signal)
+                ends, stops = progress.step == self.last_step, stopped_by is not None
                 validates = self.can_validate and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
-                if reports or saves:
+                if log is not None and (reports or saves):
                     self._check_finite(loss)
                 if reports:
                     rate = sentences / (time.perf_counter() - began)
@@ -162,26 +189,40 @@ class Trainer:
                     progress.seconds += time.perf_counter() - began
                     sentences, began = 0, time.perf_counter()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
-                    log.write(line)
+                    if log is not None:
+                        log.write(line)
                     display.report(line)
                 if saves:
                     self._save(log, time.perf_counter() - began)
                 if stops:
                     break
-        return Outcome(progress.step, None if progress.step == self.last_step else stop.signal, line)
+        ended = progress.step == self.last_step
+        return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank)
 
-    def step(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
+    def _display(self, display_class: type[Display]) -> Display:
+        """What shows the progress, in sentences of all ranks."""
+        size = self.config.batch_size * self.ranks.size
+        done = self.progress.step * size
+        if self.ranks.size > 1:  # before, another number of ranks may have taken the steps
+            done = self.progress.epoch * self.progress.sentences + (self.progress.taken or 0)
+        total = done + (self.last_step - self.progress.step) * size
+        return (display_class if self.ranks.is_first else Silent)(total, done)
+
+    def step(self, batch: Batch | Sample, sizes: Sequence[int] | None = None) -> tuple[Tensor, Measured]:
         """Takes one step of the optimiser.
 
         Args:
             batch: B sentences, as token ids (B, L) and lengths (B,).
+            sizes: the number of sentences of each rank; by default those of the batch, on one rank.
 
         Returns:
             The loss, a scalar, and the tensors for `Objective.measure`; all detached.
         """
         self.optimizer.zero_grad()
-        loss, (a, b) = self.objective.loss(batch)
+        share = self.ranks.share(sizes or [len(batch.lengths)])
+        loss, (a, b) = self.objective.loss(batch, share)
         loss.backward()
+        self.ranks.sum_gradients(self.parameters)
         groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
         for group in groups if self.config.clip else ():
             clip_gradients(group, self.config.clip)
@@ -189,30 +230,38 @@ class Trainer:
         self.objective.constrain(batch)
         return loss.detach(), (a.detach(), b.detach())
 
-    def _remaining_batches(self) -> Iterator[Batch | Sample]:
+    def _remaining_turns(self) -> Iterator[Turn]:
         progress = self.progress
         first_pass = True  # after a checkpoint at the end of an epoch, nothing remains of it
         while progress.step < self.last_step:
             before = progress.step
-            for batch, position in self.objective.batches(progress):
+            for turn in self.objective.turns(progress):
                 progress.step += 1
-                progress.position = position
-                yield batch
+                progress.taken = (progress.taken or 0) + sum(turn.sizes)
+                self._rest = turn.rest
+                yield turn
                 if progress.step == self.last_step:
                     return
             if progress.step == before and not first_pass:
                 raise InputError(f"the corpus has changed: no batch in {', '.join(self.corpus)}")
             first_pass = False
             progress.epoch += 1
-            progress.position = None
+            progress.taken, progress.spans = 0, ()
 
     def _measure(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
-        line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
-        if validates and self.objective.held_out:
-            line |= self.objective.validate()
-        if validates and self.dev_pairs is not None:
-            line |= self._evaluate_pairs(self.dev_pairs)
-        return line
+        """A line of metrics: that of rank 0, for which the others wait if it validates."""
+
+        def measure() -> dict[str, float]:
+            line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
+            if validates and self.objective.held_out:
+                line |= self.objective.validate()
+            if validates and self.dev_pairs is not None:
+                line |= self._evaluate_pairs(self.dev_pairs)
+            return line
+
+        if validates:
+            return self.ranks.first(measure)
+        return measure() if self.ranks.is_first else {}
 
     def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
         """Evaluates the model on the development pairs, and saves it if it is the best so far."""
@@ -231,17 +280,27 @@ class Trainer:
                 f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
-    def _save(self, log: MetricsLog, seconds: float) -> None:
-        self.progress.metrics_length = log.sync()
-        progress = replace(self.progress, seconds=self.progress.seconds + seconds)
-        # The checkpoint comes last. After a crash between the two, the resumed training writes the model
-        # again; the other way round, a finished training could keep an old model. With development pairs,
-        # model.safetensors holds the best model, once there is one.
-        if self.progress.best == -math.inf:
-            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
-        checkpoint.save_checkpoint(
-            self.directory / checkpoint.CHECKPOINT, self.model, self.optimizer, progress
-        )
+    def _save(self, log: MetricsLog | None, seconds: float) -> None:
+        """Has rank 0 write the model, and a checkpoint of all ranks."""
+        reads_in_order = self.config.model == "quickthoughts"
+        own = self._rest if reads_in_order else None, checkpoint.generator_states()
+        rests, generators = zip(*self.ranks.gather(own), strict=True)
+
+        def write() -> None:
+            assert log is not None  # for mypy: this is rank 0
+            self.progress.metrics_length = log.sync()
+            progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+            if reads_in_order:
+                progress.spans = rests
+            # The checkpoint comes last. After a crash between the two, the resumed training writes the model
+            # again; the other way round, a finished training could keep an old model. With development pairs,
+            # model.safetensors holds the best model, once there is one.
+            if self.progress.best == -math.inf:
+                checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
+            path = self.directory / checkpoint.CHECKPOINT
+            checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+
+        self.ranks.first(write)
 
 
 def _development_pairs(path: str) -> DevelopmentPairs:

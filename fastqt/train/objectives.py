@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,21 @@ from fastqt.metrics import context_accuracy, view_figures
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import Model, build_model
-from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, batches
+from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, Span, batches
+from fastqt.text.batches import even, span_batches, split
 from fastqt.train.optim import Adam, RowAdam
+from fastqt.train.ranks import Ranks, Share
 
 B = TypeVar("B", bound=Batch | Sample)
 Measured = tuple[Tensor, Tensor]  # two tensors of a step, from which `Objective.measure` computes metrics
+
+
+class Turn(NamedTuple):
+    """What a rank takes in one step."""
+
+    batch: Any  # a Batch or a Sample
+    sizes: list[int]  # the number of sentences of each rank
+    rest: tuple[Span, ...] = ()  # what remains of the epoch for this rank, if the corpus is read in its order
 
 
 class Objective(ABC, Generic[B]):
@@ -30,18 +40,26 @@ class Objective(ABC, Generic[B]):
         corpus: paths of the text files to train on.
         vocabulary: turns their sentences into token ids.
         device: where to compute.
+        ranks: the processes that train together.
 
     Attributes:
         model: the model to train, freshly initialised with the seed of the settings.
-        held_out: the batches of the validation text; empty if the settings name none.
-        min_batch_size: the last batch of an epoch is dropped if it has fewer sentences.
+        held_out: the batches of the validation text; empty if the settings name none, and on all ranks but 0.
+        min_batch_size: if a rank has fewer sentences left in an epoch, they make no batch. One process drops
+            them. Several take them in the step before, because then each sentence of an epoch has its turn.
     """
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
-        self.min_batch_size = 2
+        self.ranks = ranks
+        self.min_batch_size = smallest_batch(config)
         torch.manual_seed(config.seed)
         # transformers returns a checkpoint's model in evaluation mode.
         self.model: Any = self._build_model().to(device).train()
@@ -59,31 +77,40 @@ class Objective(ABC, Generic[B]):
         return
 
     def steps(self, sentences: int) -> int:
-        """The number of batches in one epoch over this many sentences."""
-        full, rest = divmod(sentences, self.config.batch_size)
-        return full + (rest >= self.min_batch_size)
+        """The number of steps over this many sentences, or over the rest of an epoch that has as many."""
+        full, rest = divmod(max(even(sentences, self.ranks.size)), self.config.batch_size)
+        # With at least 2 sentences on the rank that has the most, no rank is without one.
+        least = self.min_batch_size if self.ranks.size == 1 else max(self.min_batch_size, 2)
+        return full + (rest >= least)
+
+    def sizes(self, sentences: int) -> Iterator[list[int]]:
+        """The number of sentences of each rank in each step over this many sentences."""
+        ranks, size, steps = self.ranks.size, self.config.batch_size, self.steps(sentences)
+        for _ in range(steps - 1):
+            yield [size] * ranks
+        if steps > 0:
+            last = even(sentences - (steps - 1) * size * ranks, ranks)
+            yield last if ranks > 1 else [min(size, *last)]
 
     @abstractmethod
-    def batches(self, progress: Progress) -> Iterator[tuple[B, Position | None]]:
-        """The remaining batches of the current epoch.
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        """This rank's part of the remaining steps of the current epoch.
 
         Args:
             progress: how far the training has come.
-
-        Yields:
-            A batch, and the position in the corpus from which a resumed training continues after it (None for
-            objectives whose batches follow from the seed and the step alone).
         """
 
     @abstractmethod
-    def loss(self, batch: B | Batch) -> tuple[Tensor, Measured]:
+    def loss(self, batch: B | Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
         """Computes the loss of a batch.
 
         Args:
             batch: B sentences, as token ids (B, L) and lengths (B,); for validation always a `Batch`.
+            share: this rank's part in a step; None where it computes the loss of its batch alone.
 
         Returns:
-            The loss, a scalar, and the tensors for `measure`.
+            The loss of all ranks' sentences, a scalar whose gradients are this rank's part; and the tensors
+            for `measure`, of this rank's sentences.
         """
 
     @abstractmethod
@@ -108,7 +135,7 @@ class Objective(ABC, Generic[B]):
 
     def _held_out_batches(self) -> Iterator[Batch]:
         config = self.config
-        if config.valid is None:
+        if config.valid is None or not self.ranks.is_first:
             return
         found = batches([config.valid], self.vocabulary, config.batch_size, smallest=config.batch_size)
         for _, batch in zip(range(config.valid_batches), found, strict=False):
@@ -118,26 +145,43 @@ class Objective(ABC, Generic[B]):
 class ContextObjective(Objective[Batch]):
     """QuickThoughts: find each sentence's neighbours among all sentences of a batch in corpus order."""
 
-    def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
-    ) -> None:
-        super().__init__(config, corpus, vocabulary, device)
-        self.min_batch_size = config.context_size + 1
+    _whole: tuple[tuple[Span, ...], ...] | None = None
 
-    def batches(self, progress: Progress) -> Iterator[tuple[Batch, Position | None]]:
-        size = self.config.batch_size
-        for batch in batches(
-            self.corpus, self.vocabulary, size, start=progress.position, smallest=self.min_batch_size
-        ):
-            yield batch, batch.position
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        spans = progress.spans or self._spans(progress.sentences)
+        sizes = list(self.sizes(progress.sentences - (progress.taken or 0)))
+        own = (each[self.ranks.rank] for each in sizes)
+        found = span_batches(self.corpus, self.vocabulary, own, spans[self.ranks.rank])
+        for each, (batch, rest) in zip(sizes, found, strict=True):
+            yield Turn(batch, each, rest)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Measured]:
+    def _spans(self, sentences: int) -> tuple[tuple[Span, ...], ...]:
+        """The part of the corpus that each rank reads in an epoch."""
+        if self._whole is None:
+            whole, size = [Span(Position(), sentences)], self.ranks.size
+            self._whole = self.ranks.first(lambda: split(self.corpus, whole, size))
+        return self._whole
+
+    def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
         queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        documents = batch.document_ids.to(self.device) if self.config.documents == "cut" else None
         loss = contrastive_loss(
-            queries, candidates, context_size=self.config.context_size, document_ids=documents
+            queries,
+            candidates,
+            context_size=self.config.context_size,
+            document_ids=self._documents(batch, share),
+            **_options(share),
         )
         return loss, (queries, candidates)
+
+    def _documents(self, batch: Batch, share: Share | None) -> Tensor | None:
+        """What windows stop at."""
+        if self.config.documents == "cut":
+            return batch.document_ids.to(self.device)
+        # Sentences of two spans are no neighbours. All ranks have to give ids where one does.
+        pieces = batch.pieces
+        if pieces is None and share is not None and share.group is not None:
+            pieces = torch.zeros_like(batch.lengths)
+        return None if pieces is None else pieces.to(self.device)
 
     def measure(self, measured: Measured) -> dict[str, float]:
         forward, backward = context_accuracy(*measured)
@@ -148,29 +192,32 @@ class ShuffledObjective(Objective[Sample]):
     """An objective on batches of sentences in random order. The corpus is held in memory."""
 
     def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self.sentences = Corpus(corpus, vocabulary)
-        super().__init__(config, corpus, vocabulary, device)
+        super().__init__(config, corpus, vocabulary, device, ranks)
 
-    def batches(self, progress: Progress) -> Iterator[tuple[Sample, Position | None]]:
-        first = progress.step - progress.epoch * self.steps(len(self.sentences))
-        for sample in self.sentences.shuffled(
-            self.config.batch_size,
-            seed=self.config.seed,
-            epoch=progress.epoch,
-            first=first,
-            smallest=self.min_batch_size,
-        ):
-            yield sample, None
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        taken = progress.taken or 0
+        order = self.sentences.order(self.config.seed, progress.epoch)
+        for sizes in self.sizes(len(order) - taken):
+            first = taken + sum(sizes[: self.ranks.rank])
+            yield Turn(self.sentences.sample(order[first : first + sizes[self.ranks.rank]]), sizes)
+            taken += sum(sizes)
 
 
 class ViewsObjective(ShuffledObjective):
     """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
 
-    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
+    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
         views = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        return self.model.loss(*views), views
+        module = self.model.loss
+        return type(module).function(*views, **module.options, **_options(share)), views
 
     def measure(self, measured: Measured) -> dict[str, float]:
         return view_figures(*measured, mix=self.config.mix)
@@ -188,12 +235,6 @@ class ViewsObjective(ShuffledObjective):
 class GlossObjective(ShuffledObjective):
     """GLOSS: predict the words of each sentence from a latent vector of its own."""
 
-    def __init__(
-        self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
-    ) -> None:
-        super().__init__(config, corpus, vocabulary, device)
-        self.min_batch_size = 1
-
     def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
 
@@ -204,16 +245,18 @@ class GlossObjective(ShuffledObjective):
     def constrain(self, batch: Sample) -> None:
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
 
-    def loss(self, batch: Batch | Sample) -> tuple[Tensor, Measured]:
+    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
         """Computes the loss of a batch.
 
         The latent vectors of held-out sentences are not learnt, so they are inferred first.
 
         Args:
             batch: B sentences; a `Batch` holds held-out sentences.
+            share: as in `Objective.loss`.
 
         Returns:
-            The loss, a scalar; the latent vectors (B, d) and the loss per word, a scalar.
+            The loss, as in `Objective.loss`; of this rank's sentences the latent vectors (B, d) and the loss
+            per word, a scalar.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):
@@ -222,17 +265,34 @@ class GlossObjective(ShuffledObjective):
             latents = self.model.infer(tokens, lengths)
         loss = self.model.loss(latents, tokens, lengths)
         words = self.model.targets(tokens, lengths).sum().clamp(min=1)
-        return loss, (latents, loss * len(lengths) / words)
+        loss_per_word = loss * len(lengths) / words
+        if share is not None and share.group is not None:
+            # A sentence's loss depends on no other sentence.
+            part = loss * (len(lengths) / share.sentences)
+            loss = part + (self.ranks.total(part) - part.detach())
+        return loss, (latents, loss_per_word)
 
     def measure(self, measured: Measured) -> dict[str, float]:
         latents, loss_per_word = measured
         return {"loss_per_word": loss_per_word.item(), "latent_norm": latents.norm(dim=1).mean().item()}
 
 
+def smallest_batch(config: TrainConfig) -> int:
+    """The least number of sentences of which a rank makes a batch."""
+    if config.model == "quickthoughts":
+        return config.context_size + 1
+    return 1 if config.model.startswith("gloss") else 2
+
+
+def _options(share: Share | None) -> dict[str, Any]:
+    """The options of a loss for this rank's part in a step."""
+    return {} if share is None or share.group is None else {"group": share.group}
+
+
 def build_objective(
-    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device
+    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device, ranks: Ranks
 ) -> Objective[Any]:
     """The objective of the model that the settings name. For the arguments see `Objective`."""
     classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
     classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
-    return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device)
+    return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device, ranks)

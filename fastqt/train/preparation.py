@@ -7,9 +7,10 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
@@ -18,10 +19,12 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lock import locked
+from fastqt.runs.model import lexicon_digest, load_lexicon
 from fastqt.text import Lexicon, Vocabulary, read_blocks
-from fastqt.text.batches import too_short
+from fastqt.text.batches import Span, split, too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.vocabulary import Unknown
+from fastqt.train.objectives import smallest_batch
 
 RUN_FILES = (
     checkpoint.CONFIG,
@@ -30,6 +33,47 @@ RUN_FILES = (
     checkpoint.MODEL,
     checkpoint.CHECKPOINT,
 )
+
+
+class Prepared(NamedTuple):
+    """What a training starts from."""
+
+    corpus: list[str]  # paths of the text files
+    vocabulary: Lexicon
+    progress: Progress
+    begun: bool  # whether there is a checkpoint to continue from
+
+
+def prepare(
+    config: TrainConfig, directory: Path, resume: bool, ranks: int, note: Callable[[str], None]
+) -> Prepared:
+    """Reads what a training starts from: its checkpoint, or else its corpus.
+
+    Args:
+        config: the settings.
+        directory: that of the run.
+        resume: continue from the checkpoint in the directory, if there is one.
+        ranks: how many processes train together.
+        note: says what happens.
+
+    Raises:
+        InputError: the corpus, the directory or the checkpoint cannot be used.
+    """
+    check_directory(directory, config, resume)
+    path = directory / checkpoint.CHECKPOINT
+    progress = checkpoint.read_progress(path) if resume and path.exists() else None
+    corpus = corpus_files(config, directory, resume)
+    if progress is None:
+        note(f"reading {', '.join(corpus)} to build the vocabulary")
+        return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
+    check_corpus(corpus, progress)
+    vocabulary = load_lexicon(config, directory)
+    if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
+        raise InputError(
+            f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
+        )
+    share_out(config, corpus, progress, ranks)
+    return Prepared(corpus, vocabulary, progress, True)
 
 
 @contextlib.contextmanager
@@ -80,10 +124,15 @@ def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str
     return [str(copy) if name == STDIN else name for name in config.corpus]
 
 
-def read_corpus(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progress]:
+def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
     With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        ranks: how many processes train together; each needs the sentences of a batch.
     """
     sizes, digests = zip(*map(_identify, corpus), strict=True)
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
@@ -103,8 +152,8 @@ def read_corpus(config: TrainConfig, corpus: list[str]) -> tuple[Lexicon, Progre
         vocabulary = Vocabulary.build(
             sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
         )
-    if progress.sentences < config.batch_size:
-        raise InputError(too_short(corpus, progress.sentences, config.batch_size))
+    if progress.sentences < ranks * config.batch_size:
+        raise InputError(too_short(corpus, progress.sentences, config.batch_size, ranks))
     return vocabulary, progress
 
 
@@ -143,3 +192,43 @@ def check_corpus(corpus: list[str], progress: Progress) -> None:
         if now != before:
             raise InputError(f"cannot resume: {name} has other text than when the run started")
     progress.corpus_digests = digests
+
+
+def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
+    """Checks that a rank was started with the settings of rank 0.
+
+    Raises:
+        InputError: a setting differs; the message names it.
+    """
+    for name in (each.name for each in fields(config) if each.name != "device"):
+        ours, theirs = getattr(config, name), getattr(of_first, name)
+        if ours != theirs:
+            raise InputError(f"{name}: want {theirs!r} as on rank 0, got {ours!r}")
+
+
+def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks: int) -> None:
+    """Divides what remains of an epoch among the ranks, if as many did not train before.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        progress: that of a checkpoint; its spans are changed. What versions before several ranks stored is
+            turned into spans.
+        ranks: how many processes train together.
+    """
+    if progress.taken is None:
+        _fill_in_place(config, progress)
+    if len(progress.spans) not in (0, ranks):
+        left = [span for spans in progress.spans for span in spans]
+        progress.spans = split(corpus, left, ranks)
+
+
+def _fill_in_place(config: TrainConfig, progress: Progress) -> None:
+    """Turns the place in an epoch as older versions stored it into that of one rank."""
+    full, rest = divmod(progress.sentences, config.batch_size)
+    done = progress.step - progress.epoch * (full + (rest >= smallest_batch(config)))
+    progress.taken = min(done * config.batch_size, progress.sentences)
+    if progress.position is not None:
+        left = progress.sentences - progress.taken
+        progress.spans = ((Span(progress.position, left),) if left else (),)
+        progress.position = None

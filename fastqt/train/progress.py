@@ -91,18 +91,31 @@ class Display:
             self._bar.close()
 
 
+class Silent(Display):
+    """Shows nothing: the display of a rank whose progress rank 0 shows."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done, self._bar = total, done, None
+
+    def report(self, line: dict[str, float]) -> None:
+        return
+
+
 class StopRequest:
     """A context in which SIGTERM and Ctrl-C only set `signal`, so that the training can save and stop.
 
-    A second Ctrl-C raises KeyboardInterrupt at once.
+    Args:
+        insists: a second Ctrl-C raises KeyboardInterrupt at once. torchrun passes the first one on to its
+            processes, which then get two.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, insists: bool = True) -> None:
         self.signal: int | None = None
+        self._insists = insists
         self._previous_handlers: dict[int, Any] = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT == number:
+        if self._insists and self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.signal = number
 

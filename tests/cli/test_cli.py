@@ -319,3 +319,38 @@ def test_ctrl_c_in_another_command(capsys, monkeypatch):
     monkeypatch.setattr("fastqt.engines.show_config", interrupted)
     assert main(["config"]) == 130
     assert capsys.readouterr().err == "fastqt: interrupted\n"
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_several_processes(planted, tmp_path):
+    """The command is the one of a single process, and what it prints is printed once."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    train = ["-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL, "--report-every", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "2", *train], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("trained, 6 steps") == 1
+    assert [line.split()[1] for line in ended.stderr.splitlines() if line.startswith("step")] == [
+        "2",
+        "4",
+        "6",
+    ]
+    resumed = [*train, "--resume", "--epochs", "2"]
+    ended = subprocess.run(
+        [*command, "3", *resumed], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.stdout.count("trained, 10 steps") == 1, ended.stderr
+    # A wrong setting is reported once.
+    ended = subprocess.run(
+        [*command, "2", *train, "--resume", "--seed", "7"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert ended.stderr.count("fastqt: cannot resume: seed is 7") == 1
+    assert ended.stderr.count("fastqt: ") == 1

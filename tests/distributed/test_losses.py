@@ -121,6 +121,20 @@ def test_other_numbers_of_ranks(ranks, name, exchange, size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("size", "machines"), [(4, 4), (8, 2), (8, 4)])
+@pytest.mark.parametrize("name", LOSSES)
+def test_ring_over_machines(ranks, name, size, machines):
+    check(ranks, sharded(replace(LOSSES[name], machines=machines), UNEVEN[size], exchange="ring"))
+
+
+@pytest.mark.parametrize("name", ["negatives", "sigmoid", "clip", "mixed-partners"])
+def test_ring_over_two_machines(ranks, name):
+    case = replace(LOSSES[name], machines=2)
+    check(ranks, sharded(case, UNEVEN[4], exchange="ring"))
+    check(ranks, sharded(replace(case, dtype=torch.float32), (5,) * 4, exchange="ring"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", LOSSES)
 def test_float32(ranks, name, exchange):

@@ -4,7 +4,7 @@ import json
 import os
 import stat
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,16 @@ from safetensors.torch import load_file, save_file
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import (
     Progress,
+    generator_states,
     load_checkpoint,
     load_model,
+    read_generators,
     read_progress,
     save_checkpoint,
     save_model,
+    set_generator_states,
 )
-from fastqt.text import Position
+from fastqt.text import Position, Span
 from fastqt.train.optim import Adam
 
 
@@ -91,9 +94,10 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path):
     model, optimizer = trained()
     save_checkpoint(tmp_path / "new", model, optimizer, PROGRESS)
     progress = asdict(PROGRESS)
-    del progress["corpus_digests"], progress["vocabulary_digest"]
+    for name in ("corpus_digests", "vocabulary_digest", "taken", "spans"):
+        del progress[name]
     save_old(tmp_path / "old", progress, load_file(tmp_path / "new"))
-    assert read_progress(tmp_path / "old") == PROGRESS
+    assert read_progress(tmp_path / "old") == replace(PROGRESS, taken=None)
     wanted = deepcopy(model.state_dict())
     with torch.no_grad():
         model.weight.zero_()
@@ -117,6 +121,14 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path):
         ({"position": [0, 2**70, 0, 0]}, "position: want a place in one of 1 files"),
         ({"position": [0, 1.5, 0, 0]}, "position: want a place in one of 1 files"),
         ({"position": "home"}, "position: want a place in one of 1 files"),
+        ({"taken": "3"}, "taken: want an integer, got '3'"),
+        ({"taken": -1}, "taken: want a count"),
+        ({"spans": 3}, "spans: want a list, got 3"),
+        ({"spans": [3]}, "spans: want a list for each rank"),
+        ({"spans": [[3]]}, "spans: want the starts and sizes"),
+        ({"spans": [[[[0, 0, 0, -1], 0]]]}, "spans: want the starts and sizes"),
+        ({"spans": [[[[0, 0, 0, -1], True]]]}, "spans: want the starts and sizes"),
+        ({"spans": [[[[1, 0, 0, -1], 2]]]}, "position: want a place in one of 1 files"),
         ({"corpus_bytes": 9}, "corpus_bytes: want a list, got 9"),
         ({"corpus_bytes": ["9"]}, "corpus_bytes: want a count"),
         ({"corpus_digests": ["a", "b"]}, "corpus_digests: want 1, got 2"),
@@ -129,6 +141,27 @@ def test_a_damaged_field_of_the_progress_is_named(tmp_path, change, message):
     save_old(tmp_path / "x", asdict(PROGRESS) | change, {"a": torch.zeros(1)})
     with pytest.raises(InputError, match=f"x is damaged: {message}"):
         read_progress(tmp_path / "x")
+
+
+def test_the_place_and_the_generators_of_each_rank_are_kept(tmp_path):
+    spans = ((Span(Position(0, 7, 1, 0), 4), Span(Position(0, 50, 9, 2), 1)), ())
+    progress = replace(PROGRESS, position=None, taken=4, spans=spans)
+    generators = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        generators.append(generator_states())
+    save_checkpoint(tmp_path / "x", *trained(), progress, generators)
+    assert read_progress(tmp_path / "x") == progress
+    stored = read_generators(tmp_path / "x")
+    assert len(stored) == 2
+    for seed, states in zip((1, 2), stored, strict=True):
+        set_generator_states(states, tmp_path / "x")
+        ours = torch.rand(3)
+        torch.manual_seed(seed)
+        assert torch.equal(ours, torch.rand(3))
+    # Without ranks, as one process reads it, the first rank's count.
+    load_checkpoint(tmp_path / "x", *trained())
+    assert torch.equal(torch.get_rng_state(), generators[0]["cpu"])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"step": 1, "step": 2}', "9" * 9999, "[" * 99_999])

@@ -17,7 +17,7 @@ import torch.distributed as dist
 CONTEXT = multiprocessing.get_context("forkserver")
 # By names that need no path: the server does not have that of the tests.
 PRELOADED = ["torch.distributed", "torch.testing", "fastqt.losses", "fastqt.engines.cpu"]
-TIMEOUT = 60.0  # seconds, of every collective
+TIMEOUT = 180.0  # seconds, of every collective
 
 
 class RankError(Exception):
@@ -63,12 +63,18 @@ class Ranks:
         """
         for connection in self.connections:
             connection.send((function, args))
-        answers = [connection.recv() for connection in self.connections]
+        answers = [self._answer(rank) for rank in range(self.size)]
         errors = [answer if isinstance(answer, BaseException) else None for answer, _ in answers]
         if any(errors):
             text = "\n".join(f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text)
             raise RankError(errors, text)
         return [answer for answer, _ in answers]
+
+    def _answer(self, rank: int) -> tuple[Any, str]:
+        try:
+            return self.connections[rank].recv()
+        except EOFError as error:
+            return error, "its process has ended"
 
     def close(self) -> None:
         for connection in self.connections:

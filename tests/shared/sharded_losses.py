@@ -6,6 +6,7 @@ each rank makes all of it and takes its own part.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fastqt
-from fastqt.distributed import Group
+from fastqt.distributed import Group, shards
 
 WIDTH = 12
+HOSTNAME = socket.gethostname
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Case:
         dtype: of embeddings, scale and bias.
         converged: whether each query is near its own candidate.
         cut: whether the one process cuts windows at the edges of shards.
+        machines: how many machines the ranks are said to be on; 0: as it is.
         seed: what is drawn from.
     """
 
@@ -46,6 +49,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     converged: bool = False
     cut: bool = False
+    machines: int = 0
     seed: int = 0
 
 
@@ -64,7 +68,8 @@ class Batch:
         generator = torch.Generator().manual_seed(case.seed)
         N, M = sum(case.counts), sum(self.candidate_counts)
         draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
-        self.leaves = {"queries": draw(N, WIDTH), "candidates": draw(M, WIDTH)}
+        # Of exp(score - logsumexp) float32 keeps as many digits less as the score has before its point.
+        self.leaves = {"queries": draw(N, WIDTH) / 2, "candidates": draw(M, WIDTH)}
         if case.converged:
             rows = torch.arange(N) % M
             self.leaves["queries"] = 4 * (self.leaves["candidates"][rows] + 0.01 * draw(N, WIDTH))
@@ -161,6 +166,8 @@ def compare(case: Case) -> Found:
     (whole @ upstream.to(whole.dtype) if none else whole).backward()
 
     group = Group(**case.group)
+    machine = f"machine {rank * case.machines // size}"
+    shards.socket.gethostname = (lambda: machine) if case.machines else HOSTNAME
     (a, b), keywords, own = batch.arguments(rank)
     found = loss(a, b, **keywords, group=group)
     if none:
@@ -194,8 +201,9 @@ def _relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
     difference = (found.double() - wanted.double()).abs()
     difference = difference.where(found.isfinite() | wanted.isfinite(), 0)  # -inf where both have it
     finite = whole.double().where(whole.isfinite(), 0)
-    # What is nearly 0 has been rounded beside numbers of about 1.
-    return float(difference.max() / finite.abs().max().clamp(min=1e-2))
+    # What is nearly 0 has been rounded beside numbers of about 1; a scalar is the sum of many of these.
+    least = 1.0 if not whole.dim() else 1e-2
+    return float(difference.max() / finite.abs().max().clamp(min=least))
 
 
 def run(function: Callable[..., Any], *args: Any) -> Any:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.text import Vocabulary, batches, read_blocks, reader
+from fastqt.text import Position, Span, Vocabulary, batches, read_blocks, reader
+from fastqt.text.batches import even, span_batches, split
 
 
 @pytest.fixture
@@ -105,3 +106,53 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     large, size = peak(32)
     assert large < 1.1 * small
     assert large < size / 2
+
+
+@pytest.mark.parametrize("read_bytes", [3, 20, 1 << 18])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 30])
+def test_parts_of_a_corpus_hold_every_sentence_once(corpus, vocabulary, parts, read_bytes, monkeypatch):
+    monkeypatch.setattr(reader, "READ_BYTES", read_bytes)
+    files, sentences, documents = corpus
+    shares = split(files, [Span(Position(), 23)], parts)
+    sizes = [sum(span.sentences for span in share) for share in shares]
+    assert sizes == even(23, parts)
+    ids = [vocabulary.tokenizer.encode(sentence).ids for sentence in sentences]
+    found = []
+    for size, share in zip(sizes, shares, strict=True):
+        for batch, rest in span_batches(files, vocabulary, [size] if size else [], share):
+            assert rest == ()
+            assert batch.pieces is None
+            for tokens, length, document in zip(*batch[:3], strict=True):
+                found.append((tokens[:length].tolist(), int(document)))
+    assert found == list(zip(ids, documents, strict=True))
+
+
+def test_what_remains_of_parts_is_divided_again(corpus, vocabulary):
+    """Sentences of two spans are never in one document, and each batch says what remains after it."""
+    files, sentences, _ = corpus
+    ids = [vocabulary.tokenizer.encode(sentence).ids for sentence in sentences]
+    # Of 8, 8 and 7 sentences, the first 5 of each are taken. Two parts share the other 3 + 3 + 2.
+    left = []
+    for share in split(files, [Span(Position(), 23)], 3):
+        ((batch, rest),) = span_batches(files, vocabulary, [5], share)
+        left += rest
+    assert [span.sentences for span in left] == [3, 3, 2]
+    one, other = split(files, left, 2)
+    assert [span.sentences for span in one + other] == [3, 1, 2, 2]
+    (batch, rest), (last, nothing) = span_batches(files, vocabulary, [2, 2], one)
+    assert [span.sentences for span in rest] == [1, 1]
+    assert nothing == ()
+    assert batch.pieces is None
+    assert last.pieces.tolist() == [0, 1]
+    assert last.document_ids.tolist() == [0, 1]
+    rows = [tokens[:length].tolist() for tokens, length in zip(last.tokens, last.lengths, strict=True)]
+    assert rows == [ids[7], ids[13]]
+    ((again, _),) = span_batches(files, vocabulary, [2], rest)
+    assert torch.equal(again.tokens, last.tokens)
+
+
+def test_parts_of_a_corpus_that_has_shrunk_are_refused(corpus, vocabulary):
+    with pytest.raises(InputError, match=r"the corpus has changed: .*1\.txt: fewer sentences than when"):
+        list(span_batches(corpus[0], vocabulary, [24], [Span(Position(), 24)]))
+    with pytest.raises(InputError, match=r"the corpus has changed: .*1\.txt: fewer sentences than when"):
+        split(corpus[0], [Span(Position(), 60)], 2)

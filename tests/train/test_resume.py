@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import read_progress
 from fastqt.runs.config import TrainConfig
+from fastqt.text import Vocabulary, batches
 from fastqt.train import train
 from fastqt.train.progress import Display
 
@@ -190,6 +191,27 @@ def test_a_run_without_digests_is_resumed_and_gets_them(planted, tmp_path, monke
     stored = read_progress(path)
     assert len(stored.corpus_digests) == 1
     assert stored.vocabulary_digest
+
+
+@pytest.mark.parametrize("kind", [{}, {"model": "simcse", "context_size": 1}], ids=str)
+@pytest.mark.parametrize("pause", [4, 10, 13])
+def test_a_checkpoint_from_before_several_ranks_is_resumed(planted, tmp_path, kind, pause):
+    """Within an epoch, at its end and after it: then one position in the corpus was stored."""
+    config = TrainConfig((planted[0],), valid=planted[1], epochs=2, **SMALL | kind)
+    config = replace(config, report_every=1, valid_every=1)
+    train(config, tmp_path / "whole")
+    train(replace(config, steps=pause), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    if "model" not in kind:
+        vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
+        streamed = list(batches([planted[0]], vocabulary, config.batch_size))
+        progress["position"] = streamed[(pause - 1) % 10].position
+    del progress["taken"], progress["spans"]
+    save_file(load_file(path), path, {"format": "1", "progress": json.dumps(progress)})
+    train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_corpus_that_lost_its_sentences_ends_the_training(planted, tmp_path):

@@ -1,0 +1,85 @@
+"""A loss over a large batch in the memory of a chunk, as a module for a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fastqt.cached import cached_embeddings
+from fastqt.cached.encoding import CHECKS
+from fastqt.cached.inputs import Encoder
+from fastqt.checks import check_option, check_size
+
+
+class CachedContrastive(nn.Module):
+    """Encoders and a loss of their embeddings, which run a large batch in the memory of a chunk.
+
+    The batch goes into the call, and `backward()` of what it returns runs the encoders a second time:
+
+        model = fastqt.nn.CachedContrastive([encoder, encoder], fastqt.nn.SimCSELoss(), chunk_size=64)
+        loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+
+    `fastqt.cached_backward` says how it works, and does the same in one call. DistributedDataParallel and
+    FSDP2 may be around the encoders or around this module, as Lightning has it; around this module, DDP
+    wants encoders that are modules, not functions. Without DDP around it, `backward()` adds to `.grad`
+    what `torch.autograd.grad` does not see.
+
+    Args:
+        encoders: a module or function, or a list of them; several may be the same one.
+        loss: a function of the embeddings of each encoder, such as `fastqt.simcse_loss` or a loss module.
+        chunk_size, ddp, check: as of `fastqt.cached_backward`.
+
+    Raises:
+        TypeError: a loss that cannot be called, or a chunk_size that is no integer.
+        ValueError: a chunk_size below 1, or an unknown check.
+    """
+
+    def __init__(
+        self,
+        encoders: Encoder | Sequence[Encoder],
+        loss: Callable[..., Tensor],
+        *,
+        chunk_size: int = 64,
+        ddp: nn.Module | Sequence[nn.Module | None] | None = None,
+        check: str = "first",
+    ) -> None:
+        super().__init__()
+        if not callable(loss):
+            raise TypeError(f"loss: want a function of embeddings, got {type(loss).__name__}")
+        check_size("chunk_size", chunk_size)
+        check_option("check", check, CHECKS)
+        several = isinstance(encoders, list | tuple | nn.ModuleList)
+        callables: tuple[Encoder, ...] = tuple(encoders) if several else (encoders,)  # type: ignore[arg-type, assignment]
+        # Modules are registered once each, so that a state dict holds none of them twice.
+        self.encoders = nn.ModuleList(dict.fromkeys(e for e in callables if isinstance(e, nn.Module)))
+        self._callables = callables
+        self.loss = loss
+        self.chunk_size = chunk_size
+        self._ddp = (ddp,) * len(callables) if isinstance(ddp, nn.Module) else ddp
+        self.check = check
+
+    def forward(self, *inputs: Any, **loss_arguments: Any) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            *inputs: for each encoder a tensor, or a tuple or dict of tensors.
+            **loss_arguments: further keyword arguments of the loss.
+
+        Returns:
+            What the loss returns.
+
+        Raises:
+            TypeError, ValueError: as in `fastqt.cached_backward`.
+            RuntimeError: in the backward pass, as in `fastqt.cached_backward`, or for a second one.
+        """
+        embeddings = cached_embeddings(
+            self._callables, inputs, chunk_size=self.chunk_size, ddp=self._ddp, check=self.check
+        )
+        return self.loss(*embeddings, **loss_arguments)
+
+    def extra_repr(self) -> str:
+        return f"chunk_size={self.chunk_size}, check={self.check!r}"

@@ -1,0 +1,144 @@
+"""CachedContrastive is a plain step for a loop that calls backward() itself."""
+
+import copy
+
+import pytest
+import torch
+from small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
+from tolerances import FLOAT64
+from torch import nn
+
+import fastqt
+from fastqt.nn import CachedContrastive
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 64])
+def test_a_scaled_sum_of_losses(chunk_size):
+    """What arrives at the loss from above reaches the encoders, and so do other losses."""
+    model, loss, x = encoder(), fastqt.nn.SimCSELoss(learn_scale=True).double(), batch()
+    torch.manual_seed(1)
+    wanted = loss(*(encoded_in_chunks(model, x, chunk_size) for _ in range(2)))
+    (3 * wanted + model[0].weight.square().sum()).backward()
+    gradients, drawn = gradients_of(model, loss), torch.rand(2)
+
+    cached = CachedContrastive([model, model], loss, chunk_size=chunk_size, check="always")
+    cached.zero_grad()
+    torch.manual_seed(1)
+    found = cached(x, x)
+    assert found == wanted
+    (3 * found + model[0].weight.square().sum()).backward()
+    assert distance(gradients_of(model, loss), gradients) <= FLOAT64
+    assert torch.equal(torch.rand(2), drawn)
+
+
+def test_two_batches_before_their_backward_passes():
+    model, parts = encoder(), [batch(), batch(7, seed=1)]
+    cached = CachedContrastive([model] * 2, fastqt.simcse_loss, chunk_size=4)
+    torch.manual_seed(2)
+    sum(fastqt.simcse_loss(*(encoded_in_chunks(model, x, 4) for _ in range(2))) for x in parts).backward()
+    wanted = gradients_of(model)
+    model.zero_grad()
+    torch.manual_seed(2)
+    losses = [cached(x, x) for x in parts]
+    torch.rand(5)
+    sum(losses).backward()
+    assert distance(gradients_of(model), wanted) <= FLOAT64
+
+
+def test_a_gradient_scaler_in_a_loop_of_ones_own():
+    model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
+    cached = CachedContrastive(model, lambda z: z.square().mean(), chunk_size=4)
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = cached(x)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        found.append(gradients_of(model))
+    assert all(torch.equal(a * 2**10, b) for a, b in zip(*found, strict=True))
+
+
+def test_arguments_of_the_loss_belong_to_the_call():
+    model, x, documents = encoder(0.0), batch(), torch.arange(11) // 4
+    cached = CachedContrastive([model] * 2, fastqt.nn.ContrastiveLoss(), chunk_size=4)
+    z = model(x)
+    assert cached(x, x, document_ids=documents) == fastqt.contrastive_loss(z, z, document_ids=documents)
+
+
+def test_evaluation_keeps_no_graph():
+    model, x = encoder(), batch()
+    cached = CachedContrastive([model] * 2, fastqt.simcse_loss, chunk_size=4).eval()
+    with torch.no_grad():
+        loss = cached(x, x)
+    assert not loss.requires_grad
+    assert loss == fastqt.simcse_loss(model(x), model(x))
+
+
+def test_a_frozen_encoder_and_no_trained_one():
+    trained, frozen, x = encoder(0.0), encoder(0.0).requires_grad_(False), batch()
+    fastqt.info_nce_loss(frozen(x), trained(x)).backward()
+    wanted = gradients_of(trained)
+    trained.zero_grad()
+    CachedContrastive([frozen, trained], fastqt.info_nce_loss, chunk_size=4)(x, x).backward()
+    assert distance(gradients_of(trained), wanted) <= FLOAT64
+    assert not CachedContrastive([frozen] * 2, fastqt.info_nce_loss)(x, x).requires_grad
+
+
+def test_parameters_and_state_are_held_once_and_copies_share_nothing():
+    model, loss = encoder(), fastqt.nn.SimCSELoss(learn_scale=True)
+    cached = CachedContrastive([model, model, lambda x: x], loss)
+    assert len(list(cached.parameters())) == 5
+    assert len(cached.state_dict()) == 5
+    x = batch()
+    twin = copy.deepcopy(CachedContrastive([model] * 2, fastqt.simcse_loss))
+    twin(x, x).backward()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is not None for p in twin.parameters())
+
+
+def test_a_second_backward_pass_is_refused():
+    loss = CachedContrastive(encoder(), lambda z: z.square().sum(), chunk_size=4)(batch())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward: want one call for each forward pass, got a second one"):
+        loss.backward()
+
+
+def test_a_double_backward_is_refused():
+    loss = CachedContrastive(encoder(), lambda z: z.square().sum(), chunk_size=4)(batch())
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        loss.backward(create_graph=True)
+
+
+def test_an_error_of_the_second_pass_leaves_the_generators_as_they_were():
+    model, calls = encoder(), []
+
+    def failing(x):
+        calls.append(torch.is_grad_enabled())
+        if calls.count(True) == 3:
+            raise KeyError("no such word")
+        return model(x)
+
+    loss = CachedContrastive(failing, lambda z: z.square().sum(), chunk_size=4)(batch())
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError, match="no such word"):
+        loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"loss": 3}, TypeError, "loss: want a function of embeddings, got int"),
+        ({"chunk_size": 0}, ValueError, "chunk_size: want at least 1"),
+        ({"check": "last"}, ValueError, "check: want one of"),
+    ],
+)
+def test_wrong_options_are_refused_when_the_module_is_made(options, kind, message):
+    with pytest.raises(kind, match=message):
+        CachedContrastive(nn.Identity(), **{"loss": fastqt.simcse_loss, **options})
+
+
+def test_what_a_print_shows():
+    assert "chunk_size=8, check='never'" in repr(
+        CachedContrastive(encoder(), fastqt.simcse_loss, chunk_size=8, check="never")
+    )
