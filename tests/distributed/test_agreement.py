@@ -77,7 +77,8 @@ def test_groups_that_cannot_be(ranks: Callable[[int], Ranks]) -> None:
         ]
 
 
-def test_without_torch_distributed() -> None:
+def test_without_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
     x = torch.randn(3, 4)
     for name, call in (
         ("process_group", Group),
