@@ -30,8 +30,8 @@ def test_a_compiled_loss_equals_eager(ranks):
     found = ranks(2).run(compiled, "info_nce", {})
     check(found)
     for _, operators, _ in found:
-        # The candidates and the loss; the candidates' gradients on their way home.
-        assert sorted(collectives(operators).values()) == [1, 2]
+        # The candidates and the loss; the candidates' gradients on their way home, as on a CPU.
+        assert collectives(operators) == {"all_gather_into_tensor": 2, "all_to_all_single": 1}
 
 
 # MixCSE reads its partners on the host in one process too, which is no part of a graph.
@@ -46,9 +46,7 @@ def test_compiled_losses_equal_eager(ranks, name):
 def test_compiled_losses_with_the_options_of_a_group(ranks, size):
     for options in ({"gradients": "sum"}, {"edges": "cut"}, {"exchange": "gather"}):
         check(ranks(size).run(compiled, "contrastive", options))
-    found = ranks(size).run(compiled, "contrastive", {"return_dtype": torch.bfloat16})
-    check(found)
-    assert sorted(collectives(found[0].operators).values()) == [1, 2]
+    check(ranks(size).run(compiled, "contrastive", {"return_dtype": torch.bfloat16}))
 
 
 @pytest.mark.slow
