@@ -105,6 +105,9 @@ class Group:
         if found is None:
             found = self._of_functions[function] = copy.copy(self)
             found.function = function
+            # Not the dictionary that holds it: what a cycle refers to is not freed with the last outside
+            # reference, and Gloo closes its connections when the process group is freed.
+            found._of_functions = {}
         return found
 
     @property

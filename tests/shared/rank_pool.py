@@ -36,7 +36,11 @@ class Pool:
     """Processes for up to `size` ranks; those that a case has ended are replaced."""
 
     def __init__(self, size):
-        names = ["rank_pool", "trained_on_ranks", "fastqt.train", "torch._dynamo"]
+        names = [
+            "fastqt.train",
+            "fastqt.evaluation",
+            "torch._dynamo",
+        ]  # the server does not have the tests' path
         CONTEXT.set_forkserver_preload(names)
         self._workers = [self._begin() for _ in range(size)]
 
