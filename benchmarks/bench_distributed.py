@@ -34,8 +34,8 @@ N, D = 8192, 768
 EXCHANGES = "gather", "ring"
 ROUNDS = 3
 OPTIONS = {"info_nce_loss": {"scale": 20.0}, "clip_loss": {"scale": 20.0}}
-# Rows of all ranks' candidates that a rank holds with "gather": they, their gradients and what arrives of these;
-# and a copy in another order where its own come first, for the diagonal or the pairs.
+# How often a rank holds as much as all candidates with "gather": they, their gradients and what arrives of
+# these, and a copy in another order where its own come first for the diagonal or the pairs.
 COPIES = {"contrastive_loss": 4, "info_nce_loss": 3, "clip_loss": 4}
 VISITING = 6  # shards in a ring, beside the gradients that are kept
 
@@ -69,7 +69,7 @@ def contestants(loss: str, rows: int) -> dict[str, Callable[[], Any]]:
 
 
 def predicted_peak(loss: str, size: int, exchange: str) -> int:
-    """The bytes above its rows and their gradients that a rank is to take: embeddings, and a tile of scores."""
+    """The bytes that a rank is to take above its rows and their gradients: embeddings, a tile of scores."""
     rows, tile = N // size, cpu.CHUNK_BYTES
     if exchange == "gather":
         return 4 * COPIES[loss] * N * D + tile

@@ -151,6 +151,7 @@ class ClipOfRanks:
     ) -> Gradients:
         inputs = p.inputs()
         sums = Gradients(*(zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)))
+
         def part_of(places: Tensor, problem: ClipProblem) -> Tensor | None:
             """Adds this rank's gradients, which are gone before the next visit makes others."""
             side = ClipSide(columns.logsumexp[places], columns.weights[places])

@@ -98,8 +98,8 @@ def sum_rows(parts: Tensor, counts: Sequence[int], group: Group, dtype: torch.dt
     most, mine = max(counts), counts[group.rank]
     travelling = travelling_dtype(parts.dtype, group)
     if travelling is torch.bfloat16 or not parts.is_cuda:
-        # A reduction would round bfloat16 at every hop, and Gloo's takes twice the CPU time of this: the parts
-        # are sent as they are and added up here.
+        # A reduction would round bfloat16 at every hop, and Gloo's takes twice the CPU time of this, so the
+        # parts are sent as they are and added up here.
         sent = padded.to(travelling)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group.process_group)

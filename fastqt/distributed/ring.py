@@ -3,8 +3,8 @@
 At step t each rank has the candidates of the rank t places after it, which sends them directly: the ring is
 the order of the visits and not the way that data takes. While a step is computed, the next one's candidates
 arrive, so that a rank holds two visiting shards at most. What a visit gives to the gradient of the visitors
-goes home while the next one is computed, and is added up there. With the gradients of its own rows, those of a
-visit, and the parts that leave and arrive, a rank holds eight shards beside its own.
+goes home while the next one is computed, and is added up there. With the gradients of its own rows, those of
+a visit, and the parts that leave and arrive, a rank holds eight shards beside its own.
 """
 
 from __future__ import annotations

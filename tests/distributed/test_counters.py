@@ -48,7 +48,6 @@ CALLS = [
         {"all_gather": 2, "all_reduce": 2, "send": TRIPS[2]},
     ),
 ]
-IDS = [f"{call.loss}-{call.exchange}" for call, _, _ in CALLS]
 
 
 def moved(found):
@@ -59,7 +58,7 @@ def moved(found):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_collectives_products_and_bytes_are_those_of_the_formulas(ranks, dtype):
-    """Embeddings travel in their own dtype once a trip, and come home in float32, or in bfloat16 if so asked."""
+    """Embeddings travel in their dtype once a trip, and gradients come home in that of the group."""
     calls = [
         replace(call, dtype=dtype, group={"return_dtype": home})
         for call, _, _ in CALLS

@@ -1,4 +1,4 @@
-"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside eager PyTorch's own."""
+"""The error of gradients that travel in bfloat16, or that ranks have rounded to it, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ranks import Ranks
-from sharded_precision import KINDS, SCALE, D, N, eager, embeddings, error, errors
+from sharded_precision import KINDS, SCALE, N, eager, embeddings, error, errors
 from tolerances import EAGER_FACTOR
 
 import fastqt
@@ -19,9 +19,9 @@ RETURNS = (torch.float32, torch.bfloat16)
 @pytest.mark.parametrize("return_dtype", RETURNS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2, 8, 64])
+@pytest.mark.parametrize("size", [*(pytest.param(P, marks=pytest.mark.slow) for P in (2, 8)), 64])
 def test_parts_of_many_ranks(kind, size, dtype, return_dtype, monkeypatch):
-    """The parts of all ranks are computed here, in `dtype`; what each receives is added up as over a group."""
+    """The parts of all ranks are computed here, in `dtype`; what each receives is added as over a group."""
     a, b = embeddings(kind)
     truth = eager(a, b, both=False, dtype=torch.float64)
     n, parts = N // size, []

@@ -1,7 +1,7 @@
-"""What a call over a group computes and sends: operations of matrix products, collectives, messages, bytes.
+"""What a call over a group computes and sends: operations of products, collectives, messages, bytes.
 
-The functions here run on every rank (see ranks.py). They see the operators of torch.distributed and of the CPU
-engine wherever these are called, in the backward pass too.
+The functions here run on every rank (see ranks.py). They see the operators of torch.distributed and of the
+CPU engine wherever these are called, in the backward pass too.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         collectives: how often each was called; a message is counted where it is sent.
-        sent: the bytes that this rank sends to others, for each collective, where the sums of an all-reduce go
-            around once and the results once.
+        sent: the bytes that this rank sends to others, for each collective; an all-reduce passes its sums on
+            once, and its results once.
         operations: of matrix products, that the operators of the CPU engine make of what they are given.
     """
 
@@ -93,7 +93,7 @@ def _operations(name: str, args: Any) -> int:
         negatives = args[2]
         columns += 0 if negatives is None else len(negatives)
         needs = () if name == "contrastive_loss_rows" else args[-1]
-        sides = needs[:1] + [any(needs[1:3])] if needs else []
+        sides = [*needs[:1], any(needs[1:3])] if needs else []
     elif name.startswith("clip"):
         gradients = {"clip_sums_": (), "clip_gradients_": args[-3:-1]}[name]
         sides = [x is not None for x in gradients]
