@@ -265,6 +265,25 @@ def logistic_table(run: Run) -> str:
     return table(header, rows)
 
 
+def stored_distributed() -> list[Run]:
+    """The runs of benchmarks/bench_distributed.py, which are stored on their own, by loss and ranks."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("distributed-*.json"))]
+
+
+def distributed_table(runs: list[Run]) -> str:
+    header = ("loss", "ranks", "exchange", "CPU seconds", "× one process", "MiB a rank", "predicted MiB")
+    rows = []
+    for r in (r for run in runs for r in rows_of(run, "test_distributed")):
+        name, seconds = f"`{r['loss']}`", r["cpu_seconds_alone"]
+        if r["size"] == 2:
+            rows.append((name, "1", "–", f"{seconds:.2f}", "–", mebibytes(r["peak_alone"]), "–"))
+        for exchange, found in r["exchanges"].items():
+            figures = f"{found['cpu_seconds']:.2f}", times(found["ratio_to_one"])
+            memory = (mebibytes(found[key]) for key in ("peak_above_gradients", "predicted_peak"))
+            rows.append((name, f"{r['size']}", exchange, *figures, *memory))
+    return table(header, rows)
+
+
 def inference_table(run: Run) -> str:
     header = (
         "decoder",
@@ -319,6 +338,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "passes": lambda: passes_table(run),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
+        "distributed": lambda: distributed_table(stored_distributed()),
+        "distributed machine": lambda: machine(stored_distributed()[0]),
         "predictions": predictions_table,
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),

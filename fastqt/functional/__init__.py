@@ -9,7 +9,7 @@ from torch import Tensor
 from fastqt.checks import check_option
 from fastqt.distributed.group import GroupLike
 from fastqt.functional.grouped import loss_over_group
-from fastqt.functional.lowering import computed_loss, lowered
+from fastqt.functional.lowering import checked, computed_loss, prepare
 from fastqt.negatives import Mixed
 from fastqt.problem import REDUCTIONS, TARGET_REDUCTIONS
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
@@ -108,11 +108,12 @@ def contrastive_loss(
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
-    p, engine = lowered(queries, candidates, operator, **options)
+    p, plan = checked(queries, candidates, operator, **options)
+    prepare(p, plan)
     check_option("reduction", reduction, TARGET_REDUCTIONS)
     if reduction == "mean_of_targets":
-        return computed_loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
-    return computed_loss(p, reduction, engine)
+        return computed_loss(p, "sum", plan.engine) / p.targets.rows_with_targets().clamp(min=1)
+    return computed_loss(p, reduction, plan.engine)
 
 
 def sigmoid_loss(
@@ -180,9 +181,10 @@ def sigmoid_loss(
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
-    p, engine = lowered(queries, candidates, operator, **options)
+    p, plan = checked(queries, candidates, operator, **options)
+    prepare(p, plan)
     check_option("reduction", reduction, REDUCTIONS)
-    return computed_loss(p, reduction, engine)
+    return computed_loss(p, reduction, plan.engine)
 
 
 def log_sum_exp(
@@ -253,5 +255,6 @@ def log_sum_exp(
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
-    p, engine = lowered(queries, candidates, NoTargets(), **options)
-    return computed_loss(p, "none", engine)
+    p, plan = checked(queries, candidates, NoTargets(), **options)
+    prepare(p, plan)
+    return computed_loss(p, "none", plan.engine)

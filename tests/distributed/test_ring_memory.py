@@ -33,6 +33,7 @@ def test_two_shards_visit_at_most(four):
     check(four)
 
 
+@pytest.mark.slow
 def test_shards_of_other_sizes_take_the_room_of_the_greatest(four):
     check(four, [512, 100, 0, 500])
 
