@@ -48,7 +48,6 @@ CALLS = [
         {"all_gather": 2, "all_reduce": 2, "send": TRIPS[2]},
     ),
 ]
-IDS = [f"{call.loss}-{call.exchange}" for call, _, _ in CALLS]
 
 
 def moved(found):

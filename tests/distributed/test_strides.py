@@ -1,5 +1,7 @@
-"""Tensors that are no dense matrices, in a batch of which no two numbers are equal: rows that were
-scrambled or moved would be seen."""
+"""Tensors that are no dense matrices.
+
+No two numbers of a batch are equal, so that a row that collectives have scrambled or moved is seen.
+"""
 
 from __future__ import annotations
 

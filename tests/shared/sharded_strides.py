@@ -85,8 +85,7 @@ def compare(loss: str, exchange: str, counts: list[int]) -> dict[str, float]:
             weights = [upstream(count, sum(counts[:r]), kind) for r, count in enumerate(counts)]
             function(*whole, **options, reduction="none").backward(torch.cat(weights))
             function(*mine, **options, reduction="none", group=group).backward(weights[rank])
-            errors = [
-                (a.grad - b.grad[own]).abs().max() for a, b in zip(mine, whole, strict=True) if a.numel()
-            ]
+            pairs = [(x.grad, y.grad[own]) for x, y in zip(mine, whole, strict=True) if x.numel()]
+            errors = [(ours - wanted).abs().max() for ours, wanted in pairs]
             found[f"{layout}, upstream {kind}"] = float(max(errors, default=torch.tensor(0.0)))
     return found
