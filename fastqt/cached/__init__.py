@@ -131,7 +131,7 @@ def cached_embeddings(
     # gradients that come once, through the graph. Otherwise the second pass brings them to the parameters,
     # which has no need to know them all.
     leaves = encoding.collect_gradients() if within_ddp() else []
-    anchor = torch.zeros((), requires_grad=any(encoding.trainable))
+    anchor = torch.zeros((), device="cpu", requires_grad=any(encoding.trainable))
     return tuple(_SecondPass.apply(encoding, anchor, *leaves))  # type: ignore[no-untyped-call]
 
 

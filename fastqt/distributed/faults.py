@@ -188,7 +188,8 @@ def _wake_others(group: Group) -> None:
     for step in range(1, group.size):
         peer = (group.rank + step) % group.size
         with contextlib.suppress(RuntimeError):  # which is what closes them
-            work = dist.irecv(torch.empty(1), group=group.process_group, group_src=peer, tag=UNUSED_TAG)
+            unused = torch.empty(1, device="cpu")
+            work = dist.irecv(unused, group=group.process_group, group_src=peer, tag=UNUSED_TAG)
             if work is not None:
                 work.wait(timedelta(milliseconds=1))
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from fastqt.distributed.faults import ExchangeError
 from fastqt.errors import InputError, OtherRankError
 from fastqt.json_text import one_line
 
@@ -101,10 +102,13 @@ class Watch:
             return error
         failure = self._news() if isinstance(error, RuntimeError | SystemExit) else None
         if failure is None and isinstance(error, RuntimeError):
-            failure = self._silent_rank(waited=re.search("[Tt]imed ?out", str(error)) is not None)
+            waited = isinstance(error, ExchangeError) or re.search("[Tt]imed ?out", str(error)) is not None
+            failure = self._silent_rank(waited)
         if failure is not None:
             self._write(failure)
             return failure.error_for(self.rank)
+        if isinstance(error, ExchangeError):  # Its words name the ranks that others have waited for.
+            return OtherRankError(str(error), is_told=self.rank != 0)
         if not isinstance(error, SystemExit):
             words = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
             self._write(Failure(self.rank, f"has failed: {one_line(words, 1000)}", own=True))

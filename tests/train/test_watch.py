@@ -54,7 +54,7 @@ def first_raising(rank):
 
 def slow(rank):
     if rank == 1:
-        time.sleep(TIMEOUT + 8)
+        time.sleep(TIMEOUT + 16)  # The others look for who is behind, which takes them nine seconds.
 
 
 def long(rank):
