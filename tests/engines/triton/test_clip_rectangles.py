@@ -137,6 +137,7 @@ def test_log_sum_exps_that_float32_rounds_leave_no_error():
     assert max(found[1:3]) < FLOAT32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("score", [None, 24.0], ids=["random", "p > 1 - 1e-8"])
 def test_error_is_at_most_eagers(score, dtype):
@@ -155,6 +156,7 @@ def test_error_is_at_most_eagers(score, dtype):
     assert ours <= EAGER_FACTOR * theirs + HALF_ULP[torch.float32] * np.linalg.norm(exact[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "scale"])
 def test_one_gradient_alone(wanted):
     sizes = (4, 5)
@@ -164,6 +166,7 @@ def test_one_gradient_alone(wanted):
     assert sum(error == 1 for error in found) == 2  # the others, which stay 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(0, 9), (5, 0, 4)], ids=str)
 @by_blocks
 def test_shards_may_be_empty(sizes, blocks):
@@ -177,6 +180,7 @@ def test_weights_may_all_be_zero():
     assert not any(g.any() for g in (found.queries, found.candidates, found.scale))
 
 
+@pytest.mark.slow
 def test_non_finite_inputs_reach_the_sums():
     """Its row and, as every column has a cell in it, all columns."""
     a, b, scale = batch((9,), 5, torch.float32)
