@@ -22,9 +22,6 @@ EXAMPLES = {
     # Lightning's batch size is that of a rank.
     "lightning_simcse": (["--steps", "10", "--dropout", "0"], ["--batch-size", "128"], 0.3),
 }
-CASES = [
-    pytest.param(name, marks=() if name == "clip_two_encoders" else pytest.mark.slow) for name in EXAMPLES
-]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -45,7 +42,8 @@ def run(directory: Path, example: str, processes: int, *options: str) -> list[di
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(processes)]
 
 
-@pytest.mark.parametrize("example", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_two_processes_train_as_one_does(example, tmp_path):
     if example.startswith("lightning") and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed, which the example is for")

@@ -86,7 +86,11 @@ def test_one_process_finishes_what_several_began(pool, numbered, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"model": "gloss-bow"}, {"model": "simcse", "dropout": 0.2}],
+    [
+        {},
+        pytest.param({"model": "gloss-bow"}, marks=pytest.mark.slow),
+        {"model": "simcse", "dropout": 0.2},
+    ],
     ids=str,
 )
 def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(

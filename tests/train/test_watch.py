@@ -68,7 +68,7 @@ PROCESS = r"\(process \d+ on host \S+\)"
 @pytest.mark.parametrize(
     ("spoil", "place", "failed", "words"),
     [
-        (killed, "step", 1, rf"^rank 1 {PROCESS} has died or hangs$"),
+        pytest.param(killed, "step", 1, rf"^rank 1 {PROCESS} has died or hangs$", marks=pytest.mark.slow),
         (raising, "step", 1, "^rank 1 has failed: ZeroDivisionError: for a test$"),
         pytest.param(killed, "validate", 1, rf"^rank 1 {PROCESS} has died", marks=pytest.mark.slow),
         pytest.param(killed, "save", 1, rf"^rank 1 {PROCESS} has died or", marks=pytest.mark.slow),
