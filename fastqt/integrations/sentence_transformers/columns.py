@@ -1,4 +1,4 @@
-"""fastqt's losses in the trainer of the `sentence_transformers` library (the extra `st`)."""
+"""Any loss of fastqt on the columns of a data set."""
 
 from __future__ import annotations
 
