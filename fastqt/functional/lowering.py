@@ -57,7 +57,7 @@ def checked(
     normalize: bool,
     negatives: Tensor | None,
     row_negatives: Tensor | Mixed | None,
-    row_scores: Tensor | None,
+    row_scores: Tensor | None = None,
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,

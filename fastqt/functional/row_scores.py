@@ -89,9 +89,16 @@ def one_cell_a_row(queries: Tensor, candidates: Tensor, options: dict[str, Any])
     elif options["link"] == "sigmoid":
         return F.softplus(joined, threshold=50).sum(1)
     else:
-        # From float64 it is rounded once, and the gradients of its parts add up to its own.
-        options["row_scores"] = joined.double().logsumexp(1).to(joined.dtype)
+        options["row_scores"] = _log_sum_exp(joined)
     return None
+
+
+def _log_sum_exp(cells: Tensor) -> Tensor:
+    """The logsumexp of each row; -inf with a gradient of 0 where there is no cell."""
+    none = cells.detach().isneginf().all(1)
+    # From float64 it is rounded once, and the gradients of its parts add up to its own.
+    found = cells.double().masked_fill(none[:, None], 0).logsumexp(1)
+    return found.masked_fill(none, -torch.inf).to(cells.dtype)
 
 
 def columns_of(row_scores: Tensor) -> Tensor:
