@@ -89,7 +89,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
     """Checks that all embeddings are non-empty (rows, D) matrices of one floating-point dtype on one device.
 
     The first embeddings set D, dtype and device for the others. `row_negatives` must also have as many rows
-    as the first.
+    as the first, and may be (rows, K, D).
 
     Args:
         optional: the names of those that may be None; not the first.
@@ -106,8 +106,9 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
         check_tensor(name, x)
         assert x is not None
         shape, dtype = x.shape, x.dtype
-        if len(shape) != 2:
-            raise ValueError(f"{name}: want shape (rows, D), got {tuple(shape)}")
+        if len(shape) != 2 and not (name == "row_negatives" and len(shape) == 3):
+            wanted = "(N, D) or (N, K, D)" if name == "row_negatives" else "(rows, D)"
+            raise ValueError(f"{name}: want shape {wanted}, got {tuple(shape)}")
         if dtype not in FLOATING:
             raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {dtype}")
         if 0 in shape:
@@ -115,8 +116,8 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
         if queries is None:
             first, queries, D = name, x, shape[1]
             continue
-        if shape[1] != D:
-            raise ValueError(f"{name}: want D={D} columns as {first} has, got {shape[1]}")
+        if shape[-1] != D:
+            raise ValueError(f"{name}: want D={D} columns as {first} has, got {shape[-1]}")
         if x.device != queries.device:
             raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
         if dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):

@@ -60,6 +60,7 @@ class Needs(NamedTuple):
     row_negatives: bool = False
     scale: bool = False
     bias: bool = False
+    row_scores: bool = False
 
 
 class Gradients(NamedTuple):
@@ -71,6 +72,7 @@ class Gradients(NamedTuple):
     row_negatives: Tensor | None = None
     scale: Tensor | None = None
     bias: Tensor | None = None
+    row_scores: Tensor | None = None
 
 
 class ThreeBlockNeeds(NamedTuple):
@@ -134,13 +136,17 @@ class Problem:
     link: str = "softmax"
     # The rows of all embeddings count at norm 1. An engine that does not take that is given normalised rows.
     normalize: bool = False
+    # In place of row_negatives: the score of one further cell of each row, in the dtype of losses. It is
+    # neither scaled nor biased, it is no target and never excluded, and -inf stands for no cell.
+    row_scores: Tensor | None = None  # (N,), contiguous
 
     needs_type: ClassVar[type[Needs]] = Needs
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
         scale = self.scale if isinstance(self.scale, Tensor) else None
-        return self.queries, self.candidates, self.negatives, self.row_negatives, scale, self.bias
+        embeddings = self.queries, self.candidates, self.negatives, self.row_negatives
+        return *embeddings, scale, self.bias, self.row_scores
 
 
 @dataclass
@@ -164,7 +170,7 @@ class ClipProblem:
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `Needs`."""
         scale = self.scale if isinstance(self.scale, Tensor) else None
-        return self.queries, self.candidates, None, None, scale, None
+        return self.queries, self.candidates, None, None, scale, None, None
 
     @property
     def has_cells(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 NOWHERE = tl.constexpr(2**31 - 1)  # a column beyond all others
 NO_ROW_NEGATIVE, GIVEN_ROW_NEGATIVE, MIXED_ROW_NEGATIVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+ROW_SCORE = tl.constexpr(3)  # of a row negative that has no embedding
 
 
 @triton.jit
@@ -38,11 +39,14 @@ def row_negative_part(
 
 @dataclass(frozen=True)
 class RowNegatives:
-    """Negatives of rows: matrix[i], or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1."""
+    """Negatives of rows: matrix[i], or mix * matrix[i] + (1 - mix) * matrix[partners[i]] at norm 1.
 
-    matrix: Tensor  # (N, D)
+    Without a matrix their scores are given, and the coefficients are the gradient of these.
+    """
+
+    matrix: Tensor | None  # (N, D)
     scores: Tensor  # (N,) float32, written by the row kernels as the two following
-    norms: Tensor
+    norms: Tensor | None  # where there is a matrix
     coefficients: Tensor
     partners: Tensor | None = None  # (N,) int64
     mix: float = 1.0
@@ -104,12 +108,15 @@ class ExactCells:
 
     @property
     def row_negative_strides(self) -> tuple[int, ...]:
-        return (0, 0) if self.row_negatives is None else self.row_negatives.matrix.stride()
+        matrix = self.row_negative_tensors[0]
+        return (0, 0) if matrix is None else matrix.stride()
 
     @property
     def row_negative_kind(self) -> tl.constexpr:
         if self.row_negatives is None:
             return NO_ROW_NEGATIVE
+        if self.row_negatives.matrix is None:
+            return ROW_SCORE
         return GIVEN_ROW_NEGATIVE if self.row_negatives.partners is None else MIXED_ROW_NEGATIVE
 
     @property

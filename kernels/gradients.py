@@ -318,6 +318,8 @@ def query_gradient_epilogue(
     """
     D = queries.shape[1]
     matrix, partners, _, norms, coefficients = cells.row_negative_tensors
+    # A score that is given is no part of an embedding's gradient.
+    kind = NO_ROW_NEGATIVE if matrix is None else cells.row_negative_kind
     with on_device(queries):
         query_gradient_kernel[(rows,)](
             *(queries, candidates, scale, product, state.factors, weight_norm),
@@ -326,7 +328,7 @@ def query_gradient_epilogue(
             *(D, first_row, *queries.stride(), *candidates.stride(), *cells.row_negative_strides),
             QUERIES=query_gradient is not None,
             WEIGHTED=weighted_queries is not None,
-            ROW_NEGATIVE=cells.row_negative_kind,
+            ROW_NEGATIVE=kind,
             ROW_NEGATIVE_GRADIENT=row_negative_gradient is not None,
             SCALE=scale_gradient is not None,
             BLOCK=block(D, 1024),

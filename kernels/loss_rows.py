@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastqt.kernels.launch import block, on_device
 from fastqt.kernels.plan import planned
+from fastqt.kernels.sigmoid import log1p
 from fastqt.problem import DIAGONALS, Problem
 
 ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index("keep"))
@@ -97,6 +98,8 @@ def loss_rows_kernel(
     query_groups=None,  # (N,) int64
     candidate_groups=None,  # (M,) int64
     mask=None,  # (N, M) bool
+    row_scores=None,  # (N,) float32: of one further cell of each row
+    row_score_gradients=None,  # (N,) float32, given with the scores, and stored where gradients are
 ):
     """One row per program: its loss, and dS = w (rho P - T).
 
@@ -112,6 +115,13 @@ def loss_rows_kernel(
 
     if SIGMOID:
         total = tl.full((), 0.0, tl.float64)
+        if row_scores is not None:
+            own = tl.load(row_scores + row).to(tl.float64)
+            own_e = tl.exp(-tl.abs(own))
+            total += tl.maximum(own, 0.0) + log1p(own_e)
+            if gradients is not None:
+                dS_own = w * tl.where(own > 0, 1.0, own_e) / (1.0 + own_e)
+                tl.store(row_score_gradients + row, dS_own.to(tl.float32))
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
@@ -133,6 +143,9 @@ def loss_rows_kernel(
     # Online softmax: sums over cells with targets and over all others, both relative to the current maximum.
     of_targets = tl.full((), 0.0, tl.float64)
     of_others = tl.full((), 0.0, tl.float64)
+    if row_scores is not None:
+        top = tl.load(row_scores + row)
+        of_others = tl.where(top == float("-inf"), 0.0, 1.0).to(tl.float64)
     rho = tl.full((), 0.0, tl.float64)
     linear = tl.full((), 0.0, tl.float64)
     for start in range(0, width, BLOCK):
@@ -161,6 +174,9 @@ def loss_rows_kernel(
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
         rho32 = rho.to(tl.float32)
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
+        if row_scores is not None:
+            e_own = tl.exp(tl.load(row_scores + row) - shift)
+            tl.store(row_score_gradients + row, factor * rho32 * e_own)
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
@@ -178,6 +194,7 @@ def loss_rows(
     row_weights: Tensor,  # (N,) float64
     found: tuple[Tensor, Tensor, Tensor],  # logsumexp and mass, of a softmax, and loss, (N,) float64
     gradients: Tensor | None,  # (rows, width)
+    row_score_gradients: Tensor | None = None,  # (N,) float32, given with the problem's row scores
 ) -> None:
     """Finds losses and row statistics of some rows, and their dL/dS where `gradients` is given."""
     rows, width = scores.shape
@@ -202,6 +219,8 @@ def loss_rows(
             query_groups=p.query_groups,
             candidate_groups=p.candidate_groups,
             mask=p.mask,
+            row_scores=p.row_scores,
+            row_score_gradients=row_score_gradients,
             num_warps=8,
             enable_fp_fusion=True,
         )

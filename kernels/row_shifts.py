@@ -14,6 +14,7 @@ from fastqt.kernels.cells import (
     MIXED_ROW_NEGATIVE,
     NO_ROW_NEGATIVE,
     NOWHERE,
+    ROW_SCORE,
     ExactCells,
     RowState,
     row_negative_part,
@@ -44,7 +45,7 @@ def row_shifts_kernel(
     target_scores,  # (targets,) float32
     sound,  # (N,) bool
     zeroed,  # (N,) bool
-    row_negative_scores,  # (N,) float32
+    row_negative_scores,  # (N,) float32, read if they are given
     row_negative_norms,  # (N,) float32, of mixes
     lowest_targets,  # (N,) int32
     highest_targets,  # (N,) int32
@@ -134,7 +135,9 @@ def row_shifts_kernel(
             counts = counts & (tl.load(at, mask=counts, other=0) == 0)
         tl.store(zeroed + i, counts)
         exact_max = tl.where(counts, tl.maximum(exact_max, 0.0), exact_max)
-    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
+    if ROW_NEGATIVE == ROW_SCORE:
+        exact_max = tl.maximum(exact_max, tl.load(row_negative_scores + i))
+    elif ROW_NEGATIVE != NO_ROW_NEGATIVE:
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         square = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in range(0, width, BLOCK):

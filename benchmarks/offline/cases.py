@@ -36,6 +36,34 @@ CASES = (
         ),
     ),
     Case(
+        "bf16, row scores",
+        row_negatives="scores",
+        wanted=(
+            "row_shifts_kernel ROW_NEGATIVE=3",
+            "row_stats_kernel ROW_NEGATIVE=3",
+            "repair_rows_kernel out ROW_NEGATIVE=3",
+        ),
+    ),
+    Case(
+        "sigmoid, bf16, row scores",
+        row_negatives="scores",
+        link="sigmoid",
+        wanted=("sigmoid_row_stats_kernel ROW_NEGATIVE=3",),
+    ),
+    Case(
+        "whole rows, bf16, smoothed, row scores",
+        targets="smoothed",
+        row_negatives="scores",
+        wanted=("loss_rows_kernel -SIGMOID gradients row_scores row_score_gradients",),
+    ),
+    Case(
+        "whole rows, sigmoid, bf16, smoothed, row scores",
+        targets="smoothed",
+        row_negatives="scores",
+        link="sigmoid",
+        wanted=("loss_rows_kernel SIGMOID gradients row_scores row_score_gradients",),
+    ),
+    Case(
         "bf16, D=75, diagonal kept",
         N=4000,
         D=75,

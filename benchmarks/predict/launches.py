@@ -59,7 +59,7 @@ class Case:
     upstream: bool = False  # the gradients are multiplied by an upstream one
     diagonal: str = "zero"
     targets: str = "window"  # or "own", "dense", "smoothed", "none", or "listed", those of no band
-    row_negatives: str | None = None  # or "given", "mixed"
+    row_negatives: str | None = None  # or "given", "mixed", "scores"
     negatives: int = 0
     groups: bool = False
     mask: bool = False
@@ -287,7 +287,9 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
         needs = ThreeBlockNeeds(True, True, *4 * [not case.stop_gradient], case.scale)
         return ThreeBlockProblem(*sides, *shares, torch.empty(()), *flags), needs
     negatives, row_negatives = case.negatives > 0, case.row_negatives == "given"
-    of_general = Needs(True, True, negatives, row_negatives, case.scale, case.bias)
+    of_general = Needs(
+        True, True, negatives, row_negatives, case.scale, case.bias, case.row_negatives == "scores"
+    )
     if case.clip:
         sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
         return ClipProblem(*sides, 1.0, case.memory, case.normalize), of_general
@@ -324,4 +326,5 @@ def general_problem_of(case: Case) -> Problem:
         bias=torch.empty(N, dtype=torch.float32) if case.bias else None,
         link=case.link,
         normalize=case.normalize,
+        row_scores=torch.empty(N, dtype=torch.float32) if case.row_negatives == "scores" else None,
     )

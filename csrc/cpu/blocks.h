@@ -25,6 +25,7 @@ struct Gradients {
   std::optional<Tensor> row_negatives;
   std::optional<Tensor> scale;
   std::optional<Tensor> bias;
+  std::optional<Tensor> row_scores;  // which the functions of score_tile.h write
 };
 
 // Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,

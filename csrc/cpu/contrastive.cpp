@@ -100,7 +100,7 @@ using TargetFault = std::tuple<int64_t, int64_t, int64_t>;
 template <class F>
 TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const F& compute) {
   return with_dtype(p.queries.scalar_type(), [&]<class S>(S) -> TargetFault {
-    const Cells<Computed<S>> cells = cells_of<Computed<S>>(p);
+    const Cells<Computed<S>> cells = cells_of<Computed<S>>(p, gradients);
     Walk<S> walk(p.embeddings(), p.scale, gradients, p.normalize);
     RowLosses<S> losses(walk, cells, p);
     compute(losses);
@@ -129,7 +129,7 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
 
 // Uninitialised tensors for the gradients that are needed, in the order of fastqt/problem.py's Needs.
 Gradients new_gradients(const Problem& p, const std::vector<bool>& needs) {
-  STD_TORCH_CHECK(needs.size() == 6, "needs: want 6 booleans, got ", needs.size());
+  STD_TORCH_CHECK(needs.size() == 7, "needs: want 7 booleans, got ", needs.size());
   const auto like = [](const char* name, bool need, const std::optional<Tensor>& input) -> std::optional<Tensor> {
     if (!need) return std::nullopt;
     STD_TORCH_CHECK(input, name, ": want a tensor, since its gradient is needed, got None");
@@ -138,16 +138,16 @@ Gradients new_gradients(const Problem& p, const std::vector<bool>& needs) {
   };
   Gradients made{like("queries", needs[0], p.queries), like("candidates", needs[1], p.candidates),
                  like("negatives", needs[2], p.negatives), like("row_negatives", needs[3], p.row_negatives), {},
-                 like("bias", needs[5], p.bias)};
+                 like("bias", needs[5], p.bias), like("row_scores", needs[6], p.row_scores)};
   if (needs[4]) made.scale = new_tensor<0>({}, aoti_torch_dtype_float64());
   return made;
 }
 
 std::vector<Tensor> present(const Gradients& gradients) {
   std::vector<Tensor> found;
-  found.reserve(6);
+  found.reserve(7);
   for (const auto* gradient : {&gradients.queries, &gradients.candidates, &gradients.negatives,
-                               &gradients.row_negatives, &gradients.scale, &gradients.bias})
+                               &gradients.row_negatives, &gradients.scale, &gradients.bias, &gradients.row_scores})
     if (*gradient) found.push_back(**gradient);
   return found;
 }
@@ -223,7 +223,7 @@ std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
 const std::string kProblem =
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, float scale, int link, "
     "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, bool normalize, ";
+    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, bool normalize, Tensor? row_scores, ";
 
 template <auto function>
 struct WithProblem;
@@ -236,10 +236,11 @@ struct WithProblem<function> {
                      const std::optional<Tensor> columns, const std::optional<Tensor> weights,
                      const std::optional<Tensor> dense, const std::optional<Tensor> background,
                      const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
-                     const std::optional<Tensor> mask, bool normalize, const More... more) {
+                     const std::optional<Tensor> mask, bool normalize, const std::optional<Tensor> row_scores,
+                     const More... more) {
     const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,
                     diagonal,   row_starts, columns,   weights,       dense,      background,   query_groups,
-                    candidate_groups, mask, normalize};
+                    candidate_groups, mask, normalize, row_scores};
     return function(p, more...);
   }
 };

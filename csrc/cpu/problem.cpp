@@ -15,6 +15,7 @@ void check_embeddings(const Problem& p, ScalarType dtype) {
   check_tensor("negatives", p.negatives, dtype, {kAnySize, D}, Layout::kStrided);
   check_tensor("row_negatives", p.row_negatives, dtype, {N, D}, Layout::kStrided);
   check_tensor("bias", p.bias, computed_dtype(dtype), {M}, Layout::kContiguous);
+  check_tensor("row_scores", p.row_scores, computed_dtype(dtype), {N}, Layout::kContiguous);
 }
 
 void check_compressed_targets(const Problem& p) {
@@ -76,7 +77,7 @@ void check(const Problem& p) {
 }
 
 template <class T>
-Cells<T> cells_of(const Problem& p) {
+Cells<T> cells_of(const Problem& p, const Gradients& gradients) {
   return {p.candidates.size(0),
           p.diagonal,
           pointer<T>(p.bias),
@@ -91,10 +92,12 @@ Cells<T> cells_of(const Problem& p) {
           pointer<int64_t>(p.candidate_groups),
           pointer<bool>(p.mask),
           stride(p.mask, 0),
-          stride(p.mask, 1)};
+          stride(p.mask, 1),
+          pointer<T>(p.row_scores),
+          gradients.row_scores ? gradients.row_scores->template mutable_data_ptr<T>() : nullptr};
 }
 
-template Cells<float> cells_of(const Problem&);
-template Cells<double> cells_of(const Problem&);
+template Cells<float> cells_of(const Problem&, const Gradients&);
+template Cells<double> cells_of(const Problem&, const Gradients&);
 
 }  // namespace fastqt

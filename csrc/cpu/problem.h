@@ -30,6 +30,7 @@ struct Problem {
   const std::optional<Tensor>& candidate_groups; // (M,) int64
   const std::optional<Tensor>& mask;             // (N, M) bool, true where a cell is excluded
   const bool normalize;                          // scores are of the rows of all embeddings at norm 1
+  const std::optional<Tensor>& row_scores;       // (N,) T: the score of one more cell of each row
 
   int64_t rows() const { return queries.size(0); }
   Embeddings embeddings() const { return {queries, candidates, negatives, row_negatives}; }
@@ -40,8 +41,8 @@ struct Problem {
 // row (see score_tile.h).
 void check(const Problem& p);
 
-// What the functions of score_tile.h read of a problem that has been checked.
+// What the functions of score_tile.h read of a problem that has been checked, and the gradient that they write.
 template <class T>
-Cells<T> cells_of(const Problem& p);
+Cells<T> cells_of(const Problem& p, const Gradients& gradients);
 
 }  // namespace fastqt

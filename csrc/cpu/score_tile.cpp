@@ -45,6 +45,8 @@ class Row {
         width_(tile.columns),
         candidates_(std::clamp<int64_t>(cells.candidates - first_, 0, width_)),
         background_(cells.background == nullptr ? 0 : cells.background[row_]),
+        has_row_score_(cells.row_scores != nullptr && first_ == 0),
+        row_score_(has_row_score_ ? cells.row_scores[row_] : -kInfinity),
         exact_(exact) {
     exact_.clear();
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
@@ -58,11 +60,12 @@ class Row {
 
   // The logsumexp of the row. With `keep`, the other cells become exp(score - row_shift).
   double logsumexp(bool keep) {
-    double largest = row_max(scores_, width_);
+    double largest = std::max<double>(row_max(scores_, width_), row_score_);
     for (const ExactCell& cell : exact_) largest = cell.score > largest ? cell.score : largest;
-    if (largest == -kInfinity) return -kInfinity;
+    if (largest == -kInfinity) return row_score_ + largest;  // NaN of a score that is NaN
     const T shift = static_cast<T>(largest);
     double total = keep ? row_exp(scores_, width_, shift) : row_exp_sum(scores_, width_, shift);
+    total += std::exp(row_score_ - shift);
     for (const ExactCell& cell : exact_) total += std::exp(cell.score - shift);
     row_shift_ = shift;
     return row_shift_ + std::log(total);
@@ -91,6 +94,7 @@ class Row {
     if (mass == 0 || logsumexp == -kInfinity) return clear();
     write_other_cells(weight * mass * std::exp(row_shift_ - logsumexp), weight);
     write_exact_cells(logsumexp, mass, weight);
+    write_row_score(weight * mass * std::exp(row_score_ - logsumexp));
   }
 
   // Turns scores into the same gradient.
@@ -100,10 +104,13 @@ class Row {
     row_exp(scores_, width_, shift);
     write_other_cells(weight * mass * std::exp(static_cast<double>(shift) - logsumexp), weight);
     write_exact_cells(logsumexp, mass, weight);
+    write_row_score(weight * mass * std::exp(row_score_ - logsumexp));
   }
 
   // sum_j log(1 + exp(s_ij)) - T_ij s_ij
-  double sigmoid_loss() const { return row_softplus_sum(scores_, width_) + sigmoid_loss_of_targets(); }
+  double sigmoid_loss() const {
+    return row_softplus_sum(scores_, width_) + softplus(row_score_) + sigmoid_loss_of_targets();
+  }
 
   // Returns the same, and turns the scores into the gradient w * (sigmoid - t).
   double differentiate_sigmoid(double weight) {
@@ -112,7 +119,8 @@ class Row {
                                 row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
     for (const ExactCell& cell : exact_)
       scores_[cell.offset] = cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
-    return softplus_sum + sigmoid_loss_of_targets();
+    write_row_score(weight * sigmoid_minus(row_score_, 0));
+    return softplus_sum + softplus(row_score_) + sigmoid_loss_of_targets();
   }
 
  private:
@@ -218,7 +226,15 @@ class Row {
     return total;
   }
 
-  void clear() { std::fill(scores_, scores_ + width_, T(0)); }
+  void clear() {
+    std::fill(scores_, scores_ + width_, T(0));
+    write_row_score(0);
+  }
+
+  void write_row_score(double gradient) {
+    if (has_row_score_ && cells_.row_score_gradient != nullptr)
+      cells_.row_score_gradient[row_] = static_cast<T>(gradient);
+  }
 
   void write_other_cells(double factor, double weight) {
     const auto f = static_cast<T>(factor);
@@ -240,6 +256,8 @@ class Row {
   const double background_;
   double background_scores_ = 0;  // the sum of the scores whose target is the background alone
   double row_shift_ = 0;
+  const bool has_row_score_;
+  const double row_score_;  // -inf where this tile has none
   std::vector<ExactCell>& exact_;
 };
 

@@ -1,7 +1,8 @@
 // The loss of a tile of the score matrix, and its gradient, which is written over the scores.
 //
 // A tile holds the scores s * <f_i, g_j> of some rows and some columns. The first M columns are the candidates. The
-// columns after them are the negatives, which are no row's target.
+// columns after them are the negatives, which are no row's target. A row may have one more cell, whose score is given.
+// It counts in the tile that has column 0.
 //
 // Softmax: the loss of row i is sum_j T_ij (log T_ij - log P_ij). `softmax_rows` takes a tile of whole rows, finds
 // their loss and turns their scores into its gradient. With other tiles there are two walks: `softmax_tile` adds
@@ -67,6 +68,8 @@ struct Cells {
   const int64_t* candidate_groups;
   const bool* mask;
   int64_t mask_row_stride, mask_column_stride;
+  const T* row_scores = nullptr;     // (N,) or null: the score of one more cell of each row, which is in no tile
+  T* row_score_gradient = nullptr;   // (N,) or null
 
   bool masked(int64_t row, int64_t column) const {
     return mask != nullptr && mask[row * mask_row_stride + column * mask_column_stride];

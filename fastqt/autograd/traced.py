@@ -20,9 +20,10 @@ _PROBLEM = (
     "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor scale, "
     "Tensor? starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
     "str diagonal, Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, str? memory, "
-    "int? memory_bytes, Tensor? partners, float mix, Tensor? bias, str link, bool normalize"
+    "int? memory_bytes, Tensor? partners, float mix, Tensor? bias, str link, bool normalize, "
+    "Tensor? row_scores"
 )
-_PROBLEM_SIZE = 21
+_PROBLEM_SIZE = 22
 _GRADIENTS = ", ".join(f"Tensor d{name}" for name in Needs._fields)
 
 
@@ -122,7 +123,7 @@ def _flat(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, scale),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
         *(p.diagonal, p.query_groups, p.candidate_groups, p.mask, *memory, p.partners, p.mix),
-        *(p.bias, p.link, p.normalize),
+        *(p.bias, p.link, p.normalize, p.row_scores),
     )
 
 
@@ -135,7 +136,8 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
 
     def flattened(*args: Any) -> tuple[Tensor, ...]:
         queries, candidates, negatives, row_negatives, scale = args[:5]
-        *of_scores, memory, memory_bytes, partners, mix, bias, link, normalize = args[10:_PROBLEM_SIZE]
+        *of_scores, memory, memory_bytes, partners, mix = args[10:18]
+        bias, link, normalize, row_scores = args[18:_PROBLEM_SIZE]
         diagonal, query_groups, candidate_groups, mask = of_scores
         p = Problem(
             *(queries, candidates, negatives, row_negatives, scale),
@@ -150,6 +152,7 @@ def _flattened(function: _OfProblem) -> Callable[..., tuple[Tensor, ...]]:
             bias=bias,
             link=link,
             normalize=normalize,
+            row_scores=row_scores,
         )
         return function(p, *args[_PROBLEM_SIZE:])
 
@@ -170,13 +173,13 @@ _register(
 )
 _register(
     "contrastive_forward_with_gradients",
-    f"({_PROBLEM}, str engine, float row_weight, bool[6] needs) -> (Tensor total, {_GRADIENTS})",
+    f"({_PROBLEM}, str engine, float row_weight, bool[7] needs) -> (Tensor total, {_GRADIENTS})",
     _forward_with_gradients,
     _fake_forward_with_gradients,
 )
 _register(
     "contrastive_backward",
-    f"({_PROBLEM}, str engine, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[6] needs) "
+    f"({_PROBLEM}, str engine, Tensor logsumexp, Tensor mass, Tensor row_weights, bool[7] needs) "
     f"-> ({_GRADIENTS})",
     _backward,
     _fake_backward,

@@ -93,7 +93,7 @@ class Ring:
                 found = compute(visit, wanted)
                 columns = self._columns(owner)
                 add(((found.queries, sums.queries), (found.row_negatives, sums.row_negatives)))
-                add(((found.scale, sums.scale),))
+                add(((found.scale, sums.scale), (found.row_scores, sums.row_scores)))
                 if sums.bias is not None and found.bias is not None:
                     sums.bias[columns] += found.bias
             exchange.send_home(owner, self._parts(p, owner, found, needs), home)
@@ -113,16 +113,16 @@ class Ring:
 
     def _visits(self, p: Problem, exchange: Exchange) -> Iterator[tuple[int, Problem | None]]:
         """For each owner of candidates the problem with them, or None where there is nothing to compute."""
-        row_negatives = p.row_negatives
+        private = {"row_negatives": p.row_negatives, "row_scores": p.row_scores}
         for owner, embeddings in exchange.visits():
             visit = None
             if len(p.queries) and len(embeddings[0]):
-                visit = self._problem(p, owner, embeddings, row_negatives)
-                row_negatives = None  # They count once.
+                visit = self._problem(p, owner, embeddings, private)
+                private = dict.fromkeys(private)  # They count once.
             yield owner, visit
 
     def _problem(
-        self, p: Problem, owner: int, embeddings: list[Tensor], row_negatives: Tensor | None
+        self, p: Problem, owner: int, embeddings: list[Tensor], private: dict[str, Tensor | None]
     ) -> Problem:
         """The problem of one visit."""
         columns, diagonal = self._columns(owner), p.diagonal if owner == self.shards.group.rank else "keep"
@@ -132,7 +132,8 @@ class Ring:
             p,
             candidates=candidates,
             negatives=negatives,
-            row_negatives=row_negatives,
+            row_negatives=private["row_negatives"],
+            row_scores=private["row_scores"],
             targets=p.targets.of_columns(columns.start, len(candidates)),
             bias=None if p.bias is None else p.bias[columns].contiguous(),
             mask=None if p.mask is None else p.mask[:, columns],

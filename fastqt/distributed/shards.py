@@ -192,8 +192,8 @@ def shard_rows(shards: Shards, queries: str, candidates: str) -> ShardRows:
 
 def with_a_row(group: Group, x: Any) -> Any:
     """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
-    empty = isinstance(x, Tensor) and x.dim() == 2 and not len(x) and group.shards == "uneven"
-    return x.new_empty(1, x.shape[1]) if empty else x
+    empty = isinstance(x, Tensor) and x.dim() > 1 and not len(x) and group.shards == "uneven"
+    return x.new_empty(1, *x.shape[1:]) if empty else x
 
 
 def wanting_gradients(leaves: Mapping[str, object]) -> str:

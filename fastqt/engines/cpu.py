@@ -169,7 +169,7 @@ def _problem_arguments(p: Problem) -> tuple[Any, ...]:
         *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p.scale)),
         *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
         *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.query_groups, p.candidate_groups, p.mask, p.normalize),
+        *(p.query_groups, p.candidate_groups, p.mask, p.normalize, p.row_scores),
     )
 
 

@@ -80,6 +80,7 @@ def _why_not_this(p: AnyProblem) -> str | None:
         "dense targets": p.targets.dense is not None,
         "smoothed targets": p.targets.background is not None,
         "bias": p.bias is not None,
+        "row_scores": p.row_scores is not None,
         "negatives": p.negatives is not None,
         "query_groups": p.query_groups is not None,
         "mask": p.mask is not None,

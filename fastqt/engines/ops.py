@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 ELF_HEADER, ELF_SEGMENT = 64, 56  # bytes of the structures of a 64-bit library
+PROBLEM_ARGUMENTS = 18  # of the operators of csrc/cpu/contrastive.cpp
 
 
 def check_whole(path: str) -> None:
@@ -56,8 +57,8 @@ else:
 
     def _fake_gradients(arguments: tuple[Any, ...]) -> list[Tensor]:
         queries, candidates, negatives, row_negatives, bias = arguments[:5]
-        scale = queries.new_empty((), dtype=torch.float64)
-        inputs = (queries, candidates, negatives, row_negatives, scale, bias)
+        scale, row_scores = queries.new_empty((), dtype=torch.float64), arguments[PROBLEM_ARGUMENTS - 1]
+        inputs = (queries, candidates, negatives, row_negatives, scale, bias, row_scores)
         return [x.new_empty(x.shape) for x in compress(inputs, arguments[-1])]
 
     def _fake_loss_with_gradients(*arguments: Any) -> tuple[Tensor, list[Tensor], int, int, int]:

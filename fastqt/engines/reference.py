@@ -66,6 +66,9 @@ def row_losses(p: Problem) -> Tensor:
         blocks.append(p.scale * (p.queries @ p.negatives.T))
     if p.row_negatives is not None:
         blocks.append(p.scale * (p.queries * p.row_negatives).sum(1, keepdim=True))
+    if p.row_scores is not None:
+        absent = p.row_scores.isneginf()
+        blocks.append(p.row_scores.masked_fill(absent, float("-inf"))[:, None])  # without a gradient
     if p.link == "log_sum_exp":
         # -inf, with a gradient of 0, for a row that has been excluded as a whole
         return torch.cat(blocks, 1).logsumexp(1)

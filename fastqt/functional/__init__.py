@@ -6,12 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fastqt.checks import check_option
 from fastqt.distributed.group import GroupLike
 from fastqt.functional.grouped import loss_over_group
-from fastqt.functional.lowering import checked, computed_loss, prepare
+from fastqt.functional.single import loss_of_process
 from fastqt.negatives import Mixed
-from fastqt.problem import REDUCTIONS, TARGET_REDUCTIONS
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
@@ -28,10 +26,12 @@ def contrastive_loss(
     normalize: bool = False,
     negatives: Tensor | None = None,
     row_negatives: Tensor | Mixed | None = None,
+    row_scores: Tensor | None = None,
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     reduction: str = "mean",
+    similarity: str = "dot",
     memory: str | int = "fast",
     backend: str | None = None,
     group: GroupLike | None = None,
@@ -100,20 +100,17 @@ def contrastive_loss(
         "normalize": normalize,
         "negatives": negatives,
         "row_negatives": row_negatives,
+        "row_scores": row_scores,
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
         "memory": memory,
         "backend": backend,
+        "similarity": similarity,
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
-    p, plan = checked(queries, candidates, operator, **options)
-    prepare(p, plan)
-    check_option("reduction", reduction, TARGET_REDUCTIONS)
-    if reduction == "mean_of_targets":
-        return computed_loss(p, "sum", plan.engine) / p.targets.rows_with_targets().clamp(min=1)
-    return computed_loss(p, reduction, plan.engine)
+    return loss_of_process(queries, candidates, operator, reduction, options)
 
 
 def sigmoid_loss(
@@ -129,6 +126,7 @@ def sigmoid_loss(
     normalize: bool = False,
     negatives: Tensor | None = None,
     row_negatives: Tensor | Mixed | None = None,
+    row_scores: Tensor | None = None,
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
@@ -173,6 +171,7 @@ def sigmoid_loss(
         "normalize": normalize,
         "negatives": negatives,
         "row_negatives": row_negatives,
+        "row_scores": row_scores,
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
@@ -181,10 +180,7 @@ def sigmoid_loss(
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
-    p, plan = checked(queries, candidates, operator, **options)
-    prepare(p, plan)
-    check_option("reduction", reduction, REDUCTIONS)
-    return computed_loss(p, reduction, plan.engine)
+    return loss_of_process(queries, candidates, operator, reduction, options)
 
 
 def log_sum_exp(
@@ -197,9 +193,11 @@ def log_sum_exp(
     normalize: bool = False,
     negatives: Tensor | None = None,
     row_negatives: Tensor | Mixed | None = None,
+    row_scores: Tensor | None = None,
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    similarity: str = "dot",
     memory: str | int = "fast",
     backend: str | None = None,
     group: GroupLike | None = None,
@@ -247,14 +245,14 @@ def log_sum_exp(
         "normalize": normalize,
         "negatives": negatives,
         "row_negatives": row_negatives,
+        "row_scores": row_scores,
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
         "memory": memory,
         "backend": backend,
+        "similarity": similarity,
     }
     if group is not None:
         return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
-    p, plan = checked(queries, candidates, NoTargets(), **options)
-    prepare(p, plan)
-    return computed_loss(p, "none", plan.engine)
+    return loss_of_process(queries, candidates, NoTargets(), "none", options)

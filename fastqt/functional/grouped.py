@@ -29,7 +29,9 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wanting_gradients, with_a_row
+from fastqt.functional.euclidean import SIMILARITIES, check_euclidean, lower_euclidean, moments
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
+from fastqt.functional.row_scores import check_row_scores, one_cell_a_row
 from fastqt.negatives import Mixed
 from fastqt.problem import (
     DIAGONALS,
@@ -42,6 +44,8 @@ from fastqt.problem import (
 from fastqt.targets import NoTargets, Rolled, Targets
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
+PRIVATE = ("row_negatives", "row_scores")  # of each query alone
+LEAVES = (*EMBEDDINGS, "row_scores", "scale", "bias")
 
 
 def loss_over_group(
@@ -68,11 +72,11 @@ def loss_over_group(
     given = {**options, "queries": queries, "candidates": candidates}
     shards = agree(ranks, function, partial(_checked, ranks, targets, reduction, given))
     ranks = shards.group
+    own = _in_products(shards, given) if given.pop("similarity", "dot") == "euclidean" else None
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
-    if ranks.takes_ring(shards.total("candidates"), given["candidates"]):
-        local = _loss_of_ring(shards, targets, reduction, given, function)
-    else:
-        local = _loss_of_gathered(shards, targets, reduction, given)
+    local = _local_loss(shards, targets, reduction, given, function)
+    if own is not None and given["link"] == "log_sum_exp":
+        local = local + own
     if reduction != "mean_of_targets":
         return collectives.reduced(local, reduction, shards.total("queries"), ranks)
     queries = given["queries"]
@@ -83,6 +87,32 @@ def loss_over_group(
     return collectives.total(local, ranks) / collectives.add_up(counted, ranks).clamp(min=1)
 
 
+def _local_loss(
+    shards: Shards, targets: Targets, reduction: str, given: dict[str, Any], function: str
+) -> Tensor:
+    """The sum of this rank's rows, or the rows."""
+    if shards.group.takes_ring(shards.total("candidates"), given["candidates"]):
+        return _loss_of_ring(shards, targets, reduction, given, function)
+    return _loss_of_gathered(shards, targets, reduction, given)
+
+
+def _in_products(shards: Shards, given: dict[str, Any]) -> Tensor:
+    """Lowers Euclidean scores to products, and returns what scores of each row lack, (N,)."""
+
+    def of_negatives(queries: Tensor, negatives: Tensor, options: dict[str, Any]) -> Tensor:
+        counts = {"queries": shards.counts["queries"], "candidates": shards.counts["negatives"]}
+        among = shards._replace(counts=counts)
+        alone = {**options, "queries": queries, "candidates": negatives}
+        return _local_loss(among, NoTargets(), "none", alone, FUNCTIONS["log_sum_exp"])
+
+    # All ranks have to move their embeddings by the same vector, to the bit.
+    queries, candidates, group = given.pop("queries"), given.pop("candidates"), shards.group
+    of_ranks = collectives.gather_constant(moments(candidates)[None], (1,) * group.size, group)
+    queries, candidates, own = lower_euclidean(queries, candidates, given, of_ranks.sum(0), of_negatives)
+    given |= {"queries": queries, "candidates": candidates}
+    return own
+
+
 def _checked(
     group: Group, targets: Targets, reduction: str, given: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Hashable]]:
@@ -90,7 +120,7 @@ def _checked(
 
     In `given` a DTensor is replaced by this rank's rows of it.
     """
-    for name in EMBEDDINGS:
+    for name in (*EMBEDDINGS, "row_scores"):
         if isinstance(given[name], Tensor):
             given[name] = local_rows(name, given[name])
     embeddings = {name: given[name] for name in EMBEDDINGS if not isinstance(given[name], Mixed)}
@@ -102,6 +132,11 @@ def _checked(
     check_memory(given["memory"])
     check_flag("normalize", given["normalize"])
     check_scale(given["scale"], queries.dtype)
+    similarity = given.get("similarity", "dot")
+    check_option("similarity", similarity, SIMILARITIES)
+    if similarity == "euclidean":
+        check_euclidean(queries, candidates, given)
+    check_row_scores(given["row_scores"], len(queries), queries.device)
     targets.check_queries(len(queries))
     check_bias(given["bias"], len(candidates), queries.device, queries.dtype)
     if (given["query_groups"] is None) != (given["candidate_groups"] is None):
@@ -122,10 +157,11 @@ def _checked(
         "targets": targets.kind(),
         "reduction": reduction,
         **{name: given[name] for name in ("diagonal", "normalize")},
-        **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
+        "similarity": similarity,
+        **{f"{name} given": given[name] is not None for name in ("negatives", *PRIVATE, "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
-        "requires_grad": wanting_gradients({name: given[name] for name in (*EMBEDDINGS, "scale", "bias")}),
+        "requires_grad": wanting_gradients({name: given[name] for name in LEAVES}),
     }
 
 
@@ -142,7 +178,7 @@ def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: d
         options["negatives"] = negatives if len(negatives) else None
     if isinstance(given["row_negatives"], Mixed):
         options["row_negatives"] = _mixed(shards, given, options["candidates"].__getitem__)
-    leaves = [options[name] for name in (*EMBEDDINGS, "scale", "bias")]
+    leaves = [options[name] for name in LEAVES]
     if given["diagonal"] != "keep":
         targets = _with_own_candidates_first(shards, targets, options)
     if not len(queries):
@@ -150,8 +186,15 @@ def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: d
             return collectives.nothing(leaves, reduction)
     queries, candidates = options.pop("queries"), options.pop("candidates")
     with shards.agreeing():
+        lacking = one_cell_a_row(queries, candidates, options)
         p, engine = lowered(queries, candidates, targets, **options)
-        return computed_loss(p, "none" if reduction == "none" else "sum", engine)
+        found = computed_loss(p, "none" if reduction == "none" else "sum", engine)
+        return _with(lacking, found)
+
+
+def _with(lacking: Tensor | None, found: Tensor) -> Tensor:
+    """A loss of rows, or their sum, and what the rows' losses lack."""
+    return found if lacking is None else found + (lacking if found.dim() else lacking.sum())
 
 
 def _gathered_columns(shards: Shards, given: dict[str, Any]) -> dict[str, Tensor]:
@@ -205,15 +248,15 @@ def _loss_of_ring(
 ) -> Tensor:
     """The sum of this rank's rows, or the rows, from one rank's candidates after the other."""
     with shards.agreeing():
-        p, engine = _problem_of_ring(shards, targets, given)
+        p, engine, lacking = _problem_of_ring(shards, targets, given)
     ring = Ring(shards, engines.computation(engine.name, p))
-    return autograd.loss_of(p, "none" if reduction == "none" else "sum", ring, function)
+    return _with(lacking, autograd.loss_of(p, "none" if reduction == "none" else "sum", ring, function))
 
 
 def _problem_of_ring(
     shards: Shards, targets: Targets, given: dict[str, Any]
-) -> tuple[Problem, engines.Engine]:
-    """The problem that `Ring` takes, and the engine of its visits."""
+) -> tuple[Problem, engines.Engine, Tensor | None]:
+    """The problem that `Ring` takes, the engine of its visits, and what the rows' losses lack."""
     queries, M, counts = given["queries"], shards.total("candidates"), shards.counts
     if given["diagonal"] != "keep" and counts["queries"] != counts["candidates"]:
         raise ValueError(
@@ -227,8 +270,10 @@ def _problem_of_ring(
     del options["queries"], options["candidates"]
     if isinstance(given["row_negatives"], Mixed):
         options["row_negatives"] = _mixed(shards, given, partial(visiting_rows, shards, given["candidates"]))
+    lacking = one_cell_a_row(queries, queries[:0], options)
+    private = {name: options[name] for name in PRIVATE}
     if not len(queries):
-        options |= {"row_negatives": None, "mask": None, "query_groups": None, "candidate_groups": None}
+        options |= dict.fromkeys((*PRIVATE, "mask", "query_groups", "candidate_groups"))
         targets = NoTargets()
     # Nothing is read of the candidates before they visit: for the checks and the targets their number counts.
     candidates = queries.new_empty(1, queries.shape[1]).expand(M, -1)
@@ -237,7 +282,7 @@ def _problem_of_ring(
     if plan.engine.eager:
         raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
     p.queries, p.candidates, p.negatives = queries, given["candidates"], given["negatives"]
-    if not len(queries) and isinstance(given["row_negatives"], Tensor):
-        p.row_negatives = given["row_negatives"]
+    if not len(queries) and not isinstance(given["row_negatives"], Mixed):
+        p.row_negatives, p.row_scores = private.values()
     prepare(p, plan)
-    return p, plan.engine
+    return p, plan.engine, lacking

@@ -57,13 +57,17 @@ def checked(
     normalize: bool,
     negatives: Tensor | None,
     row_negatives: Tensor | Mixed | None,
+    row_scores: Tensor | None = None,
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,
     memory: str | int,
     backend: str | None,
 ) -> tuple[Problem, plans.Plan]:
-    """The checked problem with the embeddings as they were given, and how it is computed."""
+    """The checked problem with the embeddings as they were given, and how it is computed.
+
+    Row negatives and row scores are those that `one_cell_a_row` leaves.
+    """
     mixed, given_rows = (row_negatives, None) if isinstance(row_negatives, Mixed) else (None, row_negatives)
     two = negatives is None and given_rows is None
     kind = plans.kind_of(Problem, queries, candidates, backend) if two else None
@@ -101,6 +105,7 @@ def checked(
         bias=_biases(bias, M, queries),
         link=link,
         normalize=normalize,
+        row_scores=row_scores,
     )
     if p.targets.background is not None:
         _check_smoothing(p)

@@ -21,6 +21,7 @@ from fastqt.checks import check_flag, check_number, check_option, check_scale
 from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.functional.euclidean import SIMILARITIES
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
@@ -36,6 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partner": ("next", "random"),
     "blocks": ("both", "candidates"),
     "masked_cell": ("zero", "exclude"),
+    "similarity": SIMILARITIES,
 }
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
@@ -174,6 +176,7 @@ class ContrastiveLoss(ScaledLoss):
         "bias",
         "negatives",
         "row_negatives",
+        "row_scores",
         "query_groups",
         "candidate_groups",
         "mask",

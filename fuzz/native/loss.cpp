@@ -74,6 +74,7 @@ Stack problem(Source& source, const Sizes& size, at::ScalarType dtype, int64_t l
   add_exclusions(source, size, background.has_value(), arguments);
   // Rows close to 0 have gradients without a limit, which no two ways to compute them share.
   arguments.emplace_back(!source.tame && source.flag());
+  arguments.push_back(optional(source.flag() ? std::optional<Tensor>(source.contiguous({size.N}, computed)) : std::nullopt));
   return arguments;
 }
 
@@ -84,10 +85,10 @@ Stack with(Stack arguments, std::initializer_list<c10::IValue> more) {
 
 // Which gradients are asked for: of a tame problem those that can be.
 std::vector<bool> needs(Source& source, const Stack& given) {
-  std::vector<bool> made(source.wild() ? source.between(0, 8) : 6);
-  constexpr int kInputs[] = {0, 1, 2, 3, 5, 4};  // the positions among the arguments
+  std::vector<bool> made(source.wild() ? source.between(0, 9) : 7);
+  constexpr int kInputs[] = {0, 1, 2, 3, 5, 4, 17};  // the positions among the arguments
   for (std::size_t k = 0; k < made.size(); ++k)
-    made[k] = source.flag() && (!source.tame || k >= 6 || !given[kInputs[k]].isNone());
+    made[k] = source.flag() && (!source.tame || k >= 7 || !given[kInputs[k]].isNone());
   return made;
 }
 

@@ -62,17 +62,17 @@ def problem(dtype: torch.dtype, **changes: object) -> Problem:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("needs", [[True] * 6, [True] + [False] * 5, [False] * 6], ids=str)
+@pytest.mark.parametrize("needs", [[True] * 7, [True] + [False] * 6, [False] * 7], ids=str)
 def test_opcheck_whole_losses(dtype, needs):
     for changes in (
         {},
         {"negatives": None, "row_negatives": None, "mask": torch.eye(9).roll(3, 1).bool()},
         {"link": "sigmoid", "bias": torch.zeros(9, dtype=dtype), "memory": 2**25},
         {"normalize": True, "bias": torch.zeros(9, dtype=dtype)},
+        {"row_negatives": None, "row_scores": torch.zeros(9, dtype=dtype)},
     ):
         p = problem(dtype, **changes)
-        inputs = (p.queries, p.candidates, p.negatives, p.row_negatives, p.scale, p.bias)
-        needed = [need and x is not None for need, x in zip(needs, inputs, strict=True)]
+        needed = [need and x is not None for need, x in zip(needs, p.inputs(), strict=True)]
         flat, rows = (*traced._flat(p), "cpu"), torch.zeros(9, dtype=torch.float64)
         torch.library.opcheck(torch.ops.fastqt.contrastive_forward, flat)
         torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, 0.5, needed))
@@ -89,7 +89,7 @@ def test_operators_carry_every_field_of_a_problem(memory):
     given = Problem(
         *(torch.rand(9, 3) for _ in range(4)),
         *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), memory, rows, 0.5),
-        *(torch.rand(7), "sigmoid", True),
+        *(torch.rand(7), "sigmoid", True, torch.rand(9)),
     )
     (received,) = traced._flattened(lambda p: (p,))(*traced._flat(given))
     defaults = {f.name: f.default for f in dataclasses.fields(Problem)}

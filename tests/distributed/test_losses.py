@@ -41,6 +41,18 @@ LOSSES = {
     "dense": Case("contrastive_loss", options={"reduction": "sum"}, given=("dense", "scale")),
     "excluded": Case("contrastive_loss", options={"diagonal": "exclude"}, given=("scale", "bias")),
     "negatives": Case("contrastive_loss", given=("scale", "biases", "negatives", "row_negatives")),
+    "row-scores": Case("contrastive_loss", given=("scale", "negatives", "row_scores")),
+    "several-row-cells": Case(
+        "contrastive_loss", options={"reduction": "none"}, given=("scale", "stacked", "several_row_scores")
+    ),
+    "mixed-and-row-scores": Case(
+        "contrastive_loss", options={**PAIRS, "mixed": 0.2}, given=("row_scores", "partners")
+    ),
+    "euclidean": Case(
+        "contrastive_loss",
+        options={**PAIRS, "similarity": "euclidean"},
+        given=("scale", "biases", "negatives", "stacked", "row_scores"),
+    ),
     "exclusions": Case("contrastive_loss", given=("groups", "mask", "negatives")),
     "mixed": Case("contrastive_loss", options={**PAIRS, "normalize": True, "mixed": 0.2}),
     "mixed-partners": Case("contrastive_loss", options={**PAIRS, "mixed": 0.3}, given=("partners",)),
@@ -49,6 +61,13 @@ LOSSES = {
     "sigmoid": Case("sigmoid_loss", given=("scale", "bias", "negatives", "row_negatives")),
     "sigmoid-rows": Case(
         "sigmoid_loss", options={"diagonal": "zero", "reduction": "none"}, given=("scale", "biases", "groups")
+    ),
+    "sigmoid-row-scores": Case("sigmoid_loss", given=("bias", "row_scores")),
+    "sigmoid-several-row-cells": Case("sigmoid_loss", given=("scale", "stacked", "several_row_scores")),
+    "log-sum-exp-of-distances": Case(
+        "log_sum_exp",
+        options={"diagonal": "exclude", "similarity": "euclidean"},
+        given=("scale", "negatives", "row_scores"),
     ),
     "log-sum-exp": Case(
         "log_sum_exp",

@@ -8,8 +8,8 @@ from cases import CASES, Case
 from tolerances import REORDERED, relative
 
 import fastqt
-from fastqt import functional
 from fastqt.engines import cpu as schedule
+from fastqt.functional import single
 
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
@@ -74,7 +74,7 @@ def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
     """A softmax has its gradients from chunks of whole rows where enough of these fit."""
     case = next(c for c in CASES if c.name == "all at once")
     problems = []
-    monkeypatch.setattr(functional, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
+    monkeypatch.setattr(single, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
     case.loss(case.inputs(torch.float32), memory=2**24)
     p = replace(problems[0], link=link)
     row = 4 * (len(p.candidates) + len(p.negatives) + 1)

@@ -16,8 +16,8 @@ from problems import Maker, problems
 from tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
 
 import fastqt
-from fastqt import functional
 from fastqt.engines import cpu as schedule
+from fastqt.functional import single
 
 ROUNDING = UNIT_ROUNDOFF[torch.bfloat16]
 WINDOW = (-1, 1)
@@ -34,8 +34,8 @@ def bfloat16(monkeypatch):
 def lowered(monkeypatch):
     """The problems that losses are lowered to."""
     found = []
-    whole = functional.computed_loss
-    monkeypatch.setattr(functional, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
+    whole = single.computed_loss
+    monkeypatch.setattr(single, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
     return found
 
 

@@ -12,9 +12,9 @@ import torch
 from tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
 import fastqt
-from fastqt import functional
 from fastqt.checks import input_dtype
 from fastqt.engines import cpu, plans
+from fastqt.functional import single
 
 N, M, D = 7, 9, 5
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
@@ -63,9 +63,9 @@ def assert_as_reference(loss: Callable[..., torch.Tensor], leaves: list, **more:
 def test_what_bfloat16_is_computed_in_is_asked_in_every_call(monkeypatch):
     given = embeddings(64, 64, dtype=torch.bfloat16)
     computed = []
-    whole = functional.computed_loss
+    whole = single.computed_loss
     monkeypatch.setattr(
-        functional, "computed_loss", lambda p, *more: computed.append(p.queries.dtype) or whole(p, *more)
+        single, "computed_loss", lambda p, *more: computed.append(p.queries.dtype) or whole(p, *more)
     )
     for has_products in (False, True, False):
         monkeypatch.setattr(cpu, "has_bfloat16_products", lambda has_products=has_products: has_products)

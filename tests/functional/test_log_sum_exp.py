@@ -23,6 +23,7 @@ CASES = {
     "exclude": ({"diagonal": "exclude"}, ("scale",)),
     "biases": ({}, ("scale", "bias")),
     "negatives": ({"diagonal": "exclude"}, ("negatives", "row_negatives", "scale")),
+    "row scores": ({"diagonal": "exclude"}, ("row_scores", "scale")),
     "groups": (
         {"query_groups": torch.from_numpy(GROUPS[0]), "candidate_groups": torch.from_numpy(GROUPS[1])},
         (),
@@ -36,6 +37,7 @@ SHAPES = {
     "row_negatives": (N, D),
     "scale": (),
     "bias": (M,),
+    "row_scores": (N,),
 }
 # The tests run Triton's interpreter, whose float16 rounds as a GPU does.
 ENGINES = [

@@ -30,8 +30,9 @@ SPECIALIZED = [p for p in SPECIALISATIONS if p.values[2].startswith("warp_specia
 OPCODES = ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "FFMA", "MUFU", "FADD", "USETMAXREG", "LDL", "STL")
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Of constants that are neither on nor off, or have code of their own where they are off.
-CHOICES = {
-    "ROW_NEGATIVE": {0, 1, 2},
+CHOICES: dict[object, set[object]] = {
+    "ROW_NEGATIVE": {0, 1, 2, 3},
+    ("query_gradient_kernel", "ROW_NEGATIVE"): {0, 1, 2},  # A score has no embedding.
     "DIAGONAL": {0, 1, 2},
     "SAMPLE_TILES": {2},
     "EVEN_M": {0, 1},
@@ -119,7 +120,7 @@ def test_every_kernel_and_option_is_among_the_specialisations(found, gpu):
             if flag in FROM_HOPPER and gpu.arch < 90:
                 continue
             # Most options that are off leave no code; one that is on must be there.
-            missing = CHOICES.get(flag, {1}) - seen[kernel, flag]
+            missing = CHOICES.get((kernel, flag), CHOICES.get(flag, {1})) - seen[kernel, flag]
             assert not missing, f"{kernel} with {flag} = {sorted(missing)}"
 
 

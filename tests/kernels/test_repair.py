@@ -42,6 +42,7 @@ def problem(name: str) -> Problem:
         candidate_groups=groups[1],
         bias=torch.randn(N, generator=generator),
     )
+    scores = replace(everything, row_negatives=None, row_scores=torch.randn(N, generator=generator))
     mask = torch.rand(N, N, generator=generator) < 0.2
     mask[torch.arange(N - 1), torch.arange(1, N)] = mask[torch.arange(1, N), torch.arange(N - 1)] = False
     masked = replace(plain, diagonal="exclude", mask=mask)
@@ -49,6 +50,7 @@ def problem(name: str) -> Problem:
     return {
         "plain": plain,
         "everything": everything,
+        "row scores": scores,
         "mask": masked,
         "logsumexp": replace(
             masked, targets=NoTargets().rows(N, N, queries.device), link="log_sum_exp", negatives=negatives
@@ -96,7 +98,7 @@ def repaired(link: Softmax, known: Known, flagged: list[int]) -> None:
 
 
 def combinations():
-    for name in ("plain", "everything", "mask", "logsumexp"):
+    for name in ("plain", "everything", "row scores", "mask", "logsumexp"):
         for flagged, rows in FLAGGED.items():
             quick = flagged == "of all blocks" or name == "everything"
             marks = () if quick else pytest.mark.slow

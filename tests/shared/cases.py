@@ -25,6 +25,7 @@ class Case:
     tensors: tuple[str, ...] = ()  # further inputs that want a gradient
     square: bool = True
     link: str = "softmax"
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of inputs that have another one
 
     def inputs(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
         """Random leaf tensors of the right shapes that all require a gradient."""
@@ -36,6 +37,8 @@ class Case:
             "row_negatives": (N, D),
             "scale": (),
             "bias": (N if self.square else M,),
+            "row_scores": (N,),
+            **self.shapes,
         }
         names = ("queries", "candidates", *self.tensors)
         return {
@@ -144,6 +147,24 @@ def make_cases() -> list[Case]:
             ("negatives", "row_negatives", "scale"),
             square=False,
         ),
+        Case("row scores", {}, banded, {}, ("row_scores", "scale")),
+        Case(
+            "row scores with smoothed targets",
+            {"targets": fastqt.smoothed(torch.from_numpy(sparse), 0.2), **keep},
+            oracle.smoothed(sparse, 0.2),
+            keep,
+            ("negatives", "row_scores"),
+            square=False,
+        ),
+        Case(
+            "several row negatives and row scores, of excluded rows too",
+            {"targets": torch.from_numpy(sparse).to_sparse_csr(), "mask": torch.from_numpy(mask)},
+            sparse,
+            {"mask": mask},
+            ("row_negatives", "row_scores", "scale", "bias"),
+            square=False,
+            shapes={"row_negatives": (N, 3, D), "row_scores": (N, 2)},
+        ),
         Case("learnt scale", {}, banded, {}, ("scale",)),
         Case(
             "groups",
@@ -162,6 +183,17 @@ def make_cases() -> list[Case]:
         ),
         Case("sigmoid", {}, neighbours, keep, ("scale", "bias"), **sigmoid),
         Case("sigmoid, zero", {"diagonal": "zero"}, neighbours, **sigmoid),
+        Case("sigmoid, row scores", {}, neighbours, keep, ("row_scores", "bias"), **sigmoid),
+        Case(
+            "sigmoid, row scores with a target matrix",
+            {"targets": torch.from_numpy(sparse)},
+            sparse,
+            keep,
+            ("row_negatives", "row_scores"),
+            square=False,
+            shapes={"row_scores": (N, 2)},
+            **sigmoid,
+        ),
         Case(
             "sigmoid of documents, exclude",
             {"context_size": 2, "document_ids": torch.tensor(document_ids), "diagonal": "exclude"},

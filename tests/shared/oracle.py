@@ -47,6 +47,7 @@ class Result:
     row_negatives: Array | None
     scale: float
     bias: Array  # (M,)
+    row_scores: Array | None = None
     # For the gradient of each embedding the sum of the absolute values of its terms. Terms may cancel each
     # other, but their rounding errors do not.
     magnitudes: dict[str, Array] = field(default_factory=dict)
@@ -60,12 +61,14 @@ def contrastive(
     diagonal: str = "zero",
     scale: float = 1.0,
     negatives: Array | None = None,
-    row_negatives: Array | None = None,
+    row_negatives: Array | None = None,  # (N, D) or (N, K, D)
+    row_scores: Array | None = None,  # (N,) or (N, K)
     query_groups: Sequence[int] | None = None,
     candidate_groups: Sequence[int] | None = None,
     mask: NDArray[np.bool_] | None = None,
     bias: Array | float = 0.0,
     link: str = "softmax",
+    similarity: str = "dot",
     row_weights: Array | None = None,
 ) -> Result:
     """The losses of the rows, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
@@ -76,9 +79,11 @@ def contrastive(
     dF, dG, ds, db = np.zeros_like(F), np.zeros_like(G), 0.0, np.zeros(M)
     dN = None if negatives is None else np.zeros_like(negatives)
     dR = None if row_negatives is None else np.zeros_like(row_negatives)
+    dA = None if row_scores is None else np.zeros_like(row_scores)
     sizes = {"queries": np.zeros_like(F), "candidates": np.zeros_like(G)}
     sizes |= {} if dN is None else {"negatives": np.zeros_like(negatives)}
     sizes |= {} if dR is None else {"row_negatives": np.zeros_like(row_negatives)}
+    sizes |= {} if dA is None else {"row_scores": np.zeros_like(row_scores)}
     sizes |= {"scale": np.zeros(()), "bias": np.zeros(M)}
     for i in range(N):
         if link == "softmax" and not (T[i] > 0).any():
@@ -87,15 +92,23 @@ def contrastive(
         if negatives is not None:
             columns.append(negatives)
         if row_negatives is not None:
-            columns.append(row_negatives[i : i + 1])
+            columns.append(row_negatives[i].reshape(-1, F.shape[1]))
         C = np.concatenate(columns)
-        t = np.zeros(len(C))
+        given = np.zeros(0) if row_scores is None else row_scores[i].reshape(-1)
+        t = np.zeros(len(C) + len(given))
         t[:M] = T[i]
-        dots = C @ F[i]
-        s = scale * dots
+        if similarity == "euclidean":
+            dots, of_query, of_columns = -np.square(C - F[i]).sum(1), 2 * (C - F[i]), 2 * (F[i] - C)
+            sizes_of_terms = 2 * (abs(C) + abs(F[i]))
+            dot_sizes = np.square(sizes_of_terms).sum(1)
+        else:
+            dots, of_query, of_columns = C @ F[i], C, np.broadcast_to(F[i], C.shape)
+            sizes_of_terms = np.broadcast_to(abs(F[i]), C.shape)
+            dot_sizes = abs(C) @ abs(F[i])
+        s = np.concatenate([scale * dots, given])
         s[:M] += bias
-        alive = np.ones(len(C), dtype=bool)  # in the softmax
-        differentiable = np.ones(len(C), dtype=bool)
+        alive = s > -np.inf  # in the softmax
+        differentiable = np.ones(len(s), dtype=bool)
         if i < M and diagonal == "zero":
             s[i], differentiable[i] = 0.0, False
         if i < M and diagonal == "exclude":
@@ -113,7 +126,7 @@ def contrastive(
             c = w[i] * np.where(alive, np.exp(np.where(alive, s - loss[i], 0)), 0) * differentiable
             c_size = abs(c)
         elif link == "sigmoid":
-            loss[i] = (np.logaddexp(0, s) - t * s)[alive].sum()
+            loss[i] = np.logaddexp(0, s)[alive].sum() - (t * s)[t > 0].sum()
             p, q = np.exp(-np.logaddexp(0, -s)), np.exp(-np.logaddexp(0, s))
             c = w[i] * ((1 - t) * p - t * q) * differentiable * alive
             c_size = abs(w[i]) * (abs(1 - t) * p + t * q) * differentiable * alive
@@ -131,20 +144,21 @@ def contrastive(
                 if differentiable[j]:
                     others = np.delete(e, j).sum()
                     c[j] = w[i] * ((t.sum() - t[j]) * e[j] - t[j] * others) / total
-        dF[i] = scale * c @ C
-        dG += scale * np.outer(c[:M], F[i])
-        if dN is not None:
-            dN += scale * np.outer(c[M : M + K], F[i])
-        if dR is not None:
-            dR[i] = scale * c[-1] * F[i]
+        if dA is not None:
+            dA[i], sizes["row_scores"][i] = (x[len(C) :].reshape(dA[i].shape) for x in (c, c_size))
+        c, c_size = c[: len(C)], c_size[: len(C)]
+        dF[i] = scale * c @ of_query
+        dC, of_size = scale * c[:, None] * of_columns, abs(scale) * c_size[:, None] * sizes_of_terms
+        dG += dC[:M]
         ds += c @ dots
         db += c[:M]
-        sizes["scale"] += c_size @ (abs(C) @ abs(F[i]))
+        sizes["scale"] += c_size @ dot_sizes
         sizes["bias"] += c_size[:M]
-        sizes["queries"][i] = abs(scale) * c_size @ abs(C)
-        sizes["candidates"] += abs(scale) * np.outer(c_size[:M], abs(F[i]))
+        sizes["queries"][i] = abs(scale) * c_size @ (sizes_of_terms if similarity == "euclidean" else abs(C))
+        sizes["candidates"] += of_size[:M]
         if dN is not None:
-            sizes["negatives"] += abs(scale) * np.outer(c_size[M : M + K], abs(F[i]))
+            dN += dC[M : M + K]
+            sizes["negatives"] += of_size[M : M + K]
         if dR is not None:
-            sizes["row_negatives"][i] = abs(scale) * c_size[-1] * abs(F[i])
-    return Result(loss, dF, dG, dN, dR, ds, db, sizes)
+            dR[i], sizes["row_negatives"][i] = (x[M + K :].reshape(dR[i].shape) for x in (dC, of_size))
+    return Result(loss, dF, dG, dN, dR, ds, db, dA, sizes)

@@ -93,6 +93,12 @@ class Batch:
             self.leaves[name], self.counts[name] = draw(N, WIDTH), case.counts
         elif name == "curl_negatives":
             self.leaves["negatives"], self.counts["negatives"] = draw(N, WIDTH), case.counts
+        elif name == "stacked":
+            self.leaves["row_negatives"] = draw(N, 3, WIDTH)
+            self.counts["row_negatives"] = case.counts
+        elif name in ("row_scores", "several_row_scores"):
+            self.leaves["row_scores"] = draw(N) if name == "row_scores" else draw(N, 2)
+            self.counts["row_scores"] = case.counts
         elif name in ("scale", "bias"):
             self.leaves[name] = torch.tensor(1.7 if name == "scale" else -0.8, dtype=torch.float64)
         elif name == "biases":

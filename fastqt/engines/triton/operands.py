@@ -66,6 +66,8 @@ class Operands:
 
         self.query_gradient = gradient_of(p.queries, needs.queries)
         self.row_negative_gradient = gradient_of(p.row_negatives, needs.row_negatives)
+        # What the kernels write, whether or not it is wanted: it costs nothing beside the row's loss.
+        self.row_score_gradient = None if p.row_scores is None else torch.empty_like(p.row_scores)
         self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None  # a part a row
         self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
@@ -87,7 +89,8 @@ class Operands:
 
     @property
     def differentiates(self) -> bool:
-        return any(self.needs)
+        """Whether a gradient is wanted that is not known with the loss of each row."""
+        return any(self.needs._replace(row_scores=False))
 
     def product_of(self, gradient: Tensor, *, alone: bool) -> Tensor:
         """Where a gradient's product is stored, float32 or in the gradient's own memory.
@@ -146,6 +149,7 @@ class Operands:
             row_negatives=self.row_negative_gradient,
             scale=None if by_row is None else by_row.sum(dtype=torch.float64),
             bias=self.bias_gradient,
+            row_scores=self.row_score_gradient if self.needs.row_scores else None,
         )
 
 

@@ -42,10 +42,13 @@ def run(o: Operands) -> None:
             multiply(scores[:, block.columns], f, block.matrix.T, add=False)
         if p.row_negatives is not None:
             scores[:, -1] = (f.float() * p.row_negatives[rows].float()).sum(1)
-        out = dS[: len(scores), :width] if o.differentiates else None
-        loss_rows(scores, o.scale, p, rows.start, weights, (o.logsumexp, o.mass, o.loss), out)
+        out = dS[: len(scores), :width] if any(o.needs) else None
+        found = o.logsumexp, o.mass, o.loss
+        loss_rows(scores, o.scale, p, rows.start, weights, found, out, o.row_score_gradient)
         if out is not None:
             _differentiate(o, p.row_negatives, rows, out)
+    if o.row_score_gradient is not None:
+        o.row_score_gradient.mul_(_unscaled(o))
     factor = _factor(o)
     for block in o.blocks:
         if block.gradient is not None and block.product is not None:
@@ -54,7 +57,7 @@ def run(o: Operands) -> None:
 
 def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: Tensor) -> None:
     """Adds the gradients that some rows of dS give."""
-    f, factor, unscaled = o.p.queries[rows], _factor(o), (o.weight_norm / o.prob_scale).float()
+    f, factor, unscaled = o.p.queries[rows], _factor(o), _unscaled(o)
     for block in o.blocks:
         if block.product is not None:
             multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
@@ -79,6 +82,11 @@ def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: T
 def _factor(o: Operands) -> Tensor:
     """What a product of dS has to be multiplied by to be a gradient."""
     return (o.scale * o.weight_norm / o.prob_scale).float()
+
+
+def _unscaled(o: Operands) -> Tensor:
+    """What dS has to be multiplied by."""
+    return (o.weight_norm / o.prob_scale).float()
 
 
 def _sound(p: Problem) -> Tensor:

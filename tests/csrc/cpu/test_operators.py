@@ -16,7 +16,7 @@ from fastqt.problem import LINKS
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
 N, M, K, D = 5, 6, 2, 3
-NEEDS = [True] * 6
+NEEDS = [True] * 7
 Arguments = dict[str, Any]
 
 
@@ -44,6 +44,7 @@ def problem(dtype: torch.dtype = torch.float32) -> Arguments:
         "candidate_groups": None,
         "mask": None,
         "normalize": False,
+        "row_scores": torch.linspace(-1, 1, N, dtype=dtype),
         "tile_rows": 2,
     }
 
@@ -165,6 +166,9 @@ PROBLEMS = {
     "a shorter bias": ({"bias": torch.ones(M - 1)}, "bias: want", "(5)"),
     "a bias in another dtype": ({"bias": torch.ones(M).double()}, "bias: want", "float64"),
     "a strided bias": ({"bias": strided(torch.ones(M))}, "contiguous", "strided"),
+    "fewer row scores": ({"row_scores": torch.ones(N - 1)}, "row_scores: want", "(4)"),
+    "row scores in another dtype": ({"row_scores": torch.ones(N).double()}, "row_scores: want", "float64"),
+    "strided row scores": ({"row_scores": strided(torch.ones(N))}, "contiguous", "strided"),
     "an unknown link": ({"link": 3}, "link: want 0 (softmax), 1 (sigmoid) or 2 (logsumexp)", "3"),
     "an unknown diagonal": ({"diagonal": -1}, "diagonal: want 0 (zero), 1 (exclude) or 2 (keep)", "-1"),
     "no targets": ({"row_starts": None}, "want either row_starts or dense", "neither"),
@@ -243,9 +247,10 @@ SAVED = {
     )
 }
 NEEDED = {
-    "five needs": ({"needs": NEEDS[:5]}, "needs: want 6 booleans", "5"),
+    "five needs": ({"needs": NEEDS[:5]}, "needs: want 7 booleans", "5"),
     "a gradient of no negatives": ({"negatives": None}, "negatives: want a tensor", "None"),
     "a gradient of no bias": ({"bias": None}, "bias: want a tensor", "None"),
+    "a gradient of no row scores": ({"row_scores": None}, "row_scores: want a tensor", "None"),
 }
 CLIP = {
     "queries in 16 bits": ({"queries": torch.ones(N, D).half()}, "queries: want dtype float32", "float16"),
@@ -380,7 +385,7 @@ def test_malformed_blocks_are_refused(case):
 def test_the_three_operators_agree():
     """The problem that the cases above change is accepted, and has the loss that users get for it."""
     given = {**problem(torch.float64), "columns": torch.arange(N), "diagonal": 2}
-    names = ("queries", "candidates", "negatives", "row_negatives", "scale")
+    names = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale")
     expected = contrastive_loss(
         *(given[name] for name in names[:2]),
         Diagonal(),

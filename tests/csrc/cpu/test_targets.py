@@ -41,6 +41,7 @@ def problem(rows: list[list[tuple[int, float]]], **changes: Any) -> dict[str, An
         "candidate_groups": None,
         "mask": None,
         "normalize": False,
+        "row_scores": None,
         "tile_rows": 3,
         **changes,
     }
@@ -48,7 +49,7 @@ def problem(rows: list[list[tuple[int, float]]], **changes: Any) -> dict[str, An
 
 def results(given: dict[str, Any], tile_columns: int) -> tuple[list[Tensor], list[tuple[int, ...]]]:
     """The losses and gradients that the operators find, and the faults that each reports."""
-    needs = [True, True, True, False, True, False]
+    needs = [True, True, True, False, True, False, False]
     call = torch.ops.fastqt
     logsumexp, mass, loss, *first = call.contrastive_loss_rows(**given, tile_columns=tile_columns)
     tiles = tile_columns if given["link"] == 1 else None

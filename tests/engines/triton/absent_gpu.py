@@ -136,7 +136,12 @@ LOSSES: dict[str, Loss] = {
     "mixed with partners": lambda given, **how: contrastive(
         given, row_negatives=Mixed(0.2, given.ids()), **how
     ),
+    "row scores": lambda given, **how: contrastive(given, row_scores=given.leaf(given.N), **how),
     "dense": lambda given, **how: contrastive(given, targets=given.matrix(given.dtype), **how),
+    "dense with row scores": lambda given, **how: contrastive(
+        given, targets=given.matrix(given.dtype), row_scores=given.leaf(given.N), **how
+    ),
+    "distances": of_views(fastqt.contrastive_loss, diagonal="exclude", similarity="euclidean"),
     "smoothed": of_views(fastqt.contrastive_loss, targets=smoothed(Diagonal()), diagonal="keep"),
     "learnt scale": lambda given, **how: contrastive(given, scale=given.number(), **how),
     "learnt scale and biases": lambda given, **how: contrastive(

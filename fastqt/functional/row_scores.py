@@ -1,0 +1,200 @@
+"""Cells that one row alone has: scores that are given, and several negatives a row, which are scored here.
+
+An engine knows one such cell a row. The scores of several are joined before it by their logsumexp; of a
+sigmoid their losses are added to the rows' after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.autograd.transformed import is_transformed
+from fastqt.checks import (
+    FLOATING,
+    check_embeddings,
+    check_flag,
+    check_scale,
+    check_tensor,
+    input_dtype,
+    is_traced,
+)
+from fastqt.negatives import Mixed, mixed_rows
+from fastqt.problem import loss_dtype, unit_rows
+
+CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
+LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
+
+
+def check_row_cells(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> None:
+    """Checks the embeddings, and what `one_cell_a_row` reads of the options.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+    """
+    rows = options["row_negatives"]
+    check_embeddings(
+        ("negatives", "row_negatives"),
+        queries=queries,
+        candidates=candidates,
+        negatives=options["negatives"],
+        row_negatives=None if isinstance(rows, Mixed) else rows,
+    )
+    check_row_scores(options["row_scores"], len(queries), queries.device)
+    check_flag("normalize", options["normalize"])
+    check_scale(options["scale"], queries.dtype)
+
+
+def check_row_scores(row_scores: object, N: int, device: torch.device) -> None:
+    """Checks that `row_scores` is a floating-point tensor (N,) or (N, K) on `device`, or None."""
+    if row_scores is None:
+        return
+    check_tensor("row_scores", row_scores)
+    assert isinstance(row_scores, Tensor)
+    shape = tuple(row_scores.shape)
+    if len(shape) not in (1, 2) or shape[0] != N or 0 in shape[1:]:
+        raise ValueError(f"row_scores: want shape ({N},) or ({N}, K), K >= 1, got {shape}")
+    if row_scores.dtype not in FLOATING:
+        raise TypeError(f"row_scores: want a floating-point dtype of 16 to 64 bits, got {row_scores.dtype}")
+    if row_scores.device != device:
+        raise ValueError(f"row_scores: want device {device} as queries, got {row_scores.device}")
+
+
+def one_cell_a_row(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> Tensor | None:
+    """Makes of checked row negatives and row scores what a `Problem` takes: one of the two, one cell a row.
+
+    Args:
+        queries, candidates: as they were given.
+        options: `row_negatives` and `row_scores` are replaced; `link`, `scale` and `normalize` are read.
+
+    Returns:
+        What the loss of each row lacks then, (N,), or None if that is nothing.
+    """
+    rows, given = options["row_negatives"], options["row_scores"]
+    if isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] == 1:
+        rows = options["row_negatives"] = rows.squeeze(1)
+    if given is None and (not isinstance(rows, Tensor) or rows.dim() == 2):
+        return None  # The engines score one row negative, or one mixture.
+    cells = [] if given is None else [columns_of(given).to(loss_dtype(queries))]
+    if rows is not None:
+        cells.append(scores_of_row_negatives(queries, candidates, rows, options))
+    options["row_negatives"] = options["row_scores"] = None
+    joined = torch.cat(cells, 1) if len(cells) > 1 else cells[0]
+    if joined.shape[1] == 1:
+        options["row_scores"] = joined[:, 0].contiguous()
+    elif options["link"] == "sigmoid":
+        return F.softplus(joined, threshold=50).sum(1)
+    else:
+        options["row_scores"] = _log_sum_exp(joined)
+    return None
+
+
+def _log_sum_exp(cells: Tensor) -> Tensor:
+    """The logsumexp of each row; -inf with a gradient of 0 where there is no cell."""
+    none = cells.detach().isneginf().all(1)
+    # From float64 it is rounded once, and the gradients of its parts add up to its own.
+    found = cells.double().masked_fill(none[:, None], 0).logsumexp(1)
+    return found.masked_fill(none, -torch.inf).to(cells.dtype)
+
+
+def columns_of(row_scores: Tensor) -> Tensor:
+    """Row scores (N,) or (N, K) as (N, K)."""
+    return row_scores[:, None] if row_scores.dim() == 1 else row_scores
+
+
+def scores_of_row_negatives(
+    queries: Tensor,
+    candidates: Tensor,
+    rows: Tensor | Mixed,
+    options: dict[str, Any],
+    *,
+    euclidean: bool = False,
+) -> Tensor:
+    """The scores of checked row negatives (N, D) or (N, K, D), or of mixtures, (N, K), without a copy."""
+    read_as, normalize = input_dtype(queries), options["normalize"]
+    with torch.autocast(queries.device.type, enabled=False):
+        if isinstance(rows, Mixed):
+            partners = rows.partners_of(len(queries), len(candidates), queries.device)
+            mixed_from = candidates.to(read_as)
+            rows = mixed_rows(unit_rows(mixed_from) if normalize else mixed_from, rows.mix, partners)
+        rows = rows[:, None] if rows.dim() == 2 else rows
+        f = queries.to(read_as).to(loss_dtype(queries))
+        f = F.normalize(f, dim=1) if normalize else f
+        if is_transformed() or is_traced(queries, rows):
+            found = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
+        else:
+            found = _similar_in_chunks(f, rows, read_as, normalize, euclidean)
+        scores: Tensor = found * options["scale"]
+        return scores
+
+
+def _similar(queries: Tensor, rows: Tensor, normalize: bool, euclidean: bool) -> Tensor:
+    """Products of queries (N, D) and their own rows (N, K, D), or minus their squared distances, (N, K).
+
+    The queries have norm 1 already where rows are normalised.
+    """
+    if euclidean:
+        rows = F.normalize(rows, dim=2) if normalize else rows
+        return -(rows - queries[:, None]).square().sum(2)
+    products = (rows @ queries[:, :, None]).squeeze(2)
+    if not normalize:
+        return products
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return products / norms.clamp(min=LEAST_NORM)
+
+
+class _Similar(torch.autograd.Function):
+    """`_similar` of a few rows at a time, which are computed once more to be differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, rows: Tensor, read_as: torch.dtype, normalize: bool, euclidean: bool
+    ) -> Tensor:
+        ctx.save_for_backward(queries, rows)
+        ctx.read_as, ctx.how = read_as, (normalize, euclidean)
+        parts = _chunks(queries, rows)
+        return torch.cat([_similar(f, r.to(read_as).to(f.dtype), normalize, euclidean) for f, r in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():  # A double backward records all rows at once.
+            return (*_differentiated(ctx, inputs, upstream[0], wanted, again=True), None, None, None)
+        gradients = [x.new_empty(x.shape) if want else None for x, want in zip(inputs, wanted, strict=True)]
+        first = 0
+        for parts in _chunks(*inputs):
+            here = slice(first, first + len(parts[0]))
+            with torch.autocast(upstream[0].device.type, enabled=False), torch.enable_grad():
+                leaves = [x.detach().requires_grad_(want) for x, want in zip(parts, wanted, strict=True)]
+                found = _differentiated(ctx, leaves, upstream[0][here], wanted, again=False)
+            for to, part in zip(gradients, found, strict=True):
+                if to is not None and part is not None:
+                    to[here] = part.detach()
+            first = here.stop
+        return (*gradients, None, None, None)
+
+
+# torch gives `apply` no types.
+_similar_in_chunks: Callable[..., Tensor] = _Similar.apply
+
+
+def _differentiated(
+    ctx: Any, inputs: Any, upstream: Tensor, wanted: Any, *, again: bool
+) -> list[Tensor | None]:
+    queries, rows = inputs
+    found = _similar(queries, rows.to(ctx.read_as).to(queries.dtype), *ctx.how)
+    needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
+    gradients = iter(torch.autograd.grad(found, needed, upstream, create_graph=again))
+    return [next(gradients) if want else None for want in wanted]
+
+
+def _chunks(queries: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some queries and their rows at a time."""
+    N, K, D = rows.shape
+    height = max(CHUNK_BYTES // (K * D * queries.element_size()), 1)
+    for start in range(0, max(N, 1), height):
+        yield queries[start : start + height], rows[start : start + height]
