@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         siglip_loss,
         simcse_loss,
     )
+    from fastqt.guide import Guide
     from fastqt.negatives import Mixed
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
     "Diagonal",
+    "Guide",
     "Mixed",
     "Sparse",
     "Window",
@@ -63,6 +65,7 @@ _HOMES = (
     "fastqt.losses",
     "fastqt.targets",
     "fastqt.negatives",
+    "fastqt.guide",
     "fastqt.engines",
     "fastqt.cached",
 )

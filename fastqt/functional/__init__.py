@@ -10,6 +10,7 @@ from fastqt.checks import check_option
 from fastqt.distributed.group import GroupLike
 from fastqt.functional.grouped import loss_over_group
 from fastqt.functional.lowering import checked, computed_loss, prepare
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.problem import REDUCTIONS, TARGET_REDUCTIONS
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
@@ -31,6 +32,7 @@ def contrastive_loss(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -64,6 +66,8 @@ def contrastive_loss(
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
+        guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
+            product of N x (M + K) x E, in float64. Not under torch.compile.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -103,6 +107,7 @@ def contrastive_loss(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
     }
@@ -132,6 +137,7 @@ def sigmoid_loss(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -153,7 +159,7 @@ def sigmoid_loss(
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
         context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
-            candidate_groups, mask, reduction, backend, group: as of `contrastive_loss`.
+            candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -176,6 +182,7 @@ def sigmoid_loss(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
     }
@@ -200,6 +207,7 @@ def log_sum_exp(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     memory: str | int = "fast",
     backend: str | None = None,
     group: GroupLike | None = None,
@@ -224,8 +232,8 @@ def log_sum_exp(
         candidates: (M, D), dtype and device as `queries`.
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
-        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend,
-            group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
+        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, guide,
+            backend, group: as of `contrastive_loss`. A `Guide` takes its product once more in the backward pass. Positives that are not on the diagonal leave the sum by groups.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -250,6 +258,7 @@ def log_sum_exp(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
     }

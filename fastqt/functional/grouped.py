@@ -22,6 +22,7 @@ from fastqt.checks import (
     check_embeddings,
     check_flag,
     check_option,
+    check_paired,
     check_scale,
     input_dtype,
 )
@@ -30,6 +31,7 @@ from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wanting_gradients, with_a_row
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.problem import (
     DIAGONALS,
@@ -69,7 +71,8 @@ def loss_over_group(
     shards = agree(ranks, function, partial(_checked, ranks, targets, reduction, given))
     ranks = shards.group
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
-    if ranks.takes_ring(shards.total("candidates"), given["candidates"]):
+    # The guide's embeddings are gathered, and so is what they are compared with.
+    if given["guide"] is None and ranks.takes_ring(shards.total("candidates"), given["candidates"]):
         local = _loss_of_ring(shards, targets, reduction, given, function)
     else:
         local = _loss_of_gathered(shards, targets, reduction, given)
@@ -112,6 +115,9 @@ def _checked(
             given[name] = as_ids(name, given[name]).to(queries.device)
             if given[name].numel() != rows:
                 raise ValueError(f"{name}: want {rows} ids, got {given[name].numel()}")
+    guide = given["guide"]
+    if guide is not None:
+        _check_guide(group, guide, given)
     sizes = {"queries": len(queries), "candidates": len(candidates)}
     if given["negatives"] is not None:
         sizes["negatives"] = len(given["negatives"])
@@ -124,6 +130,7 @@ def _checked(
         **{name: given[name] for name in ("diagonal", "normalize")},
         **{f"{name} given": given[name] is not None for name in ("negatives", "row_negatives", "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
+        "guide": None if guide is None else guide.kind(),
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
         "requires_grad": wanting_gradients({name: given[name] for name in (*EMBEDDINGS, "scale", "bias")}),
     }
@@ -142,6 +149,8 @@ def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: d
         options["negatives"] = negatives if len(negatives) else None
     if isinstance(given["row_negatives"], Mixed):
         options["row_negatives"] = _mixed(shards, given, options["candidates"].__getitem__)
+    if given["guide"] is not None:
+        options["guide"] = _gathered_guide(shards, given["guide"])
     leaves = [options[name] for name in (*EMBEDDINGS, "scale", "bias")]
     if given["diagonal"] != "keep":
         targets = _with_own_candidates_first(shards, targets, options)
@@ -162,6 +171,30 @@ def _gathered_columns(shards: Shards, given: dict[str, Any]) -> dict[str, Tensor
     if isinstance(given["bias"], Tensor) and given["bias"].dim():
         found["bias"] = collectives.gather(given["bias"], counts, group)
     return found
+
+
+def _check_guide(group: Group, guide: object, given: dict[str, Any]) -> None:
+    """Checks a rank's guide beside its embeddings."""
+    if not isinstance(guide, Guide):
+        raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
+    if group.exchange == "ring":
+        raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+    negatives = None if given["negatives"] is None else len(given["negatives"])
+    guide.check(len(given["queries"]), len(given["candidates"]), negatives, given["queries"].device)
+
+
+def _gathered_guide(shards: Shards, guide: Guide) -> Guide:
+    """This rank's guide with the candidates and negatives of all ranks."""
+    group, counts = shards.group, shards.counts
+    candidates = collectives.gather_constant(guide.candidates, counts["candidates"], group)
+    negatives = None
+    if guide.negatives is not None:
+        negatives = collectives.gather_constant(guide.negatives, counts["negatives"], group)
+    thresholds = guide.thresholds
+    if thresholds is None:
+        check_paired("queries", shards.total("queries"), "guide candidates", shards.total("candidates"))
+        thresholds = guide.row_thresholds(candidates[shards.first("queries") :])
+    return guide.against(candidates, negatives if negatives is None or len(negatives) else None, thresholds)
 
 
 def _mixed(shards: Shards, given: dict[str, Any], rows_at: Callable[[Tensor], Tensor]) -> Tensor:
@@ -197,6 +230,9 @@ def _with_own_candidates_first(shards: Shards, targets: Targets, options: dict[s
             options[name] = options[name].roll(-first, 0)
     if options["mask"] is not None:
         options["mask"] = options["mask"].roll(-first, 1)
+    if options["guide"] is not None:
+        guide = options["guide"]
+        options["guide"] = guide.against(guide.candidates.roll(-first, 0), guide.negatives, guide.thresholds)
     return Rolled(targets, first)
 
 

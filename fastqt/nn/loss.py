@@ -177,6 +177,7 @@ class ContrastiveLoss(ScaledLoss):
         "query_groups",
         "candidate_groups",
         "mask",
+        "guide",
     )
 
 
@@ -200,7 +201,7 @@ class InfoNCELoss(ScaledLoss):
 
     function = staticmethod(losses.info_nce_loss)
     choices = ContrastiveLoss.choices
-    batch_arguments = ("negatives",)
+    batch_arguments = ("negatives", "guide")
 
 
 class SimCSELoss(ScaledLoss):
