@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from fastqt.cached import cached_backward
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
+    from fastqt.guide import Guide
     from fastqt.losses import (
         clip_loss,
         curl_block_loss,
         curl_loss,
+        gist_embed_loss,
         gloss_bow_loss,
         gloss_pos_loss,
         info_nce_loss,
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
         siglip_loss,
         simcse_loss,
     )
-    from fastqt.guide import Guide
     from fastqt.negatives import Mixed
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
@@ -39,6 +40,7 @@ __all__ = [
     "curl_block_loss",
     "curl_loss",
     "distributed",
+    "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",

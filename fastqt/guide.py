@@ -122,7 +122,11 @@ class Guide:
             check_paired("queries", len(self.queries), "guide candidates", len(self.candidates))
             positives = self.candidates
         return pair_thresholds(
-            self.queries, positives, margin=self.margin, strategy=self.margin_strategy, normalize=self.normalize
+            self.queries,
+            positives,
+            margin=self.margin,
+            strategy=self.margin_strategy,
+            normalize=self.normalize,
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastqt.checks import check_option
@@ -67,7 +69,7 @@ def contrastive_loss(
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
         guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
-            product of N x (M + K) x E, in float64. Not under torch.compile.
+            product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -111,6 +113,9 @@ def contrastive_loss(
         "memory": memory,
         "backend": backend,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
+        return _outside_of_graphs(contrastive_loss, queries, candidates, targets, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
     p, plan = checked(queries, candidates, operator, **options)
@@ -186,6 +191,9 @@ def sigmoid_loss(
         "memory": memory,
         "backend": backend,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
+        return _outside_of_graphs(sigmoid_loss, queries, candidates, targets, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
     p, plan = checked(queries, candidates, operator, **options)
@@ -262,8 +270,15 @@ def log_sum_exp(
         "memory": memory,
         "backend": backend,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        return _outside_of_graphs(log_sum_exp, queries, candidates, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
     p, plan = checked(queries, candidates, NoTargets(), **options)
     prepare(p, plan)
     return computed_loss(p, "none", plan.engine)
+
+
+def _outside_of_graphs(loss: Callable[..., Tensor], *embeddings: Any, link: str, **options: Any) -> Tensor:
+    """A loss that torch.compile does not trace, as no operator takes a guide: its graph breaks here."""
+    return torch.compiler.disable(loss)(*embeddings, **options)

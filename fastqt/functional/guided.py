@@ -307,7 +307,9 @@ def _targets(t: TargetRows, rows: slice, entries: slice, M: int, width: int) -> 
     starts, columns, weights = t.compressed()
     starts, columns = starts[rows.start : rows.stop + 1], columns[entries]
     if width > M:
-        columns = columns.where(columns < M, width)  # A negative is no target: engines refuse what is outside.
+        columns = columns.where(
+            columns < M, width
+        )  # A negative is no target: engines refuse what is outside.
     return TargetRows(starts - entries.start if entries.start else starts, columns, weights[entries])
 
 

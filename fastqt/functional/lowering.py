@@ -175,7 +175,7 @@ def _check_guide(guide: object, p: Problem) -> None:
     if not isinstance(guide, Guide):
         raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
     if is_traced(p.queries):
-        raise ValueError("guide: want None under torch.compile, which has no operator for it")
+        raise ValueError("guide: want plain tensors with it, and no tracer's, which have no operator for it")
     negatives = None if p.negatives is None else len(p.negatives)
     guide.check(len(p.queries), len(p.candidates), negatives, p.queries.device)
     if p.targets.background is not None:

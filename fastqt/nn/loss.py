@@ -21,6 +21,7 @@ from fastqt.checks import check_flag, check_number, check_option, check_scale
 from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
@@ -36,7 +37,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partner": ("next", "random"),
     "blocks": ("both", "candidates"),
     "masked_cell": ("zero", "exclude"),
+    "margin_strategy": MARGIN_STRATEGIES,
 }
+FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
@@ -45,7 +48,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "mix": Mixed,
     "scale": check_scale,
     **{name: partial(check_number, name) for name in ("margin", "hard_negative_weight")},
-    **{name: partial(check_flag, name) for name in ("normalize", "stop_gradient")},
+    **{name: partial(check_flag, name) for name in FLAGS},
 }
 
 
@@ -279,6 +282,13 @@ class SigLIPLoss(ScaledLoss):
         return {"bias": self.bias, **super()._function_options()}
 
 
+class GISTEmbedLoss(ScaledLoss):
+    """`fastqt.gist_embed_loss` with its options fixed; the guide's embeddings are arguments of each call."""
+
+    function = staticmethod(losses.gist_embed_loss)
+    batch_arguments = ("guide_anchors", "guide_positives", "guide_negatives")
+
+
 class CURLLoss(Loss):
     """`fastqt.curl_loss` with its options fixed."""
 
@@ -307,7 +317,7 @@ class GlossPositionalLoss(Loss):
 
 MODULES: tuple[type[Loss], ...] = (
     *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
-    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
+    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss, GISTEmbedLoss),
 )
 
 
