@@ -241,7 +241,8 @@ def log_sum_exp(
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
         scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, guide,
-            backend, group: as of `contrastive_loss`. A `Guide` takes its product once more in the backward pass. Positives that are not on the diagonal leave the sum by groups.
+            backend, group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by
+            groups. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -281,4 +282,5 @@ def log_sum_exp(
 
 def _outside_of_graphs(loss: Callable[..., Tensor], *embeddings: Any, link: str, **options: Any) -> Tensor:
     """A loss that torch.compile does not trace, as no operator takes a guide: its graph breaks here."""
-    return torch.compiler.disable(loss)(*embeddings, **options)
+    found: Tensor = torch.compiler.disable(loss)(*embeddings, **options)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -208,10 +209,10 @@ def _chunks(p: GuidedProblem, height: int) -> Iterator[tuple[int, Problem]]:
         step = even(end - start, height)
         edges += [*range(start + step, end, step), end]
     entries = _entry_edges(p.targets, edges)
-    most = max(last - first for first, last in zip(edges, edges[1:], strict=False))
+    most = max(last - first for first, last in pairwise(edges))
     # One cell more than there are, to which writes for cells of no interest go.
     cells = torch.empty(most * len(columns.candidates) + 1, dtype=torch.bool, device=p.queries.device)
-    for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+    for k, (first, last) in enumerate(pairwise(edges)):
         yield first, _chunk(p, columns, slice(first, last), slice(entries[k], entries[k + 1]), cells)
 
 
@@ -293,7 +294,7 @@ def _keep_targets(mask: Tensor, targets: TargetRows, cells: Tensor) -> None:
     starts, columns, weights = targets.compressed()
     if not len(columns):
         return
-    height, width = mask.shape
+    width = mask.shape[1]
     row = torch.repeat_interleave(starts.diff(), output_size=len(columns))
     is_target = (weights != 0) & (columns >= 0) & (columns < width)
     cells.index_fill_(0, (row * width + columns).where(is_target, len(cells) - 1), False)

@@ -145,8 +145,9 @@ def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
         return autograd.loss_of(p, reduction, computation, FUNCTIONS[p.link])
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):
-            of_kind = reference_loss if isinstance(p, GuidedProblem) else reference.contrastive_loss
-            return of_kind(p, reduction)
+            if isinstance(p, GuidedProblem):
+                return reference_loss(p, reduction)
+            return reference.contrastive_loss(p, reduction)
     return autograd.loss_of(p, reduction, engine.name, FUNCTIONS[p.link])
 
 

@@ -250,7 +250,7 @@ def _gathered(shards: Shards, texts: Texts, differentiable: bool) -> Texts:
             return collectives.gather(x, counts, group, dtype)
         return collectives.gather_constant(x, counts, group)
 
-    negatives = ()
+    negatives: tuple[Tensor, ...] = ()
     if texts.negatives:
         negatives = (gather(torch.cat(texts.negatives), shards.counts["negatives"]),)
     return Texts(
