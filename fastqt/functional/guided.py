@@ -338,7 +338,7 @@ def _entry_edges(t: TargetRows, rows: list[int]) -> list[int]:
 
 def _share(p: GuidedProblem) -> int:
     """The bytes that the guide may take: for the mask of a chunk and for scores, each a half."""
-    return room_of(p.memory, *ROOM.get(p.queries.device.type, ROOM["cuda"])) // 4
+    return room_of(p.memory, *ROOM["cpu" if p.queries.is_cpu else "cuda"]) // 4
 
 
 def _height(p: GuidedProblem) -> int:
