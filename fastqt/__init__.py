@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from fastqt.cached import cached_backward
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
+    from fastqt.guide import Guide
     from fastqt.losses import (
         clip_loss,
         curl_block_loss,
         curl_loss,
+        gist_embed_loss,
         gloss_bow_loss,
         gloss_pos_loss,
         info_nce_loss,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Diagonal",
+    "Guide",
     "Mixed",
     "Sparse",
     "Window",
@@ -37,6 +40,7 @@ __all__ = [
     "curl_block_loss",
     "curl_loss",
     "distributed",
+    "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",
@@ -63,6 +67,7 @@ _HOMES = (
     "fastqt.losses",
     "fastqt.targets",
     "fastqt.negatives",
+    "fastqt.guide",
     "fastqt.engines",
     "fastqt.cached",
 )

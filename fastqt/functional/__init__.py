@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.functional.grouped import loss_over_group
 from fastqt.functional.single import loss_of_process
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
@@ -30,6 +33,7 @@ def contrastive_loss(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     reduction: str = "mean",
     similarity: str = "dot",
     memory: str | int = "fast",
@@ -64,6 +68,8 @@ def contrastive_loss(
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
+        guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
+            product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -104,10 +110,14 @@ def contrastive_loss(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
         "similarity": similarity,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
+        return _outside_of_graphs(contrastive_loss, queries, candidates, targets, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
     return loss_of_process(queries, candidates, operator, reduction, options)
@@ -130,6 +140,7 @@ def sigmoid_loss(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -151,7 +162,7 @@ def sigmoid_loss(
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
         context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
-            candidate_groups, mask, reduction, backend, group: as of `contrastive_loss`.
+            candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -175,9 +186,13 @@ def sigmoid_loss(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
+        return _outside_of_graphs(sigmoid_loss, queries, candidates, targets, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, operator, reduction, options)
     return loss_of_process(queries, candidates, operator, reduction, options)
@@ -197,6 +212,7 @@ def log_sum_exp(
     query_groups: Tensor | None = None,
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
+    guide: Guide | None = None,
     similarity: str = "dot",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -222,8 +238,9 @@ def log_sum_exp(
         candidates: (M, D), dtype and device as `queries`.
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
-        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, backend,
-            group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by groups.
+        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, guide,
+            backend, group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by
+            groups. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -249,10 +266,19 @@ def log_sum_exp(
         "query_groups": query_groups,
         "candidate_groups": candidate_groups,
         "mask": mask,
+        "guide": guide,
         "memory": memory,
         "backend": backend,
         "similarity": similarity,
     }
+    if guide is not None and torch.compiler.is_compiling():
+        return _outside_of_graphs(log_sum_exp, queries, candidates, group=group, **options)
     if group is not None:
         return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
     return loss_of_process(queries, candidates, NoTargets(), "none", options)
+
+
+def _outside_of_graphs(loss: Callable[..., Tensor], *embeddings: Any, link: str, **options: Any) -> Tensor:
+    """A loss that torch.compile does not trace, as no operator takes a guide: its graph breaks here."""
+    found: Tensor = torch.compiler.disable(loss)(*embeddings, **options)
+    return found

@@ -37,6 +37,10 @@ def check_euclidean(queries: Tensor, candidates: Tensor, options: dict[str, Any]
             "diagonal: want 'keep' or 'exclude' with similarity='euclidean', whose scores are at most 0, "
             "got 'zero'"
         )
+    if options["guide"] is not None and options["negatives"] is not None:
+        raise ValueError(
+            "guide: want None with negatives and similarity='euclidean'; join them to candidates"
+        )
     if isinstance(options["row_negatives"], Mixed):
         raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
 
@@ -88,7 +92,15 @@ def lower_euclidean(
     if negatives is not None:
         negatives = _moved(negatives, origin, read_as)
         alone = {"bias": -scale * _squares(negatives, normalize), "link": "log_sum_exp", "diagonal": "keep"}
-        absent = ("negatives", "row_negatives", "row_scores", "query_groups", "candidate_groups", "mask")
+        absent = (
+            "negatives",
+            "row_negatives",
+            "row_scores",
+            "query_groups",
+            "candidate_groups",
+            "mask",
+            "guide",
+        )
         cells.append(log_sum_exp(queries, negatives, {**options, **alone, **dict.fromkeys(absent)})[:, None])
     options["negatives"] = options["row_negatives"] = None
     options["row_scores"] = torch.cat(cells, 1) if cells else None

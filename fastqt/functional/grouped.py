@@ -22,6 +22,7 @@ from fastqt.checks import (
     check_embeddings,
     check_flag,
     check_option,
+    check_paired,
     check_scale,
     input_dtype,
 )
@@ -32,6 +33,7 @@ from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wan
 from fastqt.functional.euclidean import SIMILARITIES, check_euclidean, lower_euclidean, moments
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
 from fastqt.functional.row_scores import check_row_scores, one_cell_a_row
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.problem import (
     DIAGONALS,
@@ -91,7 +93,9 @@ def _local_loss(
     shards: Shards, targets: Targets, reduction: str, given: dict[str, Any], function: str
 ) -> Tensor:
     """The sum of this rank's rows, or the rows."""
-    if shards.group.takes_ring(shards.total("candidates"), given["candidates"]):
+    # The guide's embeddings are gathered, and so is what they are compared with.
+    takes_ring = shards.group.takes_ring(shards.total("candidates"), given["candidates"])
+    if takes_ring and given["guide"] is None:
         return _loss_of_ring(shards, targets, reduction, given, function)
     return _loss_of_gathered(shards, targets, reduction, given)
 
@@ -147,6 +151,9 @@ def _checked(
             given[name] = as_ids(name, given[name]).to(queries.device)
             if given[name].numel() != rows:
                 raise ValueError(f"{name}: want {rows} ids, got {given[name].numel()}")
+    guide = given["guide"]
+    if guide is not None:
+        _check_guide(group, guide, given)
     sizes = {"queries": len(queries), "candidates": len(candidates)}
     if given["negatives"] is not None:
         sizes["negatives"] = len(given["negatives"])
@@ -160,6 +167,7 @@ def _checked(
         "similarity": similarity,
         **{f"{name} given": given[name] is not None for name in ("negatives", *PRIVATE, "mask")},
         **{f"{name} given": given[name] is not None for name in ("query_groups", "candidate_groups")},
+        "guide": None if guide is None else guide.kind(),
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
         "requires_grad": wanting_gradients({name: given[name] for name in LEAVES}),
     }
@@ -179,6 +187,8 @@ def _loss_of_gathered(shards: Shards, targets: Targets, reduction: str, given: d
     if isinstance(given["row_negatives"], Mixed):
         options["row_negatives"] = _mixed(shards, given, options["candidates"].__getitem__)
     leaves = [options[name] for name in LEAVES]
+    if given["guide"] is not None:
+        options["guide"] = _gathered_guide(shards, given["guide"])
     if given["diagonal"] != "keep":
         targets = _with_own_candidates_first(shards, targets, options)
     if not len(queries):
@@ -205,6 +215,30 @@ def _gathered_columns(shards: Shards, given: dict[str, Any]) -> dict[str, Tensor
     if isinstance(given["bias"], Tensor) and given["bias"].dim():
         found["bias"] = collectives.gather(given["bias"], counts, group)
     return found
+
+
+def _check_guide(group: Group, guide: object, given: dict[str, Any]) -> None:
+    """Checks a rank's guide beside its embeddings."""
+    if not isinstance(guide, Guide):
+        raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
+    if group.exchange == "ring":
+        raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+    negatives = None if given["negatives"] is None else len(given["negatives"])
+    guide.check(len(given["queries"]), len(given["candidates"]), negatives, given["queries"].device)
+
+
+def _gathered_guide(shards: Shards, guide: Guide) -> Guide:
+    """This rank's guide with the candidates and negatives of all ranks."""
+    group, counts = shards.group, shards.counts
+    candidates = collectives.gather_constant(guide.candidates, counts["candidates"], group)
+    negatives = None
+    if guide.negatives is not None:
+        negatives = collectives.gather_constant(guide.negatives, counts["negatives"], group)
+    thresholds = guide.thresholds
+    if thresholds is None:
+        check_paired("queries", shards.total("queries"), "guide candidates", shards.total("candidates"))
+        thresholds = guide.row_thresholds(candidates[shards.first("queries") :])
+    return guide.against(candidates, negatives if negatives is None or len(negatives) else None, thresholds)
 
 
 def _mixed(shards: Shards, given: dict[str, Any], rows_at: Callable[[Tensor], Tensor]) -> Tensor:
@@ -240,6 +274,9 @@ def _with_own_candidates_first(shards: Shards, targets: Targets, options: dict[s
             options[name] = options[name].roll(-first, 0)
     if options["mask"] is not None:
         options["mask"] = options["mask"].roll(-first, 1)
+    if options["guide"] is not None:
+        guide = options["guide"]
+        options["guide"] = guide.against(guide.candidates.roll(-first, 0), guide.negatives, guide.thresholds)
     return Rolled(targets, first)
 
 

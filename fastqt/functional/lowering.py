@@ -17,8 +17,11 @@ from fastqt.checks import (
     check_mask,
     check_option,
     check_scale,
+    is_traced,
 )
 from fastqt.engines import plans, reference
+from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import (
     DIAGONALS,
@@ -61,6 +64,7 @@ def checked(
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,
+    guide: Guide | None,
     memory: str | int,
     backend: str | None,
 ) -> tuple[Problem, plans.Plan]:
@@ -107,11 +111,17 @@ def checked(
         normalize=normalize,
         row_scores=row_scores,
     )
+    if guide is not None:
+        _check_guide(guide, p)
     if p.targets.background is not None:
         _check_smoothing(p)
     if mixed is not None:
         p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
-    return p, plan or plans.plan(kind, p, backend)
+    if guide is None:
+        return p, plan or plans.plan(kind, p, backend)
+    # Its engine is one that takes a mask, of which nothing is stored.
+    masked = replace(p, mask=torch.empty(1, 1, dtype=torch.bool, device=device).expand(N, M))
+    return guided_problem(p, guide), plan or plans.plan(kind, masked, backend)
 
 
 def prepare(p: Problem, plan: plans.Plan) -> None:
@@ -126,7 +136,7 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
         if p.row_negatives is not None:
             p.row_negatives = _prepare(p.row_negatives, in_copies, dtype, computed)
     p.normalize = p.normalize and not in_copies
-    if p.partners is not None and not engine.mixes:
+    if p.partners is not None and not (engine.mixes and not isinstance(p, GuidedProblem)):
         mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates
         p.row_negatives, p.partners = mixed_rows(mixed_from, p.mix, p.partners), None
     if p.targets.dense is not None and not engine.eager:
@@ -135,8 +145,13 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
 
 
 def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
+    if isinstance(p, GuidedProblem) and not engine.eager:
+        computation = Guided(engines.computation(engine.name, p.unguided()))
+        return autograd.loss_of(p, reduction, computation, FUNCTIONS[p.link])
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):
+            if isinstance(p, GuidedProblem):
+                return reference_loss(p, reduction)
             return reference.contrastive_loss(p, reduction)
     return autograd.loss_of(p, reduction, engine.name, FUNCTIONS[p.link])
 
@@ -159,6 +174,18 @@ def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dty
     x = x if x.dtype is dtype else x.to(dtype)
     x = x if dtype is computed else x.to(computed)
     return unit_rows(x) if normalize else x
+
+
+def _check_guide(guide: object, p: Problem) -> None:
+    """That a guide fits the problem."""
+    if not isinstance(guide, Guide):
+        raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
+    if is_traced(p.queries):
+        raise ValueError("guide: want plain tensors with it, and no tracer's, which have no operator for it")
+    negatives = None if p.negatives is None else len(p.negatives)
+    guide.check(len(p.queries), len(p.candidates), negatives, p.queries.device)
+    if p.targets.background is not None:
+        raise ValueError("guide: want None with smoothed targets, which give every candidate mass")
 
 
 def _check_smoothing(p: Problem) -> None:

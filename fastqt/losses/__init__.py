@@ -7,6 +7,7 @@ matrix.
 
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
+from fastqt.losses.gist_embed import gist_embed_loss
 from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
@@ -18,6 +19,7 @@ __all__ = [
     "clip_loss",
     "curl_block_loss",
     "curl_loss",
+    "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
     "info_nce_loss",

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss
+from fastqt.guide import Guide
 from fastqt.targets import Pairs
 
 
@@ -16,6 +17,7 @@ def info_nce_loss(
     scale: float | Tensor = 20.0,
     normalize: bool = True,
     negatives: Tensor | None = None,
+    guide: Guide | None = None,
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -29,7 +31,7 @@ def info_nce_loss(
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
-        reduction, memory, backend, group: as of `contrastive_loss`.
+        guide, reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -47,6 +49,7 @@ def info_nce_loss(
         scale=scale,
         normalize=normalize,
         negatives=negatives,
+        guide=guide,
         reduction=reduction,
         memory=memory,
         backend=backend,

@@ -22,6 +22,7 @@ from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.functional.euclidean import SIMILARITIES
+from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
@@ -38,7 +39,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "blocks": ("both", "candidates"),
     "masked_cell": ("zero", "exclude"),
     "similarity": SIMILARITIES,
+    "margin_strategy": MARGIN_STRATEGIES,
 }
+FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
@@ -47,7 +50,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "mix": Mixed,
     "scale": check_scale,
     **{name: partial(check_number, name) for name in ("margin", "hard_negative_weight")},
-    **{name: partial(check_flag, name) for name in ("normalize", "stop_gradient")},
+    **{name: partial(check_flag, name) for name in FLAGS},
 }
 
 
@@ -180,6 +183,7 @@ class ContrastiveLoss(ScaledLoss):
         "query_groups",
         "candidate_groups",
         "mask",
+        "guide",
     )
 
 
@@ -203,7 +207,7 @@ class InfoNCELoss(ScaledLoss):
 
     function = staticmethod(losses.info_nce_loss)
     choices = ContrastiveLoss.choices
-    batch_arguments = ("negatives",)
+    batch_arguments = ("negatives", "guide")
 
 
 class SimCSELoss(ScaledLoss):
@@ -281,6 +285,13 @@ class SigLIPLoss(ScaledLoss):
         return {"bias": self.bias, **super()._function_options()}
 
 
+class GISTEmbedLoss(ScaledLoss):
+    """`fastqt.gist_embed_loss` with its options fixed; the guide's embeddings are arguments of each call."""
+
+    function = staticmethod(losses.gist_embed_loss)
+    batch_arguments = ("guide_anchors", "guide_positives", "guide_negatives")
+
+
 class CURLLoss(Loss):
     """`fastqt.curl_loss` with its options fixed."""
 
@@ -309,7 +320,7 @@ class GlossPositionalLoss(Loss):
 
 MODULES: tuple[type[Loss], ...] = (
     *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
-    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
+    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss, GISTEmbedLoss),
 )
 
 

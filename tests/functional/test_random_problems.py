@@ -28,7 +28,7 @@ def test_most_problems_are_valid_and_every_make_occurs():
     assert sum(not problem.refusals for problem in drawn) > 0.6 * len(drawn)
     makes = {make for problem in drawn if not problem.refusals for make in problem.makes}
     assert makes >= {
-        *("autocast", "converged", "normalize", "bias", "mask", "groups", "negatives", "smoothed"),
+        *("autocast", "converged", "normalize", "bias", "mask", "groups", "negatives", "smoothed", "guide"),
         *(f"layout {name}" for name in ("sliced", "spread", "transposed", "one row expanded")),
         *(f"{link}, {dtype}" for link in ("softmax", "sigmoid") for dtype in ("float16", "float64")),
     }

@@ -66,6 +66,7 @@ def contrastive(
     query_groups: Sequence[int] | None = None,
     candidate_groups: Sequence[int] | None = None,
     mask: NDArray[np.bool_] | None = None,
+    negatives_mask: NDArray[np.bool_] | None = None,
     bias: Array | float = 0.0,
     link: str = "softmax",
     similarity: str = "dot",
@@ -113,6 +114,8 @@ def contrastive(
             s[i], differentiable[i] = 0.0, False
         if i < M and diagonal == "exclude":
             alive[i] = False
+        if negatives_mask is not None:
+            alive[M : M + K] = ~negatives_mask[i]
         for j in range(M):
             if mask is not None and mask[i, j]:
                 alive[j] = False
@@ -162,3 +165,27 @@ def contrastive(
         if dR is not None:
             dR[i], sizes["row_negatives"][i] = (x[M + K :].reshape(dR[i].shape) for x in (dC, of_size))
     return Result(loss, dF, dG, dN, dR, ds, db, dA, sizes)
+
+
+def guide_scores(queries: Array, candidates: Array, normalize: bool = True) -> Array:
+    """The guide's score of each query with each candidate, cell by cell."""
+    scores = np.zeros((len(queries), len(candidates)))
+    for i, q in enumerate(queries):
+        for j, c in enumerate(candidates):
+            lengths = np.sqrt(q @ q) * np.sqrt(c @ c) if normalize else 1.0
+            scores[i, j] = (q @ c) / lengths
+    return scores
+
+
+def guide_excludes(scores: Array, thresholds: Array, T: Array | None = None) -> NDArray[np.bool_]:
+    """The cells that leave: those with a score above their row's threshold, unless they are targets."""
+    above = np.zeros(scores.shape, dtype=bool)
+    for i, j in np.ndindex(scores.shape):
+        above[i, j] = scores[i, j] > thresholds[i] and (T is None or T[i, j] == 0)
+    return above
+
+
+def guide_thresholds(scores: Array, margin: float, strategy: str) -> Array:
+    """Of each query, from its score with the candidate of the same index."""
+    own = np.array([scores[i, i] for i in range(len(scores))])
+    return own - margin if strategy == "absolute" else own - np.abs(own) * margin

@@ -201,6 +201,8 @@ class Truth:
             for name in ("query_groups", "candidate_groups", "mask")
             if name in arguments
         }
+        if self.problem.excluded is not None:
+            excluded["mask"] = self.problem.excluded | excluded.get("mask", False)
         return oracle.contrastive(
             self.scored["queries"],
             self.scored["candidates"],
@@ -212,6 +214,7 @@ class Truth:
             row_weights=self.row_weights,
             bias=self.bias,
             link=self.link,
+            negatives_mask=self.problem.excluded_negatives,
             **excluded,
         )
 

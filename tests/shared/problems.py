@@ -40,6 +40,7 @@ class Problem:
         autocast: the dtype to which autocast rounds during the call.
         needs: the arguments whose gradients are wanted.
         refusals: the arguments that a refusal may name. The loss accepts all else.
+        excluded, excluded_negatives: which candidates (N, M) and negatives (N, K) its guide excludes.
         makes: what is particular to the problem, for those who count.
     """
 
@@ -50,6 +51,8 @@ class Problem:
     autocast: torch.dtype | None = None
     needs: tuple[str, ...] = ()
     refusals: set[str] = field(default_factory=set)
+    excluded: np.ndarray | None = None
+    excluded_negatives: np.ndarray | None = None
     makes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -83,6 +86,7 @@ class Maker(Draws):
         self.add_scores()
         self.add_negatives()
         self.add_exclusions()
+        self.add_guide()
         if self.problem.targets is not None and self.rarely(6):
             self.converge()
         self.add_reduction()
@@ -269,6 +273,40 @@ class Maker(Draws):
             if problem.targets is not None and (problem.targets[mask.numpy()] > 0).any():
                 problem.refusals.add("targets")
             self.noted("mask")
+
+    def add_guide(self) -> None:
+        """A guide, and the cells that it excludes; its scores have distances that no rounding bridges."""
+        problem, arguments = self.problem, self.problem.arguments
+        smoothed = "smoothed" in problem.makes
+        if not self.rarely(4) or (smoothed and not self.rarely(8)):
+            return
+        rows = {"queries": self.N, "candidates": self.M}
+        if "negatives" in arguments:
+            rows["negatives"] = len(arguments["negatives"])
+        E, dtype = self.source.integer(1, 5), self.choice(ALL_DTYPES)
+        given = {name: torch.from_numpy(self.rng.normal(size=(n, E))).to(dtype) for name, n in rows.items()}
+        exact = {name: x.double().numpy() for name, x in given.items()}
+        normalize = self.flag()
+        scores = oracle.guide_scores(exact["queries"], exact["candidates"], normalize)
+        options: dict[str, Any] = {"normalize": normalize}
+        if self.flag():
+            margin, strategy = self.choice((0.05, 0.2, -0.1)), self.choice(("absolute", "relative"))
+            options |= {"margin": margin, "margin_strategy": strategy}
+            if self.N > self.M:
+                problem.refusals.add("guide")
+                thresholds = np.zeros(self.N)
+            else:
+                thresholds = oracle.guide_thresholds(scores, margin, strategy)
+        else:
+            thresholds = self.rng.normal(size=self.N) / 2
+            options["thresholds"] = torch.from_numpy(thresholds)
+        arguments["guide"] = fastqt.Guide(**given, **options)
+        problem.excluded = oracle.guide_excludes(scores, thresholds, problem.targets)
+        if "negatives" in given:
+            of_negatives = oracle.guide_scores(exact["queries"], exact["negatives"], normalize)
+            problem.excluded_negatives = oracle.guide_excludes(of_negatives, thresholds)
+        problem.refusals |= {"guide"} if smoothed else set()
+        self.noted("guide")
 
     def converge(self) -> None:
         """Makes the queries score 20 with their targets, which then have most of the probability."""

@@ -1,0 +1,350 @@
+"""A loss from whose rows a guide takes cells, computed some rows at a time.
+
+The mask of a few rows is made from the guide's scores of them, and an engine computes these rows as it does
+those of any problem with a mask. Neither scores nor mask of all rows are ever in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.engines import Computation, reference
+from fastqt.engines.cpu import even
+from fastqt.guide import Guide, scorable
+from fastqt.problem import (
+    LEAST_MEMORY,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    finite_scale,
+    loss_dtype,
+    reduce,
+    room_of,
+)
+from fastqt.targets import TargetRows
+
+# Bytes of which the guide takes a quarter, by the kind of the device: about as many as the engines take.
+ROOM = {"cpu": (48 * 2**20, 16 * 2**20), "cuda": (512 * 2**20, 40 * 2**20)}
+MIN_ROWS = 64
+MIN_COLUMNS = 64
+CELL_BYTES = 16  # of a tile of the guide's scores: float64, float32, and what is compared
+
+
+@dataclass(kw_only=True)
+class GuidedProblem(Problem):
+    """A `Problem` with a guide's embeddings; engines are given problems without one, of some of the rows."""
+
+    guide_queries: Tensor  # (N, E)
+    guide_candidates: Tensor  # (M, E)
+    guide_negatives: Tensor | None  # (K, E)
+    guide_thresholds: Tensor  # (N,) float32
+    guide_normalize: bool
+
+    def unguided(self) -> Problem:
+        """The same without the guide."""
+        return Problem(**{field.name: getattr(self, field.name) for field in fields(Problem)})
+
+
+def guided_problem(p: Problem, guide: Guide) -> GuidedProblem:
+    """A checked problem with a checked guide."""
+    return GuidedProblem(
+        **{field.name: getattr(p, field.name) for field in fields(Problem)},
+        guide_queries=guide.queries,
+        guide_candidates=guide.candidates,
+        guide_negatives=guide.negatives,
+        guide_thresholds=guide.row_thresholds(),
+        guide_normalize=guide.normalize,
+    )
+
+
+def reference_loss(p: GuidedProblem, reduction: str) -> Tensor:
+    """The reduced loss in plain PyTorch, with the whole mask."""
+    finite_scale(p.scale)
+    reference.check_targets(p)
+    rows = [reference.row_losses(chunk) for _, chunk in _chunks(p, len(p.queries))]
+    return reduce(torch.cat(rows), reduction)
+
+
+class Guided:
+    """What computes a `GuidedProblem`; see `fastqt.engines` for the functions.
+
+    Args:
+        engine: what computes the chunks, each of them a `Problem` whose candidates are also the negatives.
+    """
+
+    def __init__(self, engine: Computation) -> None:
+        self.engine = engine
+
+    def gradients_in_forward(self, p: GuidedProblem) -> bool:
+        """Whether a scalar loss takes its gradients in the forward pass."""
+        return self.engine.gradients_in_forward(p)
+
+    def forward(self, p: GuidedProblem) -> Rows:
+        """The loss of each row."""
+        with _NamingRows(p):
+            found = [self.engine.forward(chunk) for _, chunk in _chunks(p, _height(p))]
+        saved = zip(*(rows.saved for rows in found), strict=True)
+        return Rows(torch.cat([rows.loss for rows in found]), tuple(torch.cat(parts) for parts in saved))
+
+    def forward_with_gradients(
+        self, p: GuidedProblem, row_weight: float, needs: Needs
+    ) -> tuple[Tensor, Gradients]:
+        """row_weight * sum_i loss_i, and its gradients."""
+        total, sums = p.queries.new_zeros((), dtype=torch.float64), _Sums(p, needs)
+        with _NamingRows(p):
+            for first, chunk in _chunks(p, _height(p)):
+                part, found = self.engine.forward_with_gradients(chunk, row_weight, sums.needs)
+                total += part
+                sums.add(first, chunk, Gradients(*found))
+        return total.to(loss_dtype(p.queries)), sums.gradients()
+
+    def backward(
+        self, p: GuidedProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
+    ) -> Gradients:
+        """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+        sums = _Sums(p, needs)
+        for first, chunk in _chunks(p, _height(p)):
+            rows = slice(first, first + len(chunk.queries))
+            known = tuple(x[rows] for x in saved)
+            found = self.engine.backward(chunk, known, row_weights[rows], sums.needs)
+            sums.add(first, chunk, Gradients(*found))
+        return sums.gradients()
+
+
+class _NamingRows:
+    """A context in which the error for a target names its row of the whole problem."""
+
+    def __init__(self, p: GuidedProblem) -> None:
+        self.p = p
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is ValueError:
+            reference.check_targets(self.p)
+
+
+class _Sums:
+    """The gradients of a problem from those of its chunks.
+
+    Those of candidates and negatives are one tensor, as chunks have them. The first chunk's is kept, and the
+    others are added to it, in float32 at least.
+    """
+
+    def __init__(self, p: GuidedProblem, needs: Needs) -> None:
+        self.p, self.wanted = p, needs
+        self.needs = needs._replace(candidates=needs.candidates or needs.negatives, negatives=False)
+        self.found = Gradients()
+
+    def add(self, first: int, chunk: Problem, part: Gradients) -> None:
+        shift = first if chunk.diagonal == "zero" else 0
+        sums = self.found
+        self.found = Gradients(
+            queries=self._rows(sums.queries, first, part.queries),
+            candidates=_added(sums.candidates, part.candidates, shift),
+            row_negatives=self._rows(sums.row_negatives, first, part.row_negatives),
+            scale=_added(sums.scale, part.scale, 0),
+            bias=_added(sums.bias, part.bias, shift),
+            row_scores=self._rows(sums.row_scores, first, part.row_scores),
+        )
+
+    def gradients(self) -> Gradients:
+        p, (queries, columns, _, row_negatives, scale, bias, row_scores) = self.p, self.found
+        M = len(p.candidates)
+        columns = None if columns is None else columns.to(p.candidates.dtype)
+        return Gradients(
+            queries=queries,
+            candidates=columns[:M] if columns is not None and self.wanted.candidates else None,
+            negatives=columns[M:] if columns is not None and self.wanted.negatives else None,
+            row_negatives=row_negatives,
+            scale=scale,
+            bias=None if bias is None else bias[:M],
+            row_scores=row_scores,
+        )
+
+    def _rows(self, whole: Tensor | None, first: int, part: Tensor | None) -> Tensor | None:
+        """The gradients of all rows with those of some of them."""
+        N = len(self.p.queries)
+        if part is None or len(part) == N:
+            return part
+        if whole is None:
+            whole = part.new_empty(N, *part.shape[1:])
+        whole[first : first + len(part)] = part
+        return whole
+
+
+def _added(whole: Tensor | None, part: Tensor | None, shift: int) -> Tensor | None:
+    """A sum with another part, of whose rows the first one is row `shift` of the sum."""
+    if part is None:
+        return None
+    if whole is None:
+        return part.to(loss_dtype(part))
+    if not shift:
+        whole += part
+        return whole
+    rest = len(whole) - shift
+    whole[shift:] += part[:rest]
+    whole[:shift] += part[rest:]
+    return whole
+
+
+def _chunks(p: GuidedProblem, height: int) -> Iterator[tuple[int, Problem]]:
+    """The first row of each chunk, and the problem of its rows, which has at most `height`.
+
+    Where the diagonal is zero, a chunk's own candidates are moved before all others, so that its cells (i, i)
+    are those of the whole problem.
+    """
+    (N, _), M = p.queries.shape, len(p.candidates)
+    columns = _columns(p)
+    edges = [0]
+    for end in dict.fromkeys((min(M, N), N)):
+        start = edges[-1]
+        step = even(end - start, height)
+        edges += [*range(start + step, end, step), end]
+    entries = _entry_edges(p.targets, edges)
+    most = max(last - first for first, last in pairwise(edges))
+    # One cell more than there are, to which writes for cells of no interest go.
+    cells = torch.empty(most * len(columns.candidates) + 1, dtype=torch.bool, device=p.queries.device)
+    for k, (first, last) in enumerate(pairwise(edges)):
+        yield first, _chunk(p, columns, slice(first, last), slice(entries[k], entries[k + 1]), cells)
+
+
+class _Columns(NamedTuple):
+    """The candidates with the negatives behind them."""
+
+    candidates: Tensor  # (M + K, D)
+    bias: Tensor | None  # (M + K,)
+
+
+def _columns(p: GuidedProblem) -> _Columns:
+    if p.negatives is None:
+        return _Columns(p.candidates, p.bias)
+    bias = None if p.bias is None else F.pad(p.bias, (0, len(p.negatives)))
+    return _Columns(torch.cat([p.candidates, p.negatives]), bias)
+
+
+def _chunk(p: GuidedProblem, columns: _Columns, rows: slice, entries: slice, cells: Tensor) -> Problem:
+    """The problem of some rows; its mask is written into `cells`."""
+    M = len(p.candidates)
+    width = len(columns.candidates)
+    targets = _targets(p.targets, rows, entries, M, width)
+    mask = _mask(p, rows, targets, cells, width)
+    candidates, bias = columns
+    shift = rows.start if p.diagonal == "zero" and rows.start < M else 0
+    if shift:
+        candidates, mask = candidates.roll(-shift, 0), mask.roll(-shift, 1)
+        bias = None if bias is None else bias.roll(-shift)
+        targets = _rolled(targets, shift, width)
+    return Problem(
+        queries=p.queries[rows],
+        candidates=candidates,
+        negatives=None,
+        row_negatives=None if p.row_negatives is None else p.row_negatives[rows],
+        scale=p.scale,
+        targets=targets,
+        diagonal="zero" if p.diagonal == "zero" and rows.start < M else "keep",
+        query_groups=None,
+        candidate_groups=None,
+        mask=mask,
+        memory=p.memory if isinstance(p.memory, str) else max(LEAST_MEMORY, p.memory - _share(p)),
+        bias=bias,
+        link=p.link,
+        normalize=p.normalize,
+        row_scores=None if p.row_scores is None else p.row_scores[rows],
+    )
+
+
+def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, width: int) -> Tensor:
+    """Which cells of some rows leave the loss, by the guide, by groups, by a mask or as the diagonal."""
+    M, height = len(p.candidates), rows.stop - rows.start
+    mask = cells[: height * width].view(height, width)
+    queries = scorable(p.guide_queries[rows], p.guide_normalize)
+    thresholds = p.guide_thresholds[rows, None]
+    room = _share(p) // 2
+    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * queries.shape[1]))
+    blocks = [(0, p.guide_candidates)]
+    if p.guide_negatives is not None:
+        blocks.append((M, p.guide_negatives))
+    for first, block in blocks:
+        for part in block.split(step):
+            scores = (queries @ scorable(part, p.guide_normalize).T).float()
+            torch.gt(scores, thresholds, out=mask[:, first : first + len(part)])
+            first += len(part)
+    if p.query_groups is not None and p.candidate_groups is not None:
+        mask[:, :M] |= p.query_groups[rows, None] == p.candidate_groups
+    _keep_targets(mask, targets, cells)
+    if p.mask is not None:
+        mask[:, :M] |= p.mask[rows]
+    if p.diagonal == "exclude" and rows.start < M:
+        mask[:, rows.start : M].fill_diagonal_(True)
+    return mask
+
+
+def _keep_targets(mask: Tensor, targets: TargetRows, cells: Tensor) -> None:
+    """Lets no target leave; `mask` is the first part of `cells`."""
+    if targets.dense is not None:
+        mask &= targets.dense == 0
+        return
+    starts, columns, weights = targets.compressed()
+    if not len(columns):
+        return
+    width = mask.shape[1]
+    row = torch.repeat_interleave(starts.diff(), output_size=len(columns))
+    is_target = (weights != 0) & (columns >= 0) & (columns < width)
+    cells.index_fill_(0, (row * width + columns).where(is_target, len(cells) - 1), False)
+
+
+def _targets(t: TargetRows, rows: slice, entries: slice, M: int, width: int) -> TargetRows:
+    """The targets of some rows, over M candidates and, up to `width`, negatives."""
+    if t.dense is not None:
+        dense = t.dense[rows]
+        return TargetRows(dense=F.pad(dense, (0, width - M)))
+    starts, columns, weights = t.compressed()
+    starts, columns = starts[rows.start : rows.stop + 1], columns[entries]
+    if width > M:
+        columns = columns.where(
+            columns < M, width
+        )  # A negative is no target: engines refuse what is outside.
+    return TargetRows(starts - entries.start if entries.start else starts, columns, weights[entries])
+
+
+def _rolled(t: TargetRows, shift: int, width: int) -> TargetRows:
+    """Targets for candidates of which the first `shift` have been moved behind all others."""
+    if t.dense is not None:
+        return TargetRows(dense=t.dense.roll(-shift, 1))
+    starts, columns, weights = t.compressed()
+    inside = (columns >= 0) & (columns < width)
+    return TargetRows(starts, ((columns - shift) % width).where(inside, columns), weights)
+
+
+def _entry_edges(t: TargetRows, rows: list[int]) -> list[int]:
+    """Where the entries of some rows begin, without waiting for a device where that can be known."""
+    if t.dense is not None:
+        return [0] * len(rows)
+    starts, columns, _ = t.compressed()
+    if not len(columns) or len(rows) == 2:
+        return [0] * (len(rows) - 1) + [len(columns)]
+    if t.offsets is not None:
+        return [min(row * len(t.offsets), len(columns)) for row in rows]
+    found: list[int] = starts[torch.tensor(rows, device=starts.device)].tolist()
+    return found
+
+
+def _share(p: GuidedProblem) -> int:
+    """The bytes that the guide may take: for the mask of a chunk and for scores, each a half."""
+    return room_of(p.memory, *ROOM["cpu" if p.queries.is_cpu else "cuda"]) // 4
+
+
+def _height(p: GuidedProblem) -> int:
+    """How many rows a chunk has at most."""
+    width = len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
+    return max(MIN_ROWS, _share(p) // 2 // width)

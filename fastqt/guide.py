@@ -1,0 +1,167 @@
+"""A second model's embeddings of a batch, which say which candidates are no negatives of a query."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.checks import (
+    FLOATING,
+    check_embeddings,
+    check_flag,
+    check_number,
+    check_option,
+    check_paired,
+    check_tensor,
+)
+
+MARGIN_STRATEGIES = ("absolute", "relative")
+PAIR_ROWS = 4096  # of which the scores of pairs are found at a time
+
+
+class Guide:
+    """Filters false negatives: candidates that a guide finds too similar to a query leave the loss.
+
+    Cell (i, j) leaves the loss, as by a mask, where the guide's score of query i and candidate j is above
+    threshold i, unless it is a target. A score that equals the threshold stays, so that a copy of the
+    positive stays with a margin of 0. Scores are summed in float64 and compared in float32, which makes those
+    of equal embeddings equal.
+
+    Args:
+        queries: (N, E) the guide's embeddings of the loss's queries, in any floating-point dtype and of any
+            width E. No gradient flows to any of the guide's tensors.
+        candidates: (M, E) those of its candidates.
+        margin: how far below the score of query i and candidate i its threshold is.
+        margin_strategy: with t the score of query i and candidate i, the threshold is t - margin for
+            "absolute" and t - |t| * margin for "relative".
+        thresholds: (N,) thresholds in place of these. Without them there are at least as many candidates as
+            queries, and candidate i is the positive of query i.
+        normalize: the guide scores by cosine; otherwise by inner products.
+        negatives: (K, E) the guide's embeddings of the loss's `negatives`. Private negatives of rows are not
+            filtered.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: Solatorio, "GISTEmbed: Guided in-sample selection of training negatives for text embedding
+    fine-tuning" (2024); the margins are those of NV-Retriever (Moreira et al., 2024).
+    """
+
+    def __init__(
+        self,
+        queries: Tensor,
+        candidates: Tensor,
+        *,
+        margin: float = 0.0,
+        margin_strategy: str = "absolute",
+        thresholds: Tensor | None = None,
+        normalize: bool = True,
+        negatives: Tensor | None = None,
+    ) -> None:
+        given = {"queries": queries, "candidates": candidates, "negatives": negatives}
+        # A process of a group may have no rows.
+        check_embeddings(("negatives",), **{name: _with_a_row(x) for name, x in given.items()})
+        check_number("margin", margin)
+        check_option("margin_strategy", margin_strategy, MARGIN_STRATEGIES)
+        check_flag("normalize", normalize)
+        if thresholds is not None:
+            _check_thresholds(thresholds, queries)
+            if margin != 0:
+                raise ValueError(f"margin: want 0 where thresholds are given, got {margin}")
+        self.queries, self.candidates = queries.detach(), candidates.detach()
+        self.negatives = None if negatives is None else negatives.detach()
+        self.margin, self.margin_strategy, self.normalize = float(margin), margin_strategy, normalize
+        self.thresholds = None if thresholds is None else thresholds.detach()
+
+    def check(self, queries: int, candidates: int, negatives: int | None, device: torch.device) -> None:
+        """Checks that there is a row for each row of the loss's embeddings.
+
+        Args:
+            queries, candidates, negatives: how many the loss has; None without negatives.
+            device: of the loss's embeddings.
+
+        Raises:
+            ValueError: others than the loss has.
+        """
+        rows = {"queries": queries, "candidates": candidates, "negatives": negatives}
+        for name, wanted in rows.items():
+            x = getattr(self, name)
+            if (x is None) != (wanted is None):
+                has, lacks = ("the loss", "the guide") if x is None else ("the guide", "the loss")
+                raise ValueError(f"guide: want {name} of both or of none, {has} has them and {lacks} has not")
+            if x is not None and len(x) != wanted:
+                raise ValueError(f"guide: want an embedding of each of the {wanted} {name}, got {len(x)}")
+        if self.queries.device != device:
+            raise ValueError(f"guide: want device {device} as queries, got {self.queries.device}")
+
+    def kind(self) -> tuple[object, ...]:
+        """What has to be the same on all processes of a group."""
+        options = self.margin, self.margin_strategy, self.normalize, self.thresholds is not None
+        return (self.candidates.shape[1], str(self.candidates.dtype), *options)
+
+    def against(self, candidates: Tensor, negatives: Tensor | None, thresholds: Tensor) -> Guide:
+        """The same queries with other candidates and negatives, and thresholds that are known."""
+        return Guide(
+            self.queries, candidates, thresholds=thresholds, normalize=self.normalize, negatives=negatives
+        )
+
+    def row_thresholds(self, positives: Tensor | None = None) -> Tensor:
+        """The threshold of each query, (N,) float32.
+
+        Args:
+            positives: (N, E) the guide's embeddings of the queries' positives; by default the first
+                candidates.
+
+        Raises:
+            ValueError: no thresholds were given, and there are fewer candidates than queries.
+        """
+        if self.thresholds is not None:
+            return self.thresholds.float()
+        if positives is None:
+            check_paired("queries", len(self.queries), "guide candidates", len(self.candidates))
+            positives = self.candidates
+        return pair_thresholds(
+            self.queries,
+            positives,
+            margin=self.margin,
+            strategy=self.margin_strategy,
+            normalize=self.normalize,
+        )
+
+
+def pair_thresholds(
+    queries: Tensor, positives: Tensor, *, margin: float, strategy: str, normalize: bool = True
+) -> Tensor:
+    """The score of each query with its positive less the margin, (N,) float32; rows beyond are not read."""
+    found = [
+        (scorable(q, normalize) * scorable(p, normalize)).sum(1).float()
+        for q, p in zip(queries.split(PAIR_ROWS), positives[: len(queries)].split(PAIR_ROWS), strict=True)
+    ]
+    own = torch.cat(found)
+    return own - (margin if strategy == "absolute" else own.abs() * margin)
+
+
+def scorable(x: Tensor, normalize: bool) -> Tensor:
+    """A guide's embeddings as their inner products are taken: in float64, and for cosines at norm 1.
+
+    Sums in float64 differ by their order in digits that are rounded away. The score of a copy of the positive
+    is then the positive's own, whoever has added it up.
+    """
+    x = x.double()
+    return F.normalize(x, dim=1) if normalize else x
+
+
+def _with_a_row(x: Tensor | None) -> Tensor | None:
+    empty = isinstance(x, Tensor) and x.dim() == 2 and not len(x)
+    return x.new_empty(1, x.shape[1]) if x is not None and empty else x
+
+
+def _check_thresholds(thresholds: Tensor, queries: Tensor) -> None:
+    check_tensor("thresholds", thresholds)
+    if thresholds.dtype not in FLOATING:
+        raise TypeError(f"thresholds: want a floating-point dtype, got {thresholds.dtype}")
+    if tuple(thresholds.shape) != (len(queries),):
+        raise ValueError(f"thresholds: want shape ({len(queries)},), got {tuple(thresholds.shape)}")
+    if thresholds.device != queries.device:
+        raise ValueError(f"thresholds: want device {queries.device} as queries, got {thresholds.device}")

@@ -1,0 +1,263 @@
+"""GISTEmbed: each anchor's positive among its batch, less what a guide finds closer than the positive."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import (
+    check_embeddings,
+    check_flag,
+    check_number,
+    check_option,
+    check_scale,
+    input_dtype,
+)
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import Shards, agree, local_rows, wanting_gradients, with_a_row
+from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
+from fastqt.losses.common import joined_loss, scores
+from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.targets import Diagonal
+
+FUNCTION = "fastqt.gist_embed_loss"
+Negatives: TypeAlias = "Tensor | Sequence[Tensor]"
+
+
+def gist_embed_loss(
+    anchors: Tensor,
+    positives: Tensor,
+    negatives: Negatives = (),
+    *,
+    guide_anchors: Tensor,
+    guide_positives: Tensor,
+    guide_negatives: Negatives = (),
+    scale: float | Tensor = 100.0,
+    margin: float = 0.0,
+    margin_strategy: str = "absolute",
+    contrast_anchors: bool = True,
+    contrast_positives: bool = True,
+    reduction: str = "mean",
+    memory: str | int = "fast",
+    backend: str | None = None,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each anchor with its positive by cosine, where a guide filters false negatives.
+
+    The softmax of pair i is over its anchor's scores with all positives, all anchors and all negatives, and
+    over its positive's scores with all positives. A cell leaves it where the guide's cosine is above the
+    guide's cosine of anchor i and positive i, less the margin; the pair's own cell stays. The cells of an
+    anchor or a positive with itself leave by that rule too, unless the guide finds the pair as similar.
+
+    Args:
+        anchors, positives: (N, D) floating point; rows of equal index are a pair.
+        negatives: (K, D) further candidates of all anchors, or several such tensors.
+        guide_anchors, guide_positives, guide_negatives: the guide's embeddings of the same texts, (N, E),
+            (N, E) and (K, E), in any floating-point dtype; no gradient flows to them.
+        scale: inverse temperature 1 / tau.
+        margin, margin_strategy: as of `fastqt.Guide`.
+        contrast_anchors: whether the scores of anchors with anchors are in the softmax.
+        contrast_positives: whether those of positives with positives are; they take a logsumexp by itself.
+        reduction, memory, backend, group: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: Solatorio, "GISTEmbed: Guided in-sample selection of training negatives for text embedding
+    fine-tuning" (2024).
+    """
+    texts = Texts(anchors, positives, _sequence(negatives))
+    guides = Texts(guide_anchors, guide_positives, _sequence(guide_negatives))
+    options: dict[str, Any] = {
+        "scale": scale,
+        "margin": margin,
+        "margin_strategy": margin_strategy,
+        "contrast_anchors": contrast_anchors,
+        "contrast_positives": contrast_positives,
+        "reduction": reduction,
+        "memory": memory,
+        "backend": backend,
+    }
+    if group is not None:
+        return _over_group(as_group(group), texts, guides, options)
+    _check(texts, guides, options)
+    return loss_of_own_rows(texts, guides, **options)
+
+
+class Texts(NamedTuple):
+    """A model's embeddings of a batch.
+
+    Attributes:
+        anchors: (n, D).
+        positives: (M, D), M >= n; the first n are the anchors' own.
+        negatives: (K, D) each.
+        more_anchors: (A, D) what stands for the anchors as candidates; None for the anchors themselves.
+    """
+
+    anchors: Tensor
+    positives: Tensor
+    negatives: tuple[Tensor, ...]
+    more_anchors: Tensor | None = None
+
+    def named(self, prefix: str = "") -> dict[str, Tensor]:
+        """The embeddings by the names of the arguments."""
+        several = len(self.negatives) > 1
+        names = [
+            f"{prefix}negatives[{i}]" if several else f"{prefix}negatives" for i in range(len(self.negatives))
+        ]
+        return {
+            f"{prefix}anchors": self.anchors,
+            f"{prefix}positives": self.positives,
+            **dict(zip(names, self.negatives, strict=True)),
+        }
+
+    def others(self, with_anchors: bool) -> Tensor | None:
+        """The candidates of anchors beside the positives, if any."""
+        anchors = self.anchors if self.more_anchors is None else self.more_anchors
+        found = [x for x in ((anchors,) if with_anchors else ()) + self.negatives if len(x)]
+        return torch.cat(found) if found else None
+
+
+def loss_of_own_rows(
+    texts: Texts,
+    guides: Texts,
+    *,
+    scale: float | Tensor,
+    margin: float,
+    margin_strategy: str,
+    contrast_anchors: bool,
+    contrast_positives: bool,
+    reduction: str,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """The loss of the anchors, for arguments that are checked; the candidates may be more than theirs."""
+    n = len(texts.anchors)
+    z = _unit(texts)
+    others = z.others(contrast_anchors)
+    guide_others = guides.others(contrast_anchors)
+    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
+    thresholds = pair_thresholds(guides.anchors, guides.positives, margin=margin, strategy=margin_strategy)
+    guide = Guide(guides.anchors, guides.positives, thresholds=thresholds, negatives=guide_others)
+    of_anchors: dict[str, Any] = {"negatives": others, "guide": guide, **options}
+    if not contrast_positives:
+        return contrastive_loss(
+            z.anchors, z.positives, Diagonal(), diagonal="keep", reduction=reduction, **of_anchors
+        )
+    own, own_guide = z.positives[:n], guides.positives[:n]
+    among_positives = Guide(own_guide, guides.positives, thresholds=thresholds)
+    cells = [
+        log_sum_exp(z.anchors, z.positives, diagonal="exclude", **of_anchors),
+        log_sum_exp(own, z.positives, guide=among_positives, **options),
+    ]
+    return reduce(joined_loss(scores(z.anchors, own, scale), cells), reduction)
+
+
+def _unit(texts: Texts) -> Texts:
+    more = texts.more_anchors
+    return Texts(
+        unit_rows(texts.anchors),
+        unit_rows(texts.positives),
+        tuple(map(unit_rows, texts.negatives)),
+        None if more is None else unit_rows(more),
+    )
+
+
+def _sequence(negatives: Negatives) -> tuple[Tensor, ...]:
+    return (negatives,) if isinstance(negatives, Tensor) else tuple(negatives)
+
+
+def _check(texts: Texts, guides: Texts, options: Mapping[str, Any], group: Group | None = None) -> None:
+    """Checks the arguments; a rank of a group may have no rows."""
+    for given in (texts.named(), guides.named("guide_")):
+        check_embeddings(**{name: x if group is None else with_a_row(group, x) for name, x in given.items()})
+    if len(texts.positives) != len(texts.anchors):
+        raise ValueError(
+            f"positives: want a row for each of the {len(texts.anchors)} anchors, got {len(texts.positives)}"
+        )
+    if len(guides.negatives) != len(texts.negatives):
+        raise ValueError(
+            f"guide_negatives: want as many tensors as negatives, which are {len(texts.negatives)}, "
+            f"got {len(guides.negatives)}"
+        )
+    rows = zip(texts.named().values(), guides.named("guide_").items(), strict=True)
+    for x, (name, of_guide) in rows:
+        if len(of_guide) != len(x):
+            raise ValueError(f"{name}: want a row for each of the {len(x)} texts, got {len(of_guide)}")
+    check_scale(options["scale"], texts.anchors.dtype)
+    check_number("margin", options["margin"])
+    check_option("margin_strategy", options["margin_strategy"], MARGIN_STRATEGIES)
+    for name in ("contrast_anchors", "contrast_positives"):
+        check_flag(name, options[name])
+    check_option("reduction", options["reduction"], REDUCTIONS)
+    check_memory(options["memory"])
+
+
+def _over_group(group: Group, texts: Texts, guides: Texts, options: dict[str, Any]) -> Tensor:
+    """The loss of all ranks' pairs, whose candidates are those of all ranks."""
+    texts, guides = _local(texts), _local(guides, "guide_")
+
+    def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
+        _check(texts, guides, options, group)
+        if group.exchange == "ring":
+            raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+        sizes = {"rows": len(texts.anchors)}
+        if texts.negatives:
+            sizes["negatives"] = sum(map(len, texts.negatives))
+        names = ("margin", "margin_strategy", "contrast_anchors", "contrast_positives", "reduction")
+        return sizes, {
+            **{name: options[name] for name in names},
+            "given": tuple(texts.named()),
+            "width": texts.anchors.shape[1],
+            "dtype": str(input_dtype(texts.anchors)),
+            "device": texts.anchors.device.type,
+            "guide width": guides.anchors.shape[1],
+            "guide dtype": str(guides.anchors.dtype),
+            "requires_grad": wanting_gradients({**texts.named(), "scale": options["scale"]}),
+        }
+
+    shards = agree(group, FUNCTION, checked)
+    group, reduction = shards.group, options["reduction"]
+    texts, guides = _gathered(shards, texts, True), _gathered(shards, guides, False)
+    with shards.agreeing():
+        if not len(texts.anchors):
+            leaves = texts.anchors, texts.positives, texts.more_anchors, *texts.negatives, options["scale"]
+            local = collectives.nothing(leaves, reduction)
+        else:
+            of_rows = {**options, "reduction": "none" if reduction == "none" else "sum"}
+            local = loss_of_own_rows(texts, guides, **of_rows)
+    return collectives.reduced(local, reduction, shards.total("rows"), group)
+
+
+def _local(texts: Texts, prefix: str = "") -> Texts:
+    anchors, positives, *negatives = (local_rows(name, x) for name, x in texts.named(prefix).items())
+    return Texts(anchors, positives, tuple(negatives))
+
+
+def _gathered(shards: Shards, texts: Texts, differentiable: bool) -> Texts:
+    """A rank's anchors with the candidates of all ranks, its own first; negatives are one tensor."""
+    group, dtype = shards.group, input_dtype(texts.anchors)
+    rows = shards.counts["rows"]
+
+    def gather(x: Tensor, counts: Sequence[int]) -> Tensor:
+        if differentiable:
+            return collectives.gather(x, counts, group, dtype)
+        return collectives.gather_constant(x, counts, group)
+
+    negatives: tuple[Tensor, ...] = ()
+    if texts.negatives:
+        negatives = (gather(torch.cat(texts.negatives), shards.counts["negatives"]),)
+    return Texts(
+        texts.anchors,
+        gather(texts.positives, rows).roll(-shards.first("rows"), 0),
+        negatives,
+        gather(texts.anchors, rows),
+    )
