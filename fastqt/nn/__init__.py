@@ -22,9 +22,11 @@ from fastqt.nn.loss import (
     InfoNCELoss,
     MaxMarginLoss,
     MixCSELoss,
+    NTXentLoss,
     SigLIPLoss,
     SigmoidLoss,
     SimCSELoss,
+    SupConLoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
@@ -52,11 +54,13 @@ __all__ = [
     "MixCSE",
     "MixCSELoss",
     "MultiChannel",
+    "NTXentLoss",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
     "SimCSE",
     "SimCSELoss",
     "SkipThoughts",
+    "SupConLoss",
     "Transformer",
 ]
