@@ -16,11 +16,11 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import Shards, agree, local_rows, wanting_gradients, with_a_row
 from fastqt.engines import requested
-from fastqt.functional import log_sum_exp
-from fastqt.losses.common import row_numbers
-from fastqt.losses.label_blocks import Positives, find_positives
+from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.losses.common import row_numbers, scores
+from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
-from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, unit_rows
+from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
 
 FUNCTIONS = {"supcon": "fastqt.supcon_loss", "ntxent": "fastqt.ntxent_loss"}
 
@@ -52,7 +52,7 @@ def loss_from_labels(
         embeddings, labels, candidates, candidate_labels, reduction, group: as of the public functions.
         **options: scale, normalize, memory and backend.
     """
-    given = {
+    given: dict[str, Any] = {
         "embeddings": embeddings,
         "labels": labels,
         "candidates": candidates,
@@ -84,8 +84,13 @@ def labelled_loss(
 ) -> tuple[Tensor, Positives]:
     """The losses of rows (N,) for reduction="none", otherwise their sum; and where the positives are."""
     positives = find_positives(x.labels, x.candidate_labels, x.own, x.embeddings, memory)
+    # With one positive a row it competes with the same cells in both losses.
+    alike = link == "supcon" or positives.pairs == len(positives.rows)
+    eager = requested(backend) == "reference"
+    if alike and (eager or positives.may_be_listed()):
+        return _of_targets(x, positives, reduction, scale, normalize, memory, backend), positives
     # As an engine would do: rounded to what a product reads, then to norm 1.
-    queries, candidates = _prepared(x.embeddings, normalize), None
+    queries = _prepared(x.embeddings, normalize)
     candidates = queries if x.candidates is x.embeddings else _prepared(x.candidates, normalize)
     others = log_sum_exp(
         queries,
@@ -98,11 +103,51 @@ def labelled_loss(
     )
     dtype = loss_dtype(queries)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
-    if requested(backend) == "reference":
-        rows = _eager_rows(link, x, queries, candidates, others, scale)
-        return (rows if reduction == "none" else rows.sum()), positives
-    p = SameLabelProblem(queries, candidates, others, scale, positives, link)
+    if eager:
+        return reduce(_eager_pairs(queries, candidates, others, scale, positives), reduction), positives
+    blocks = blocks_of(positives, queries.shape[1], queries.element_size())
+    p = SameLabelProblem(queries, candidates, others, scale, positives, blocks, link)
     return autograd.loss_of(p, reduction, SAME_LABEL, FUNCTIONS[link]), positives
+
+
+def _of_targets(
+    x: Labelled,
+    positives: Positives,
+    reduction: str,
+    scale: float | Tensor,
+    normalize: bool,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """SupCon as a cross-entropy whose targets are listed."""
+    N, device = len(x.embeddings), x.embeddings.device
+    groups: dict[str, Any] = {}
+    itself = x.candidates is x.embeddings
+    if x.own is not None and not itself:
+        # Only a row and the candidate that is the row itself share a group.
+        own, ids = x.own.to(device), row_numbers(N, device)
+        columns = ids.new_full((len(x.candidates),), -1)
+        columns[own[own >= 0]] = ids[own >= 0]
+        groups = {"query_groups": ids, "candidate_groups": columns}
+    found = contrastive_loss(
+        x.embeddings,
+        x.candidates,
+        SameLabel(positives, N),
+        diagonal="exclude" if itself else "keep",
+        scale=scale,
+        normalize=normalize,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+        **groups,
+    )
+    # That loss is the cross-entropy less the targets' entropy, which is the logarithm of their number.
+    if positives.log_counts == 0:
+        return found
+    if reduction == "sum":
+        return found + positives.log_counts
+    entropies = positives.counts.to(found.dtype).log()
+    return found + torch.zeros_like(found).index_copy_(0, positives.rows, entropies)
 
 
 def _prepared(x: Tensor, normalize: bool) -> Tensor:
@@ -110,28 +155,13 @@ def _prepared(x: Tensor, normalize: bool) -> Tensor:
     return unit_rows(x) if normalize else x
 
 
-def _eager_rows(
-    link: str, x: Labelled, queries: Tensor, candidates: Tensor, others: Tensor, scale: float | Tensor
+def _eager_pairs(
+    queries: Tensor, candidates: Tensor, others: Tensor, scale: float | Tensor, positives: Positives
 ) -> Tensor:
-    """The losses of rows from the matrix of all scores, in plain PyTorch."""
-    labels, own = x.labels.to(queries.device), x.own
-    positive = labels[:, None] == x.candidate_labels.to(queries.device)
-    if own is not None:
-        columns = row_numbers(len(candidates), queries.device)
-        positive = positive & (own.to(queries.device)[:, None] != columns)
-    with torch.autocast(queries.device.type, enabled=False):
-        scores = (scale * (queries @ candidates.T)).double()
-    counts = positive.sum(1)
-    having = counts > 0
-    if link == "ntxent":
-        leads = (others.double()[:, None] - scores).where(positive, -torch.inf)
-        return F.softplus(leads, threshold=50).sum(1).to(others.dtype)
-    # A row without positives takes all its scores here, so that its gradient is no NaN.
-    shown = scores.where(positive | ~having[:, None], -torch.inf)
-    most = shown.logsumexp(1)
-    mean = scores.where(positive, 0).sum(1) / counts.clamp(min=1)
-    rows = most - mean + F.softplus(others.double() - most, threshold=50)
-    return rows.where(having, 0).to(others.dtype)
+    """NT-Xent's losses of rows (N,) in plain PyTorch, from the list of all pairs."""
+    rows, columns = positives.listed()
+    leads = others[rows] - scores(queries[rows], candidates[columns], scale)
+    return torch.zeros_like(others).index_add(0, rows, F.softplus(leads, threshold=50))
 
 
 def _terms(link: str, positives: Positives) -> int:

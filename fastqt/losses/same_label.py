@@ -1,4 +1,4 @@
-"""The positives of losses from labels: their exact scores, losses of rows, and gradients.
+"""The positives of losses from labels in blocks: their exact scores, losses of rows, and gradients.
 
 Rows and candidates are sorted by label. The positives of successive rows then lie in one range of columns, so
 that a small product gives their scores. Of all candidates with other labels nothing is needed but their
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import tf32_allowed
-from fastqt.losses.label_blocks import Block, Positives
+from fastqt.losses.positives import Block, Positives
 from fastqt.problem import Rows
 
 
@@ -47,6 +47,7 @@ class SameLabelProblem:
     others: Tensor  # (N,) logsumexp of the candidates with other labels; -inf where there are none
     scale: float | Tensor  # ()
     positives: Positives
+    blocks: tuple[Block, ...]
     link: str  # a key of LINKS
 
     needs_type: ClassVar[type[SameLabelNeeds]] = SameLabelNeeds
@@ -171,7 +172,7 @@ def _walk(p: SameLabelProblem, row_weights: Tensor | None, gradients: SameLabelG
     losses = torch.zeros(len(p.queries), dtype=torch.float64, device=p.queries.device)
     # Autocast is off, for it would round the products to 16 bits.
     with torch.autocast(p.queries.device.type, enabled=False):
-        for block in p.positives.blocks:
+        for block in p.blocks:
             _visit(p, block, losses, row_weights, gradients)
     return losses
 
