@@ -49,13 +49,15 @@ def answer(
         positives = [j for j in others if labels[i] == candidate_labels[j]]
         negatives = [j for j in others if labels[i] != candidate_labels[j]]
         for p in positives:
-            # exp(s_a - s_p) of everything that the positive competes with, but not of itself
+            # Everything that the positive competes with, but not itself, which would hide small odds.
             rivals = [a for a in others if a != p] if loss == "supcon" else negatives
             share = 1 / len(positives) if loss == "supcon" else 1.0
-            odds = np.exp(scale * (products[i, rivals] - products[i, p]))
-            rows[i] += share * np.log1p(odds.sum())
-            of_scores[i, rivals] += weights[i] * share * odds / (1 + odds.sum())
-            of_scores[i, p] -= weights[i] * share * odds.sum() / (1 + odds.sum())
+            leads = scale * (products[i, rivals] - products[i, p])
+            lead = np.logaddexp.reduce(leads)
+            loss_of_pair = np.logaddexp(0, lead)
+            rows[i] += share * loss_of_pair
+            of_scores[i, rivals] += weights[i] * share * np.exp(leads - loss_of_pair)
+            of_scores[i, p] -= weights[i] * share * np.exp(lead - loss_of_pair)
     of_products = scale * of_scores
     of_queries, of_candidates = of_products @ candidates, of_products.T @ queries
     if normalize:
