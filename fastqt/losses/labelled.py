@@ -65,6 +65,7 @@ def loss_from_labels(
     own = row_numbers(len(embeddings), given["labels"].device) if candidates is None else None
     if candidates is None:
         given |= {"candidates": embeddings, "candidate_labels": given["labels"]}
+    given["candidate_labels"] = given["candidate_labels"].to(given["labels"].device)
     rows = Labelled(**given, own=own)
     if reduction != "mean":
         return labelled_loss(link, rows, reduction, **options)[0]
@@ -83,11 +84,11 @@ def labelled_loss(
     backend: str | None,
 ) -> tuple[Tensor, Positives]:
     """The losses of rows (N,) for reduction="none", otherwise their sum; and where the positives are."""
-    positives = find_positives(x.labels, x.candidate_labels, x.own, x.embeddings, memory)
+    positives = find_positives(x.labels, x.candidate_labels, x.own, x.embeddings.is_cuda, memory)
     # With one positive a row it competes with the same cells in both losses.
     alike = link == "supcon" or positives.pairs == len(positives.rows)
     eager = requested(backend) == "reference"
-    if alike and (eager or positives.may_be_listed()):
+    if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
         return _of_targets(x, positives, reduction, scale, normalize, memory, backend), positives
     # As an engine would do: rounded to what a product reads, then to norm 1.
     queries = _prepared(x.embeddings, normalize)
@@ -106,7 +107,7 @@ def labelled_loss(
     if eager:
         return reduce(_eager_pairs(queries, candidates, others, scale, positives), reduction), positives
     blocks = blocks_of(positives, queries.shape[1], queries.element_size())
-    p = SameLabelProblem(queries, candidates, others, scale, positives, blocks, link)
+    p = SameLabelProblem(queries, candidates, others, scale, positives.to(queries.device), blocks, link)
     return autograd.loss_of(p, reduction, SAME_LABEL, FUNCTIONS[link]), positives
 
 
@@ -146,8 +147,8 @@ def _of_targets(
         return found
     if reduction == "sum":
         return found + positives.log_counts
-    entropies = positives.counts.to(found.dtype).log()
-    return found + torch.zeros_like(found).index_copy_(0, positives.rows, entropies)
+    entropies = positives.counts.to(found).log()
+    return found + torch.zeros_like(found).index_copy_(0, positives.rows.to(device), entropies)
 
 
 def _prepared(x: Tensor, normalize: bool) -> Tensor:
@@ -159,7 +160,7 @@ def _eager_pairs(
     queries: Tensor, candidates: Tensor, others: Tensor, scale: float | Tensor, positives: Positives
 ) -> Tensor:
     """NT-Xent's losses of rows (N,) in plain PyTorch, from the list of all pairs."""
-    rows, columns = positives.listed()
+    rows, columns = (index.to(queries.device) for index in positives.listed())
     leads = others[rows] - scores(queries[rows], candidates[columns], scale)
     return torch.zeros_like(others).index_add(0, rows, F.softplus(leads, threshold=50))
 

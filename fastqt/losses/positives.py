@@ -6,7 +6,7 @@ are in one range of columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -39,7 +39,8 @@ class Block(NamedTuple):
 class Positives:
     """The positives of rows: candidates of the same label, other than the row's own.
 
-    Rows without a positive, and candidates that are nobody's, are left out.
+    Rows without a positive, and candidates that are nobody's, are left out. The tensors are where the labels
+    were given: the host does not wait for a GPU that it has not given them to.
     """
 
     rows: Tensor  # (R,) int64, sorted by label
@@ -53,9 +54,22 @@ class Positives:
     log_counts: float  # the sum of the counts' logarithms
     room: int  # bytes of a block or of a list
 
-    def may_be_listed(self) -> bool:
+    def to(self, device: torch.device) -> Positives:
+        """The same with all tensors on `device`."""
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            row_labels=self.row_labels.to(device),
+            counts=self.counts.to(device),
+            own=None if self.own is None else self.own.to(device),
+            begins=self.begins.to(device),
+            columns=self.columns.to(device),
+            column_labels=self.column_labels.to(device),
+        )
+
+    def may_be_listed(self, on_gpu: bool) -> bool:
         """Whether a list of all pairs fits the memory, and is quicker than blocks."""
-        few = not self.rows.is_cuda or self.pairs <= GPU_PAIRS * len(self.rows)
+        few = not on_gpu or self.pairs <= GPU_PAIRS * len(self.rows)
         return few and self.pairs * PAIR_BYTES <= self.room
 
     def listed(self) -> tuple[Tensor, Tensor]:
@@ -80,16 +94,17 @@ def find_positives(
     labels: Tensor,
     candidate_labels: Tensor,
     own: Tensor | None,
-    like: Tensor,
+    on_gpu: bool,
     memory: str | int,
 ) -> Positives:
     """Sorts rows and candidates by label; the host waits for the labels if these are on a GPU.
 
     Args:
         labels: (N,) int64.
-        candidate_labels: (M,) int64.
-        own: (N,) int64, the candidate of the same label that is the row itself and no positive, -1: none.
-        like: (N, D) the queries, for their device, dtype and width.
+        candidate_labels: (M,) int64, on the same device.
+        own: (N,) int64, on the same device, the candidate of the same label that is the row itself and no
+            positive; -1: none.
+        on_gpu: whether the embeddings are on a GPU.
         memory: as of `contrastive_loss`.
     """
     rows, order = labels.argsort(stable=True), candidate_labels.argsort(stable=True)
@@ -105,15 +120,15 @@ def find_positives(
         counts -= (own >= 0).long()
     having = counts > 0
     rows, row_labels, counts = rows[having], row_labels[having], counts[having]
-    fast, low = GPU_ROOM if like.is_cuda else CPU_ROOM
+    fast, low = GPU_ROOM if on_gpu else CPU_ROOM
     return Positives(
-        rows=rows.to(like.device),
-        row_labels=row_labels.to(like.device),
-        counts=counts.to(like.device),
-        own=None if own is None else own[having].to(like.device),
-        begins=begins[having].to(like.device),
-        columns=columns.to(like.device),
-        column_labels=column_labels.to(like.device),
+        rows=rows,
+        row_labels=row_labels,
+        counts=counts,
+        own=None if own is None else own[having],
+        begins=begins[having],
+        columns=columns,
+        column_labels=column_labels,
         pairs=int(counts.sum()),
         log_counts=float(counts.double().log().sum()),
         room=room_of(memory, fast, low),
@@ -133,11 +148,12 @@ class SameLabel(Targets):
         return
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        return self._rows
+        starts, columns, weights = (x.to(device) for x in self._rows.compressed())
+        return TargetRows(starts, columns, weights)
 
 
 def blocks_of(positives: Positives, D: int, itemsize: int) -> tuple[Block, ...]:
-    """Cuts rows of D numbers into blocks of about the positives' `room`; the host waits for a GPU.
+    """Cuts rows of D numbers into blocks of about the positives' `room`.
 
     The scores of other labels in a block are wasted, so that a block of several labels has few rows.
     """

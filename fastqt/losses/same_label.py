@@ -156,11 +156,10 @@ LINKS: dict[str, Callable[[Tensor, Tensor], _NTXent | _SupCon]] = {"supcon": _Su
 
 
 def _zeros(p: SameLabelProblem, needs: SameLabelNeeds) -> SameLabelGradients:
+    of_scale = torch.zeros((), dtype=torch.float64, device=p.queries.device)
     return SameLabelGradients(
         *[
-            torch.zeros_like(x, dtype=torch.float64 if not x.dim() else x.dtype)
-            if need and x is not None
-            else None
+            None if not need or x is None else torch.zeros_like(x) if x.dim() else of_scale
             for x, need in zip(p.inputs(), needs, strict=True)
         ]
     )

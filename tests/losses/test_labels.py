@@ -118,8 +118,8 @@ def test_the_ways_are_what_they_are_called():
     sizes = {}
     for way in WAYS:
         with found_by(way):
-            found = positives.find_positives(labels, labels, torch.arange(N), drawn(N, 6), 2**24)
-            blocks, listed = positives.blocks_of(found, 6, 8), found.may_be_listed()
+            found = positives.find_positives(labels, labels, torch.arange(N), False, 2**24)
+            blocks, listed = positives.blocks_of(found, 6, 8), found.may_be_listed(False)
         tiles = [(b - a, d - c) for (a, b), columns in blocks for c, d in columns]
         sizes[way] = listed, max(tiles)
     assert [listed for listed, _ in sizes.values()] == [True, False, False, False]
