@@ -52,6 +52,11 @@ def loss_from_labels(
         embeddings, labels, candidates, candidate_labels, reduction, group: as of the public functions.
         **options: scale, normalize, memory and backend.
     """
+    if torch.compiler.is_compiling():
+        # Every batch has blocks of other sizes: the loss is left out of the graph.
+        untraced = torch.compiler.disable(loss_from_labels)
+        given_ones = embeddings, labels, candidates, candidate_labels
+        return untraced(link, *given_ones, reduction, group, **options)  # type: ignore[no-any-return]
     given: dict[str, Any] = {
         "embeddings": embeddings,
         "labels": labels,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from label_oracle import answer, mean_weights
 from loss_views import by_backend
 from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, UNIT_ROUNDOFF, relative
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastqt
 from fastqt.losses import positives
@@ -338,3 +339,17 @@ def test_no_matrix_and_no_list_of_all_pairs(memory):
         [sys.executable, "-c", MEMORY.format(memory=memory)], capture_output=True, text=True, check=True
     )
     assert int(run.stdout) < {"fast": 96, "low": 48}[memory]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch reads it
+@by_loss
+def test_torch_compile_leaves_the_loss_out_of_its_graphs(loss):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x, labels: LOSSES[loss](2 * x, labels).sin(), backend=counter)
+    x = drawn(N, 6).requires_grad_()
+    for labels in map(torch.tensor, LABELS.values()):
+        found, wanted = compiled(x, labels), LOSSES[loss](2 * x, labels).sin()
+        pairs = zip(torch.autograd.grad(found, x), torch.autograd.grad(wanted, x), strict=True)
+        assert relative(found, wanted) < FLOAT64
+        assert all(relative(a, b) < FLOAT64 for a, b in pairs)
+    assert counter.frame_count <= 3  # for batches of any labels: the graphs around the loss
