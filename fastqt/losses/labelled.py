@@ -72,29 +72,34 @@ def loss_from_labels(
         given |= {"candidates": embeddings, "candidate_labels": given["labels"]}
     given["candidate_labels"] = given["candidate_labels"].to(given["labels"].device)
     rows = Labelled(**given, own=own)
+    positives = positives_of(rows, options["memory"])
     if reduction != "mean":
-        return labelled_loss(link, rows, reduction, **options)[0]
-    total, positives = labelled_loss(link, rows, "sum", **options)
-    return total / max(_terms(link, positives), 1)
+        return labelled_loss(link, rows, positives, reduction, **options)
+    return labelled_loss(link, rows, positives, "sum", **options) / max(_terms(link, positives), 1)
+
+
+def positives_of(x: Labelled, memory: str | int) -> Positives:
+    """The positives of each row."""
+    return find_positives(x.labels, x.candidate_labels, x.own, x.embeddings.is_cuda, memory)
 
 
 def labelled_loss(
     link: str,
     x: Labelled,
+    positives: Positives,
     reduction: str,
     *,
     scale: float | Tensor,
     normalize: bool,
     memory: str | int,
     backend: str | None,
-) -> tuple[Tensor, Positives]:
-    """The losses of rows (N,) for reduction="none", otherwise their sum; and where the positives are."""
-    positives = find_positives(x.labels, x.candidate_labels, x.own, x.embeddings.is_cuda, memory)
+) -> Tensor:
+    """The losses of rows (N,) for reduction="none", otherwise their sum."""
     # With one positive a row it competes with the same cells in both losses.
     alike = link == "supcon" or positives.pairs == len(positives.rows)
     eager = requested(backend) == "reference"
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
-        return _of_targets(x, positives, reduction, scale, normalize, memory, backend), positives
+        return _of_targets(x, positives, reduction, scale, normalize, memory, backend)
     # As an engine would do: rounded to what a product reads, then to norm 1.
     queries = _prepared(x.embeddings, normalize)
     candidates = queries if x.candidates is x.embeddings else _prepared(x.candidates, normalize)
@@ -110,10 +115,10 @@ def labelled_loss(
     dtype = loss_dtype(queries)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
     if eager:
-        return reduce(_eager_pairs(queries, candidates, others, scale, positives), reduction), positives
+        return reduce(_eager_pairs(queries, candidates, others, scale, positives), reduction)
     blocks = blocks_of(positives, queries.shape[1], queries.element_size())
     p = SameLabelProblem(queries, candidates, others, scale, positives.to(queries.device), blocks, link)
-    return autograd.loss_of(p, reduction, SAME_LABEL, FUNCTIONS[link]), positives
+    return autograd.loss_of(p, reduction, SAME_LABEL, FUNCTIONS[link])
 
 
 def _of_targets(
@@ -128,7 +133,7 @@ def _of_targets(
     """SupCon as a cross-entropy whose targets are listed."""
     N, device = len(x.embeddings), x.embeddings.device
     groups: dict[str, Any] = {}
-    itself = x.candidates is x.embeddings
+    itself = x.own is not None and x.candidates is x.embeddings
     if x.own is not None and not itself:
         # Only a row and the candidate that is the row itself share a group.
         own, ids = x.own.to(device), row_numbers(N, device)
@@ -203,7 +208,8 @@ def _over_group(
     rows = _gathered(shards, given)
     with shards.agreeing():
         if len(given["embeddings"]):
-            local, positives = labelled_loss(link, rows, "none" if reduction == "none" else "sum", **options)
+            positives = positives_of(rows, options["memory"])
+            local = labelled_loss(link, rows, positives, "none" if reduction == "none" else "sum", **options)
             terms = _terms(link, positives)
         else:
             leaves = given["embeddings"], rows.candidates, options["scale"]
