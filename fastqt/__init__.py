@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         info_nce_loss,
         max_margin_loss,
         mixcse_loss,
+        ntxent_loss,
         siglip_loss,
         simcse_loss,
+        supcon_loss,
     )
     from fastqt.negatives import Mixed
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
@@ -48,11 +50,13 @@ __all__ = [
     "max_margin_loss",
     "mixcse_loss",
     "nn",
+    "ntxent_loss",
     "show_config",
     "siglip_loss",
     "sigmoid_loss",
     "simcse_loss",
     "smoothed",
+    "supcon_loss",
 ]
 
 

@@ -12,8 +12,10 @@ from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
+from fastqt.losses.ntxent import ntxent_loss
 from fastqt.losses.siglip import siglip_loss
 from fastqt.losses.simcse import simcse_loss
+from fastqt.losses.supcon import supcon_loss
 
 __all__ = [
     "clip_loss",
@@ -25,6 +27,8 @@ __all__ = [
     "info_nce_loss",
     "max_margin_loss",
     "mixcse_loss",
+    "ntxent_loss",
     "siglip_loss",
     "simcse_loss",
+    "supcon_loss",
 ]

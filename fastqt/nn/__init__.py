@@ -23,9 +23,11 @@ from fastqt.nn.loss import (
     InfoNCELoss,
     MaxMarginLoss,
     MixCSELoss,
+    NTXentLoss,
     SigLIPLoss,
     SigmoidLoss,
     SimCSELoss,
+    SupConLoss,
 )
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
@@ -54,11 +56,13 @@ __all__ = [
     "MixCSE",
     "MixCSELoss",
     "MultiChannel",
+    "NTXentLoss",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
     "SimCSE",
     "SimCSELoss",
     "SkipThoughts",
+    "SupConLoss",
     "Transformer",
 ]

@@ -318,9 +318,24 @@ class GlossPositionalLoss(Loss):
     function = staticmethod(losses.gloss_pos_loss)
 
 
+class SupConLoss(ScaledLoss):
+    """`fastqt.supcon_loss` with its options fixed."""
+
+    function = staticmethod(losses.supcon_loss)
+    batch_arguments = ("candidates", "candidate_labels")
+
+
+class NTXentLoss(ScaledLoss):
+    """`fastqt.ntxent_loss` with its options fixed."""
+
+    function = staticmethod(losses.ntxent_loss)
+    batch_arguments = SupConLoss.batch_arguments
+
+
 MODULES: tuple[type[Loss], ...] = (
     *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
-    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss, GISTEmbedLoss),
+    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
+    *(GISTEmbedLoss, SupConLoss, NTXentLoss),
 )
 
 

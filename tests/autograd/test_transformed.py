@@ -26,6 +26,10 @@ def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
         "released": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, form="released", **options),
         "siglip": lambda x, y, s: fastqt.siglip_loss(x, y, scale=s, bias=-2.0, **options),
         "clip": lambda x, y, s: fastqt.clip_loss(x, y, scale=s, **options),
+        "supcon": lambda x, y, s: fastqt.supcon_loss(x * y, IDS, scale=s, **options),
+        "ntxent": lambda x, y, s: fastqt.ntxent_loss(
+            x, IDS, candidates=y, candidate_labels=IDS.flip(0), scale=s, **options
+        ),
         "simcse": lambda x, y, s: fastqt.simcse_loss(x, y, y * x, scale=s, hard_negative_weight=1, **options),
     }
 

@@ -93,6 +93,14 @@ MODULES = {
         (QUERIES, OTHERS[:3], CANDIDATES, BIAS, TOKENS),
         {"lengths": torch.arange(N) % 4},
     ),
+    "supcon": (
+        nn.SupConLoss,
+        fastqt.supcon_loss,
+        {"scale": 5.0, "reduction": "none"},
+        (QUERIES, IDS),
+        {"candidates": CANDIDATES, "candidate_labels": IDS.flip(0)},
+    ),
+    "ntxent": (nn.NTXentLoss, fastqt.ntxent_loss, {"normalize": False, "memory": "low"}, (QUERIES, IDS), {}),
 }
 each = pytest.mark.parametrize("name", MODULES)
 

@@ -41,6 +41,14 @@ CALLS = {
             **{"token_ids": SENTENCES, "lengths": torch.full((N,), 2)},
         },
     ),
+    "supcon": (
+        fastqt.supcon_loss,
+        {"embeddings": F, "labels": IDS, "candidates": G, "candidate_labels": IDS, "scale": F[0, 0].abs()},
+    ),
+    "ntxent": (
+        fastqt.ntxent_loss,
+        {"embeddings": F, "labels": IDS * 0, "candidates": G, "candidate_labels": IDS},
+    ),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),
     "smoothed": (fastqt.smoothed, {"targets": TOKENS}),

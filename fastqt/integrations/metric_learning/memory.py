@@ -1,0 +1,42 @@
+"""The memory of embeddings of earlier batches for `pytorch-metric-learning`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_metric_learning import losses
+from torch import Tensor
+
+from fastqt.integrations.metric_learning.losses import OwnColumns, _FromLabels
+
+
+class CrossBatchMemory(losses.CrossBatchMemory):  # type: ignore[misc]
+    """`pytorch_metric_learning.losses.CrossBatchMemory` without lists of all pairs.
+
+    The queue is the library's. With a loss of `fastqt.integrations.metric_learning`, no miner and no
+    indices_tuple, the loss is told which column of the queue is a row itself; the library lists all pairs of
+    the batch with the memory instead. Other losses, and those with a miner, are given lists as there.
+
+    Args:
+        loss, embedding_size, memory_size, miner: as of the library's.
+
+    Raises:
+        Exception: a loss that the library does not support here.
+    """
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,
+        L_mem: Tensor,
+        input_indices_tuple: Any,
+        do_remove_self_comparisons: bool,
+    ) -> Any:
+        """What the loss is given as its indices_tuple."""
+        needs_lists = self.miner or input_indices_tuple is not None
+        if needs_lists or not isinstance(self.loss, _FromLabels) or self.loss.reason is not None:
+            return super().create_indices_tuple(
+                embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
+            )
+        return OwnColumns(self.curr_batch_idx if do_remove_self_comparisons else None)

@@ -1,0 +1,61 @@
+"""SupCon: each row is to find all others of its label among all others."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastqt.distributed.group import GroupLike
+from fastqt.losses.labelled import loss_from_labels
+
+
+def supcon_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    candidates: Tensor | None = None,
+    candidate_labels: Tensor | None = None,
+    scale: float | Tensor = 10.0,
+    normalize: bool = True,
+    reduction: str = "mean",
+    memory: str | int = "fast",
+    backend: str | None = None,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each row with all of its positives alike, the other rows of the same label.
+
+    With scores S = scale * cosine and P(i) the positives of row i, its loss is the mean over p in P(i) of
+    -log(exp(S_ip) / sum_a exp(S_ia)), where a is every row but i. It is at least log |P(i)|. Neither the
+    scores of all pairs nor the list of the positive ones is formed. Beside four matrix products over all rows
+    it takes three products of rows with the ranges of columns in which their positives lie: with many classes
+    little, with two classes of N / 2 rows each one and a half products of all rows.
+
+    Args:
+        embeddings: (N, D) floating point.
+        labels: (N,) integers, in any order. The host reads where equal labels
+            lie, for which it waits if they are on a GPU.
+        candidates: (M, D) what the rows are compared with in place of each other. A row is then not taken
+            out of them: its positives are all candidates of its label.
+        candidate_labels: (M,) integers.
+        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        normalize: score by cosine.
+        reduction: "mean" over the rows that have a positive; the losses of others are 0. "sum", or "none".
+        memory: as of `contrastive_loss`; a class of any size is visited in parts that fit it.
+        backend: as of `contrastive_loss`, for the candidates of other labels. Those of the row's own are
+            scored in float32, or float64, by torch.
+        group: as of `contrastive_loss`; the candidates are those of all ranks, which are always gathered.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
+    """
+    return loss_from_labels(
+        *("supcon", embeddings, labels, candidates, candidate_labels, reduction, group),
+        scale=scale,
+        normalize=normalize,
+        memory=memory,
+        backend=backend,
+    )
