@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         info_nce_loss,
         max_margin_loss,
         mixcse_loss,
+        multiple_negatives_ranking_loss,
         siglip_loss,
         simcse_loss,
     )
@@ -43,6 +44,7 @@ __all__ = [
     "log_sum_exp",
     "max_margin_loss",
     "mixcse_loss",
+    "multiple_negatives_ranking_loss",
     "nn",
     "show_config",
     "siglip_loss",

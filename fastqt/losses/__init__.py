@@ -11,6 +11,7 @@ from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
+from fastqt.losses.ranking import multiple_negatives_ranking_loss
 from fastqt.losses.siglip import siglip_loss
 from fastqt.losses.simcse import simcse_loss
 
@@ -23,6 +24,7 @@ __all__ = [
     "info_nce_loss",
     "max_margin_loss",
     "mixcse_loss",
+    "multiple_negatives_ranking_loss",
     "siglip_loss",
     "simcse_loss",
 ]
