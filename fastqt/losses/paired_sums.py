@@ -71,7 +71,8 @@ def own_sums(rows: Tensor, all_rows: Tensor, walk: Walk) -> Tensor:
     """
     engine, (own, every, *scale) = _engine_of(rows, all_rows, walk)
     if engine is None:
-        return others_than_own(rows, all_rows, walk)
+        # As another tensor: torch.compile refuses one that is two inputs.
+        return others_than_own(rows, all_rows.view_as(all_rows), walk)
     return _own_sums(engine, walk, own, every.detach(), *scale)
 
 

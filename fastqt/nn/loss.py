@@ -24,6 +24,13 @@ from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
+from fastqt.losses.ranking_options import (
+    PARTITION_MODES,
+    check_directions,
+    check_hardness_mode,
+    check_hardness_strength,
+    check_partition,
+)
 from fastqt.negatives import Mixed
 from fastqt.problem import DIAGONALS, REDUCTIONS, TARGET_REDUCTIONS, check_memory
 from fastqt.targets import Window
@@ -36,11 +43,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partner": ("next", "random"),
     "blocks": ("both", "candidates"),
     "masked_cell": ("zero", "exclude"),
+    "partition_mode": PARTITION_MODES,
 }
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
+    "directions": check_directions,
     "group": lambda group: None if group is None else as_group(group),
+    "hardness_mode": check_hardness_mode,
+    "hardness_strength": check_hardness_strength,
     "memory": check_memory,
     "mix": Mixed,
     "scale": check_scale,
@@ -304,9 +315,21 @@ class GlossPositionalLoss(Loss):
     function = staticmethod(losses.gloss_pos_loss)
 
 
+class MultipleNegativesRankingLoss(ScaledLoss):
+    """`fastqt.multiple_negatives_ranking_loss` with its options fixed."""
+
+    function = staticmethod(losses.multiple_negatives_ranking_loss)
+
+    @classmethod
+    def check_values(cls, options: Mapping[str, Any]) -> None:
+        super().check_values(options)
+        check_partition(options.get("directions", ()), options.get("partition_mode", "joint"))
+
+
 MODULES: tuple[type[Loss], ...] = (
     *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
     *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
+    MultipleNegativesRankingLoss,
 )
 
 
