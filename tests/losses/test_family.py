@@ -61,11 +61,6 @@ def test_no_matrix_of_scores(memory):
     assert memory_growth(OF_ONE_BLOCK, memory, small=64, N=8192) < 128
 
 
-def test_no_matrix_of_scores_in_a_small_ranking():
-    """At N = 4,096 a matrix of scores takes 64 MiB, and there would be up to six."""
-    assert memory_growth(OF_RANKING, "low", small=64, N=4096) < 48
-
-
 @pytest.mark.slow
 @by_memory
 def test_no_matrix_of_scores_in_ranking(memory):

@@ -8,6 +8,7 @@ import torch
 from draws import LAYOUTS, Draws, Seeded
 from loss_views import BACKENDS, by_backend, by_memory
 from ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
+from ring_memory import SMALL, Live
 from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, relative
 
 import fastqt
@@ -256,6 +257,23 @@ def test_number_of_products(monkeypatch):
         "gradients of queries and candidates and scale",
         *["gradients of queries and scale"] * 2,
     ]
+
+
+@by_memory
+@by_sample
+def test_peak_memory_has_no_matrix(monkeypatch, memory, name):
+    """With small tiles what is alive at a time is less than half of one matrix of scores."""
+    for constant, size in SMALL.items():
+        monkeypatch.setattr(cpu, constant, size)
+    n = 1024
+    given = [x.detach().requires_grad_() for x in inputs(2, False, n, dtype=torch.float32)]
+    queries, *documents, scale = given
+    with Live(*given) as live:
+        loss = fastqt.multiple_negatives_ranking_loss(
+            queries, documents, scale=scale, memory=memory, **SAMPLE[name]
+        )
+        torch.autograd.grad(loss, given)
+    assert live.most < 4 * n * n / 2
 
 
 def test_backward_runs_twice_and_double_backward_is_refused():
