@@ -13,6 +13,7 @@ from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
 from fastqt.losses.ntxent import ntxent_loss
+from fastqt.losses.ranking import multiple_negatives_ranking_loss
 from fastqt.losses.siglip import siglip_loss
 from fastqt.losses.simcse import simcse_loss
 from fastqt.losses.supcon import supcon_loss
@@ -27,6 +28,7 @@ __all__ = [
     "info_nce_loss",
     "max_margin_loss",
     "mixcse_loss",
+    "multiple_negatives_ranking_loss",
     "ntxent_loss",
     "siglip_loss",
     "simcse_loss",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# A logsumexp of no cells, as minus infinity would have a NaN for a gradient.
+NO_CELLS = -1e300
 
-def joined_loss(positive: Tensor, others: Sequence[Tensor]) -> Tensor:
+
+def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
     """Cross-entropy of each row with its positive, among the positive and several sets of other cells, (N,).
 
     It keeps its digits when the positive outweighs all others, and when one of the others does.
@@ -17,9 +21,13 @@ def joined_loss(positive: Tensor, others: Sequence[Tensor]) -> Tensor:
     Args:
         positive: (N,) scores.
         others: (N,) each: the logsumexps of disjoint sets of cells without the positive, or single scores.
+        copies: how often the positive is among the cells.
     """
-    most = torch.stack([x.double() for x in others]).logsumexp(0)
-    return F.softplus(most - positive.double(), threshold=50).to(positive.dtype)
+    most = torch.stack([x.double().clamp(min=NO_CELLS) for x in others]).logsumexp(0)
+    # log(copies exp p + exp o) - p, with the constant part apart.
+    constant = math.log(copies)
+    loss = F.softplus(most - positive.double() - constant, threshold=50) + constant
+    return loss.to(positive.dtype)
 
 
 def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:

@@ -26,6 +26,13 @@ from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses.curl import BLOCK_NEGATIVES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
+from fastqt.losses.ranking_options import (
+    PARTITION_MODES,
+    check_directions,
+    check_hardness_mode,
+    check_hardness_strength,
+    check_partition,
+)
 from fastqt.negatives import Mixed
 from fastqt.problem import DIAGONALS, REDUCTIONS, TARGET_REDUCTIONS, check_memory
 from fastqt.targets import Window
@@ -40,12 +47,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "masked_cell": ("zero", "exclude"),
     "similarity": SIMILARITIES,
     "margin_strategy": MARGIN_STRATEGIES,
+    "partition_mode": PARTITION_MODES,
 }
 FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
+    "directions": check_directions,
     "group": lambda group: None if group is None else as_group(group),
+    "hardness_mode": check_hardness_mode,
+    "hardness_strength": check_hardness_strength,
     "memory": check_memory,
     "mix": Mixed,
     "scale": check_scale,
@@ -332,10 +343,21 @@ class NTXentLoss(ScaledLoss):
     batch_arguments = SupConLoss.batch_arguments
 
 
+class MultipleNegativesRankingLoss(ScaledLoss):
+    """`fastqt.multiple_negatives_ranking_loss` with its options fixed."""
+
+    function = staticmethod(losses.multiple_negatives_ranking_loss)
+
+    @classmethod
+    def check_values(cls, options: Mapping[str, Any]) -> None:
+        super().check_values(options)
+        check_partition(options.get("directions", ()), options.get("partition_mode", "joint"))
+
+
 MODULES: tuple[type[Loss], ...] = (
     *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
     *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
-    *(GISTEmbedLoss, SupConLoss, NTXentLoss),
+    *(GISTEmbedLoss, SupConLoss, NTXentLoss, MultipleNegativesRankingLoss),
 )
 
 

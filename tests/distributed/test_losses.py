@@ -44,6 +44,9 @@ GUIDED = {
         given=("scale", "gist_guides"),
     ),
 }
+RANKING = Case("multiple_negatives_ranking_loss", given=("scale", "hard"))
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
 # What is computed: a loss, its options, and the arguments that are drawn for it.
 LOSSES = {
     "window": Case("contrastive_loss"),
@@ -119,6 +122,23 @@ LOSSES = {
     "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),
     "curl-random": Case("curl_block_loss", options={"negatives": "random"}, given=("generator",)),
     **GUIDED,
+    "ranking": RANKING,
+    "ranking-all": replace(RANKING, options={"directions": DIRECTIONS, "reduction": "none"}),
+    "ranking-each": replace(
+        RANKING,
+        options={"directions": DIRECTIONS[::2], "partition_mode": "per_direction", "normalize": False},
+    ),
+    "ranking-hard": replace(
+        RANKING,
+        options={"directions": DIRECTIONS, "hardness_mode": "hard_negatives", "hardness_strength": 2.0},
+    ),
+    "ranking-in-batch": replace(
+        RANKING,
+        options={
+            **{"directions": DIRECTIONS, "reduction": "sum"},
+            **{"hardness_mode": "in_batch_negatives", "hardness_strength": 2.0},
+        },
+    ),
     "max-margin": Case("max_margin_loss"),
     "max-margin-rows": Case(
         "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)

@@ -35,6 +35,14 @@ OF_ONE_BLOCK = """
     yield fastqt.gloss_pos_loss(z[0], z[1][:1], z[2], torch.zeros(N), words[:, None], words * 0 + 1,
                                 memory={memory!r})
 """
+OF_RANKING = """
+    options = dict(memory={memory!r}, hardness_strength=5.0)
+    directions = "query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"
+    hard = dict(directions=directions, hardness_mode="hard_negatives")
+    yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, **hard)
+    yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, directions=directions[:2])
+    yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, hardness_mode="in_batch_negatives")
+"""
 OF_THREE_BLOCKS = """
     yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})
 """
@@ -51,6 +59,13 @@ def memory_growth(losses: str, memory: str, *, small: int, N: int) -> int:
 def test_no_matrix_of_scores(memory):
     """At N = 8,192 a matrix of scores takes 256 MiB."""
     assert memory_growth(OF_ONE_BLOCK, memory, small=64, N=8192) < 128
+
+
+@pytest.mark.slow
+@by_memory
+def test_no_matrix_of_scores_in_ranking(memory):
+    """At N = 8,192 a matrix of scores takes 256 MiB."""
+    assert memory_growth(OF_RANKING, memory, small=64, N=8192) < 128
 
 
 @pytest.mark.slow

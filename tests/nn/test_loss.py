@@ -49,6 +49,16 @@ MODULES = {
         (QUERIES, CANDIDATES, OTHERS),
         {},
     ),
+    "ranking": (
+        nn.MultipleNegativesRankingLoss,
+        fastqt.multiple_negatives_ranking_loss,
+        {
+            **{"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"},
+            **{"hardness_mode": "all_negatives", "hardness_strength": 3.0},
+        },
+        (QUERIES, CANDIDATES),
+        {},
+    ),
     "mixcse": (
         nn.MixCSELoss,
         fastqt.mixcse_loss,
@@ -148,15 +158,19 @@ WRONG = {
     "blocks": "first",
     "context_size": 0,
     "diagonal": "none",
+    "directions": ("query_to_doc", "up"),
     "form": "paper",
     "group": "all",
     "hard_negative_weight": float("nan"),
+    "hardness_mode": "soft",
+    "hardness_strength": -1.0,
     "margin": float("inf"),
     "masked_cell": "keep",
     "memory": "none",
     "mix": 1.5,
     "negatives": "hard",
     "normalize": "no",
+    "partition_mode": "each",
     "partner": "last",
     "reduction": "avg",
     "scale": 0.0,
@@ -237,7 +251,9 @@ def test_losses_of_unscaled_scores_take_no_scale(name):
         MODULES[name][0](scale=2.0, learn_scale=True)
 
 
-@pytest.mark.parametrize("name", ["contrastive", "sigmoid", "info_nce", "simcse", "mixcse", "clip", "siglip"])
+@pytest.mark.parametrize(
+    "name", ["contrastive", "sigmoid", "info_nce", "simcse", "mixcse", "clip", "siglip", "ranking"]
+)
 def test_gradient_of_log_scale_equals_finite_difference(name):
     """d loss / d log scale = scale * d loss / d scale, compared with a central difference of the function."""
     make, function, options, data, named = MODULES[name]
@@ -259,6 +275,7 @@ def test_gradient_of_log_scale_equals_finite_difference(name):
         (nn.SigmoidLoss, 1.0),
         (nn.InfoNCELoss, 20.0),
         (nn.SimCSELoss, 20.0),
+        (nn.MultipleNegativesRankingLoss, 20.0),
         (nn.MixCSELoss, 20.0),
         (nn.CLIPLoss, 1 / 0.07),
         (nn.SigLIPLoss, 10.0),

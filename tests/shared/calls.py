@@ -24,6 +24,7 @@ CALLS = {
     "sigmoid of targets": (fastqt.sigmoid_loss, {**OF_BOTH, "targets": (F @ G.T).abs()}),
     "info_nce": (fastqt.info_nce_loss, {"queries": F, "candidates": G, "negatives": H}),
     "simcse": (fastqt.simcse_loss, {"z1": F, "z2": G, "z3": H}),
+    "ranking": (fastqt.multiple_negatives_ranking_loss, {"queries": F, "documents": G}),
     "mixcse": (fastqt.mixcse_loss, {"z1": F, "z2": G}),
     "clip": (fastqt.clip_loss, {"a": F, "b": G, "scale": 2.0}),
     "siglip": (fastqt.siglip_loss, {"a": F, "b": G, "scale": 2.0, "bias": F[0, 0]}),

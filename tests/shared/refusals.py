@@ -113,7 +113,7 @@ def _placed(loss: str) -> Callable[..., Any]:
 
 OF_DTENSORS = (
     *("contrastive_loss", "clip_loss", "mixcse_loss"),
-    *("curl_block_loss", "max_margin_loss", "simcse_loss"),
+    *("curl_block_loss", "max_margin_loss", "simcse_loss", "multiple_negatives_ranking_loss"),
 )
 CALLS: dict[str, Callable[..., Any]] = {
     "rows": _rows_at_one("contrastive_loss", ROWS - 1),

@@ -90,7 +90,7 @@ class Batch:
             elif case.group.get("exchange") == "ring":
                 counts = tuple(k if m else 0 for k, m in zip(counts, self.candidate_counts, strict=True))
             self.leaves["negatives"], self.counts["negatives"] = draw(sum(counts), WIDTH), counts
-        elif name in ("row_negatives", "z3"):
+        elif name in ("row_negatives", "z3", "hard"):
             self.leaves[name], self.counts[name] = draw(N, WIDTH), case.counts
         elif name == "curl_negatives":
             self.leaves["negatives"], self.counts["negatives"] = draw(N, WIDTH), case.counts
@@ -140,7 +140,7 @@ class Batch:
         else:
             raise KeyError(name)
 
-    def arguments(self, rank: int | None) -> tuple[list[Tensor], dict[str, Any], dict[str, Tensor]]:
+    def arguments(self, rank: int | None) -> tuple[list[Any], dict[str, Any], dict[str, Tensor]]:
         """Positional and keyword arguments of the loss, and its leaves: a rank's, or with None all."""
         own = lambda name, x: x if rank is None or not x.dim() else part(x, self.counts[name], rank)  # noqa: E731
         leaves = {name: own(name, x).clone().requires_grad_() for name, x in self.leaves.items()}
@@ -166,7 +166,10 @@ class Batch:
             rows = {name: own(name, x) for name, x in self.guide.items()}
             options["guide"] = fastqt.Guide(**rows, **options.pop("guided"))
         keywords = {name: x for name, x in leaves.items() if name not in ("queries", "candidates")}
-        return [leaves["queries"], leaves["candidates"]], {**keywords, **options}, leaves
+        second = leaves["candidates"]
+        if "hard" in keywords:  # multiple negatives ranking takes a sequence
+            second = [second, keywords.pop("hard")]
+        return [leaves["queries"], second], {**keywords, **options}, leaves
 
 
 @dataclass

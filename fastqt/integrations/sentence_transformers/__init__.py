@@ -1,20 +1,52 @@
-"""fastqt's losses in the trainer of the `sentence_transformers` library (the extra `st`)."""
+"""fastqt's losses in the trainer of the `sentence_transformers` library (the extra `st`).
 
+The classes that take the place of the library's own of the same name are subclasses of these, and are
+imported when they are first used, so that this module can be imported without the library.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fastqt.integrations.sentence_transformers.columns import CachedLoss, SentenceTransformerLoss
+from fastqt.integrations.sentence_transformers.patching import Patch, patch
 
 if TYPE_CHECKING:
     from fastqt.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
+    from fastqt.integrations.sentence_transformers.ranking import (
+        CachedMultipleNegativesRankingLoss,
+        CachedMultipleNegativesSymmetricRankingLoss,
+        MultipleNegativesRankingLoss,
+        MultipleNegativesSymmetricRankingLoss,
+    )
 
-__all__ = ["CachedGISTEmbedLoss", "CachedLoss", "GISTEmbedLoss", "SentenceTransformerLoss"]
+# The library's classes that have a replacement of the same name here, and the module that holds it.
+REPLACEMENTS = {
+    "MultipleNegativesRankingLoss": "ranking",
+    "CachedMultipleNegativesRankingLoss": "ranking",
+    "MultipleNegativesSymmetricRankingLoss": "ranking",
+    "CachedMultipleNegativesSymmetricRankingLoss": "ranking",
+    "GISTEmbedLoss": "gist",
+    "CachedGISTEmbedLoss": "gist",
+}
+
+__all__ = [
+    "REPLACEMENTS",
+    "CachedGISTEmbedLoss",
+    "CachedLoss",
+    "CachedMultipleNegativesRankingLoss",
+    "CachedMultipleNegativesSymmetricRankingLoss",
+    "GISTEmbedLoss",
+    "MultipleNegativesRankingLoss",
+    "MultipleNegativesSymmetricRankingLoss",
+    "Patch",
+    "SentenceTransformerLoss",
+    "patch",
+]
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
 
     def __getattr__(name: str) -> object:
-        """Subclasses of the library's own losses, which import the library when they are first used."""
-        if name in ("CachedGISTEmbedLoss", "GISTEmbedLoss"):
-            from fastqt.integrations.sentence_transformers import gist
-
-            return getattr(gist, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        """Imports a replacement; Python calls this for names that the module does not hold yet."""
+        if name not in REPLACEMENTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{REPLACEMENTS[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,25 +11,43 @@ from torch import Tensor, nn
 from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.checks import check_option, check_size
-from fastqt.losses import simcse_loss
+from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
 from fastqt.nn.loss import check_options
+
+INFO_NCE = """
+@misc{oord2019representationlearningcontrastivepredictive,
+      title={Representation Learning with Contrastive Predictive Coding},
+      author={Aaron van den Oord and Yazhe Li and Oriol Vinyals},
+      year={2019},
+      eprint={1807.03748},
+      archivePrefix={arXiv},
+      primaryClass={cs.LG},
+      url={https://arxiv.org/abs/1807.03748},
+}
+"""
 
 # Features that say where sentences lie in tensors that have no row for each of them.
 WITHOUT_ROWS = frozenset(("offsets", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw"))
+
+
+def _has_library() -> bool:
+    return find_spec("sentence_transformers") is not None
 
 
 class SentenceTransformerLoss(nn.Module):
     """A fastqt loss of the embeddings of a data set's columns, for `SentenceTransformerTrainer(loss=...)`.
 
     With the default loss, its values and gradients equal those of the library's
-    MultipleNegativesRankingLoss on the columns (anchor, positive) or (anchor, positive, negative), but the
-    matrix of scores is not stored.
+    MultipleNegativesRankingLoss on the columns (anchor, positive, negative_1, ..., negative_n), but the
+    matrix of scores is not stored. `MultipleNegativesRankingLoss` of this package takes the library's
+    arguments for it.
 
     Args:
         model: a SentenceTransformer, or another module that maps features to a dict with
             "sentence_embedding", (B, D).
         loss: a function of one (B, D) tensor per column, such as `fastqt.simcse_loss`, `fastqt.mixcse_loss`,
-            `fastqt.clip_loss` or `fastqt.contrastive_loss`.
+            `fastqt.clip_loss` or `fastqt.contrastive_loss`. The default takes any number of columns of
+            negatives.
         **options: keyword arguments of the loss.
 
     Raises:
@@ -36,7 +55,9 @@ class SentenceTransformerLoss(nn.Module):
         ValueError: an option of a loss of fastqt, with a value which that refuses.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor] = simcse_loss, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Tensor] = multiple_negatives_ranking_loss, **options: Any
+    ) -> None:
         super().__init__()
         check_options(loss, options)
         self.model = model
@@ -50,15 +71,44 @@ class SentenceTransformerLoss(nn.Module):
             sentence_features: the tokenised sentences of each column.
             labels: ignored; the trainer passes it to every loss.
         """
-        return self.loss(*self.embed(list(sentence_features)), **self.options)
+        columns = list(sentence_features)
+        if self.loss is simcse_loss and len(columns) > 3:
+            raise ValueError(
+                f"sentence_features: want at most 3 columns for simcse_loss, got {len(columns)}; "
+                "MultipleNegativesRankingLoss takes any number of negatives"
+            )
+        embeddings = self.embed(columns)
+        if self.loss is multiple_negatives_ranking_loss:
+            return self.loss(embeddings[0], embeddings[1:], **self.options)
+        return self.loss(*embeddings, **self.options)
 
     def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
-        """The embeddings (B, D) of each column."""
-        return [self.model(features)["sentence_embedding"] for features in columns]
+        """The embeddings (B, D) of each column.
+
+        As in the library's own losses, all columns but the first one are embedded at once where they can be,
+        so that dropout draws the numbers that it draws there.
+        """
+        if not _has_library():
+            return [self.model(features)["sentence_embedding"] for features in columns]
+        from sentence_transformers.base.losses.merged_forward import embed_columns
+
+        embeddings: list[Tensor] = embed_columns(self.model, columns)
+        return embeddings
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the library writes to a model card."""
         return {"loss": getattr(self.loss, "__name__", repr(self.loss)), **self.options}
+
+    @property
+    def citation(self) -> str:
+        """What the library writes to a model card of where the loss is from.
+
+        Raises:
+            AttributeError: only that of the default loss is known; the library then writes none.
+        """
+        if self.loss is not multiple_negatives_ranking_loss:
+            raise AttributeError(f"citation: not known for {getattr(self.loss, '__name__', self.loss)}")
+        return INFO_NCE
 
 
 class CachedLoss(SentenceTransformerLoss):
@@ -81,7 +131,7 @@ class CachedLoss(SentenceTransformerLoss):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., Tensor] = simcse_loss,
+        loss: Callable[..., Tensor] = multiple_negatives_ranking_loss,
         *,
         mini_batch_size: int = 32,
         check: str = "first",

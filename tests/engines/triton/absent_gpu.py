@@ -123,6 +123,8 @@ def rectangle(given: Given, pairs: bool, reduction: str, memory: str | int) -> T
 
 released = partial(of_views, fastqt.mixcse_loss, form="released")
 
+RANKING = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
 LOSSES: dict[str, Loss] = {
     "contrastive": contrastive,
     "normalized": of_views(fastqt.contrastive_loss, normalize=True, scale=20.0),
@@ -152,6 +154,13 @@ LOSSES: dict[str, Loss] = {
     "InfoNCE with negatives": partial(with_negatives, fastqt.info_nce_loss),  # of cosines
     "SimCSE": of_views(fastqt.simcse_loss),
     "SimCSE with hard negatives": of_views(fastqt.simcse_loss, 3, hard_negative_weight=0.3),
+    "ranking in all directions": of_views(
+        lambda a, b, c, **how: fastqt.multiple_negatives_ranking_loss(
+            *(a, [b, c]), directions=RANKING, hardness_mode="hard_negatives", hardness_strength=5.0, **how
+        ),
+        3,
+    ),
+    "ranking of queries too": of_views(fastqt.multiple_negatives_ranking_loss, directions=RANKING[:2]),
     "CLIP": of_views(fastqt.clip_loss, scale=20.0),
     "CLIP, learnt scale": lambda given, **how: fastqt.clip_loss(
         *given.embeddings(2), scale=given.number(), **how

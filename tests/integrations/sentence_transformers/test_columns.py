@@ -25,20 +25,41 @@ def features(model, columns):
     return [dict(model.preprocess(column)) for column in columns]
 
 
-@pytest.mark.parametrize("columns", [2, 3])
-def test_default_loss_equals_multiple_negatives_ranking_loss(model, columns):
+@pytest.mark.parametrize("columns", [2, 3, 4])
+@pytest.mark.parametrize("name", ["default", "simcse"])
+def test_default_loss_equals_multiple_negatives_ranking_loss(model, columns, name):
+    """With dropout, which draws the same numbers as there."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+    given = (*COLUMNS, COLUMNS[1])[:columns]
+    ours = SentenceTransformerLoss(model, **({"loss": fastqt.simcse_loss} if name == "simcse" else {}))
+    if columns == 4 and name == "simcse":
+        with pytest.raises(ValueError, match=r"at most 3 columns for simcse_loss, got 4; MultipleNeg"):
+            ours(features(model, given))
+        return
     results = []
-    for loss in (SentenceTransformerLoss(model), MultipleNegativesRankingLoss(model)):
+    model.train()
+    for loss in (ours, MultipleNegativesRankingLoss(model)):
         model.zero_grad()
-        value = loss(features(model, COLUMNS[:columns]), torch.zeros(4))
+        torch.manual_seed(0)
+        value = loss(features(model, given), torch.zeros(4))
         value.backward()
         results.append([value, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    model.eval()
     largest = max(gradient.abs().max() for gradient in results[1][1:])
     assert relative(results[0][0], results[1][0]) <= FLOAT32
     for ours, theirs in zip(results[0][1:], results[1][1:], strict=True):
         assert (ours - theirs).abs().max() <= FLOAT32 * largest
+
+
+def test_settings_and_citation_of_the_default(model):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    for loss in (SentenceTransformerLoss(model, scale=3.0), CachedLoss(model, scale=3.0)):
+        config = loss.get_config_dict()
+        assert (config["loss"], config["scale"]) == ("multiple_negatives_ranking_loss", 3.0)
+        assert loss.citation == MultipleNegativesRankingLoss(model).citation
+    assert not hasattr(SentenceTransformerLoss(model, fastqt.mixcse_loss), "citation")
 
 
 def test_other_loss_and_its_options(model):

@@ -1,0 +1,137 @@
+"""The library's losses of multiple negatives ranking, computed without a matrix of scores.
+
+Each is a subclass of the library's own of the same name, which keeps its signature, checks, settings,
+citation, merged forward pass and gradient cache. Only the loss of embeddings is computed by fastqt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sentence_transformers.sentence_transformer.losses import (
+    cached_multiple_negatives_ranking,
+    cached_multiple_negatives_symmetric_ranking,
+    multiple_negatives_ranking,
+    multiple_negatives_symmetric_ranking,
+)
+from torch import Tensor
+from typing_extensions import deprecated
+
+from fastqt.distributed import Group
+from fastqt.integrations.sentence_transformers.replacement import Replacement
+from fastqt.integrations.sentence_transformers.similarity import scores_cosines
+from fastqt.losses import multiple_negatives_ranking_loss
+
+# The classes as they are when this module is imported, which is before `patch` changes the library's modules.
+_Ranking = multiple_negatives_ranking.MultipleNegativesRankingLoss
+_CachedRanking = cached_multiple_negatives_ranking.CachedMultipleNegativesRankingLoss
+_SymmetricRanking = multiple_negatives_symmetric_ranking.MultipleNegativesSymmetricRankingLoss
+_CachedSymmetricRanking = (
+    cached_multiple_negatives_symmetric_ranking.CachedMultipleNegativesSymmetricRankingLoss
+)
+
+
+class MultipleNegativesRankingLoss(Replacement, _Ranking):
+    """The library's MultipleNegativesRankingLoss, with its arguments, values and gradients.
+
+    Raises:
+        ValueError: as the library's, or a `similarity_fct` that is neither `cos_sim` nor `dot_score`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        scores_cosines(self.similarity_fct)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
+        """The loss of the columns' embeddings.
+
+        Args:
+            embeddings: (B, D) each: queries, positives, and any number of hard negatives.
+            labels: ignored.
+
+        Returns:
+            A scalar. With `gather_across_devices` it is the mean over all devices' queries, where the library
+            has that of the own ones; the gradients that DistributedDataParallel averages are the same.
+        """
+        if len(embeddings) < 2:
+            raise ValueError(f"Expected at least 2 embeddings, got {len(embeddings)}")
+        return ranking_loss(self, embeddings)
+
+
+class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
+    """The library's CachedMultipleNegativesRankingLoss, whose loss is not computed in mini-batches.
+
+    Raises:
+        ValueError: as the library's, or a `similarity_fct` that is neither `cos_sim` nor `dot_score`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not isinstance(self.loss, MultipleNegativesRankingLoss):
+            options = inspect.signature(_Ranking.__init__).parameters.keys() - {"self"}
+            self.loss = MultipleNegativesRankingLoss(**{name: getattr(self, name) for name in options})
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of the mini-batches' embeddings, and with_backward their gradients.
+
+        Args:
+            reps: of each column, the embeddings of its mini-batches.
+            labels: ignored.
+            with_backward: also find the gradients, and return the loss without its graph.
+        """
+        loss = ranking_loss(self.loss, [torch.cat(column) for column in reps])
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+
+with warnings.catch_warnings():  # The library warns when a class is derived from one that it has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    @deprecated(vars(_SymmetricRanking)["__deprecated__"])
+    class MultipleNegativesSymmetricRankingLoss(_SymmetricRanking, MultipleNegativesRankingLoss):
+        """The library's MultipleNegativesSymmetricRankingLoss, which it has deprecated."""
+
+    @deprecated(vars(_CachedSymmetricRanking)["__deprecated__"])
+    class CachedMultipleNegativesSymmetricRankingLoss(
+        _CachedSymmetricRanking, CachedMultipleNegativesRankingLoss
+    ):
+        """The library's CachedMultipleNegativesSymmetricRankingLoss, which it has deprecated."""
+
+
+def ranking_loss(loss: Any, embeddings: list[Tensor]) -> Tensor:
+    """The loss of columns with the settings of one of the library's modules."""
+    return multiple_negatives_ranking_loss(
+        embeddings[0],
+        embeddings[1:],
+        scale=loss.scale,
+        normalize=scores_cosines(loss.similarity_fct),
+        directions=loss.directions,
+        partition_mode=loss.partition_mode,
+        hardness_mode=loss.hardness_mode,
+        hardness_strength=loss.hardness_strength,
+        group=group_of(loss),
+    )
+
+
+# By the group of all processes, the `Group` that has agreed on losses with the others.
+_groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+
+
+def group_of(loss: Any) -> Group | None:
+    """All processes, if a loss gathers across devices and there are several."""
+    if not loss.gather_across_devices or not (dist.is_available() and dist.is_initialized()):
+        return None
+    world = dist.group.WORLD
+    if world not in _groups:
+        # The last batch of an epoch may be shorter than the others.
+        _groups[world] = Group(shards="uneven", exchange="gather")
+    return _groups[world]

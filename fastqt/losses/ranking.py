@@ -1,0 +1,294 @@
+"""Multiple negatives ranking: each query's own document among all documents, and other directions with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import check_embeddings
+from fastqt.distributed import collectives, faults
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.functional import contrastive_loss
+from fastqt.losses.clip import clip_loss
+from fastqt.losses.common import joined_loss, row_numbers, scores
+from fastqt.losses.info_nce import info_nce_loss
+from fastqt.losses.paired_sums import (
+    Walk,
+    gathered,
+    others_than_own,
+    own_sums,
+    paired_sums,
+    shares_scores,
+    sums_of,
+)
+from fastqt.losses.ranking_options import Options, checked_directions
+from fastqt.problem import loss_dtype, reduce, unit_rows
+from fastqt.targets import Pairs
+
+FUNCTION = "fastqt.multiple_negatives_ranking_loss"
+
+
+def multiple_negatives_ranking_loss(
+    queries: Tensor,
+    documents: Tensor | Sequence[Tensor],
+    *,
+    scale: float | Tensor = 20.0,
+    normalize: bool = True,
+    directions: Sequence[str] = ("query_to_doc",),
+    partition_mode: str = "joint",
+    hardness_mode: str | None = None,
+    hardness_strength: float = 0.0,
+    reduction: str = "mean",
+    memory: str | int = "fast",
+    backend: str | None = None,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each query with its own document, among the scores of one or several directions.
+
+    Query i's first document is its positive, and its others are its hard negatives; all are negatives of
+    other queries. The scores of row i are, with s the scale and cos the cosine,
+
+        "query_to_doc":   s cos(query i, every document)
+        "query_to_query": s cos(query i, every other query)
+        "doc_to_query":   s cos(positive i, every query)
+        "doc_to_doc":     s cos(positive i, every document of other queries)
+
+    The positive is in each direction that has both a query and a document; a joint softmax of these two has
+    it twice.
+
+    Args:
+        queries: (N, D) floating point.
+        documents: (N, D), a positive for each query, or a sequence of such matrices: the positives, and then
+            one or more hard negatives for each query.
+        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        normalize: score by cosine; otherwise by inner product.
+        directions: which scores there are; "query_to_doc" has to be one of them.
+        partition_mode: "joint": the loss is the cross-entropy of one softmax over all of them;
+            "per_direction": the mean of the cross-entropies of a softmax for each, which have to contain
+            the positive ("query_to_doc" and "doc_to_query").
+        hardness_mode: which scores of "query_to_doc" are raised by hardness_strength times the cosine,
+            through which no gradient flows: those of "in_batch_negatives", which are documents of other
+            queries, of "hard_negatives", which are the query's own, or of "all_negatives".
+        hardness_strength: a number >= 0, often from 5 to 9.
+        reduction, memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
+            queries with their documents.
+
+    Returns:
+        A scalar, or (N,) for reduction="none".
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: Henderson et al., "Efficient natural language response suggestion for Smart Reply" (2017);
+    for several directions Li et al., "Towards general text embeddings with multi-stage contrastive
+    learning" (2023), eq. 3; for hardness Lan et al., "LLaVE: Large language and vision embedding models
+    with hardness-weighted contrastive learning" (2025), eq. 5.
+    """
+    columns = (documents,) if isinstance(documents, Tensor) else _columns(documents)
+    o = Options(
+        scale=scale,
+        normalize=normalize,
+        directions=checked_directions(directions, partition_mode),
+        partition_mode=partition_mode,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )
+    if group is not None:
+        return _over_group(as_group(group), queries, columns, o)
+    named = {"queries": queries} | {_name(i): x for i, x in enumerate(columns)}
+    check_embeddings(**named)
+    o.check(queries)
+    for i, x in enumerate(columns):
+        if len(x) != len(queries):
+            raise ValueError(f"{_name(i)}: want a row for each of N={len(queries)} queries, got {len(x)}")
+    simple = _of_one_call(queries, columns, o, None)
+    if simple is not None:
+        return simple
+    rows = [unit_rows(x) for x in (queries, *columns)] if normalize else [queries, *columns]
+    losses = _row_losses(_Rows(rows, rows, o, Walk(scale, memory, backend, None, FUNCTION)))
+    return reduce(losses, reduction).to(loss_dtype(queries))
+
+
+def _columns(documents: object) -> tuple[Tensor, ...]:
+    if not isinstance(documents, Sequence):
+        raise TypeError(f"documents: want a tensor or a sequence of them, got {type(documents).__name__}")
+    if not documents:
+        raise ValueError("documents: want at least the positives, got an empty sequence")
+    return tuple(documents)
+
+
+def _name(i: int) -> str:
+    return f"documents[{i}]" if i else "documents"
+
+
+def _of_one_call(
+    queries: Tensor, documents: Sequence[Tensor], o: Options, group: Group | None
+) -> Tensor | None:
+    """The loss as one softmax over candidates or as CLIP's; None if it is neither."""
+    options: dict[str, Any] = {"scale": o.scale, "normalize": o.normalize, "reduction": o.reduction}
+    options |= {"memory": o.memory, "backend": o.backend, "group": group}
+    positives, *others = documents
+    if o.hardness is not None:
+        return None
+    if o.directions == ("query_to_doc",):
+        negatives = torch.cat(others) if others else None
+        return info_nce_loss(queries, positives, negatives=negatives, **options)
+    if o.partition_mode == "per_direction":
+        return None if others else clip_loss(queries, positives, **options)
+    if o.directions == ("query_to_doc", "query_to_query") and group is None:
+        # A query leaves its own softmax as one of its group, in which its positive stays as a target.
+        ids = row_numbers(len(queries), queries.device)
+        return contrastive_loss(
+            *(queries, torch.cat([positives, queries]), Pairs()),
+            diagonal="keep",
+            negatives=torch.cat(others) if others else None,
+            query_groups=ids,
+            candidate_groups=torch.cat([ids, ids]),
+            **options,
+        )
+    return None
+
+
+class _Rows(NamedTuple):
+    """The rows of the loss and what they are scored with.
+
+    Attributes:
+        own: queries, positives and hard negatives of this process, (n, D) each.
+        every: the same of all ranks, this rank's first, (N, D) each; of one process `own`.
+        o: the options.
+        walk: how scores are computed.
+    """
+
+    own: Sequence[Tensor]
+    every: Sequence[Tensor]
+    o: Options
+    walk: Walk
+
+
+def _row_losses(rows: _Rows) -> Tensor:
+    """The loss of each row, (n,)."""
+    o, walk, (queries, positives, *_) = rows.o, rows.walk, rows.own
+    all_queries, all_positives, *all_negatives = rows.every
+    backward: list[Tensor] = []  # of the direction from documents to queries
+    shared = _shares_scores(o)
+    if shared:
+        positive, of_row, of_column = paired_sums(queries, all_positives, positives, all_queries, walk)
+        forward, backward = [of_row], [of_column]
+    else:
+        positive, forward = scores(queries, positives, o.scale), []
+        if "doc_to_query" in o.directions:
+            backward = [others_than_own(positives, all_queries, walk)]
+    forward += _to_documents(rows, with_positives=not shared)
+    if o.partition_mode == "per_direction":
+        losses = [joined_loss(positive, x) for x in (forward, backward) if x]
+        return torch.stack(losses).mean(0)
+    if "query_to_query" in o.directions:
+        forward.append(own_sums(queries, all_queries, walk))
+    if "doc_to_doc" in o.directions:
+        forward.append(own_sums(positives, all_positives, walk))
+        forward += [others_than_own(positives, x, walk) for x in all_negatives]
+    return joined_loss(positive, [*forward, *backward], copies=2 if backward else 1)
+
+
+def _shares_scores(o: Options) -> bool:
+    """Whether queries and positives have the same scores in both directions, so that one walk sums both."""
+    return "doc_to_query" in o.directions and o.hardness in (None, "hard_negatives")
+
+
+def _to_documents(rows: _Rows, *, with_positives: bool) -> list[Tensor]:
+    """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
+
+    Args:
+        rows: whose.
+        with_positives: whether the positives of other queries are among the documents.
+    """
+    o, walk, (queries, _, *own) = rows.o, rows.walk, rows.own
+    positives, negatives = rows.every[1:2] if with_positives else [], rows.every[2:]
+    in_batch = o.hardness_strength if o.hardness in ("in_batch_negatives", "all_negatives") else 0.0
+    hard = o.hardness_strength if o.hardness in ("hard_negatives", "all_negatives") else 0.0
+    if in_batch == hard:  # A row's own negatives are like those of other queries.
+        return _hardened(walk, hard, lambda w: _sums(queries, positives, negatives, w))
+    found = _hardened(
+        walk, in_batch, lambda w: [others_than_own(queries, x, w) for x in (*positives, *negatives)]
+    )
+    return found + _hardened(walk, hard, lambda w: [scores(queries, x, w.scale) for x in own])
+
+
+def _sums(
+    queries: Tensor, positives: Sequence[Tensor], negatives: Sequence[Tensor], walk: Walk
+) -> list[Tensor]:
+    """The logsumexp of the scores with other queries' positives, if given, and with all negatives."""
+    joined = torch.cat([*negatives]) if negatives else None
+    if positives:
+        return [others_than_own(queries, positives[0], walk, negatives=joined)]
+    return [] if joined is None else [sums_of(queries, joined, walk)]
+
+
+def _hardened(walk: Walk, strength: float, found: Callable[[Walk], list[Tensor]]) -> list[Tensor]:
+    """Scores, or logsumexps of them, to which strength times the cosine is added without a gradient.
+
+    These are scores of the scale s + strength, whose gradient with respect to the embeddings is s / (s +
+    strength) times as large, and with respect to the scale as it is.
+    """
+    if not strength:
+        return found(walk)
+    raised = walk.scale + strength
+    share = (walk.scale / raised).detach() if isinstance(raised, Tensor) else walk.scale / raised
+    if isinstance(raised, Tensor):
+        raised = _with_gradient_times(raised, 1 / share)
+    return [_with_gradient_times(x, share) for x in found(walk._replace(scale=raised))]
+
+
+def _with_gradient_times(x: Tensor, factor: float | Tensor) -> Tensor:
+    """`x` as it is, whose gradient is multiplied."""
+    # Minus infinity, of a row that has no cells, would become NaN.
+    more = (factor - 1) * x.clamp(min=torch.finfo(x.dtype).min)
+    return x + (more - more.detach())
+
+
+def _over_group(group: Group, queries: Tensor, documents: Sequence[Tensor], o: Options) -> Tensor:
+    """The loss of all ranks' queries."""
+
+    def check() -> dict[str, Hashable]:
+        o.check(queries)
+        names = ("normalize", "directions", "partition_mode", "hardness_mode", "reduction")
+        facts: dict[str, Hashable] = {name: getattr(o, name) for name in names}
+        return facts | {"hardness_strength": float(o.hardness_strength)}
+
+    named = {_name(i): x for i, x in enumerate(documents)}
+    shards = agree_on_rows(group, FUNCTION, check, {"scale": o.scale}, queries=queries, **named)
+    own = [local_rows("queries", queries), *(local_rows(name, x) for name, x in named.items())]
+    simple = _of_one_call(own[0], own[1:], o, shards.group)
+    if simple is not None:
+        return simple
+    own = [unit_rows(x) for x in own] if o.normalize else own
+    walk = Walk(o.scale, o.memory, o.backend, shards, FUNCTION)
+    with shards.agreeing():
+        has_walks = shares_scores(own[0], shards.total("rows"), walk)
+    every = [_all_queries(own[0], o, walk, has_walks), *(gathered(x, shards) for x in own[1:])]
+    try:
+        losses = _row_losses(_Rows(own, every, o, walk))
+    except Exception as error:
+        faults.leave_word(shards.group, error)
+        raise
+    local = losses if o.reduction == "none" else losses.sum()
+    whole = collectives.reduced(local, o.reduction, shards.total("rows"), shards.group)
+    return whole.to(loss_dtype(queries))
+
+
+def _all_queries(queries: Tensor, o: Options, walk: Walk, has_walks: bool) -> Tensor:
+    """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
+    assert walk.shards is not None
+    among_queries = "query_to_query" in o.directions
+    if among_queries and not has_walks:
+        return gathered(queries, walk.shards)
+    if "doc_to_query" in o.directions and not (has_walks and _shares_scores(o)):
+        return gathered(queries, walk.shards)
+    return gathered(queries.detach(), walk.shards) if among_queries else queries

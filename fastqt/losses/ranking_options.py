@@ -1,0 +1,85 @@
+"""The options of multiple negatives ranking, and what they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fastqt.checks import check_flag, check_number, check_option, check_scale, shown
+from fastqt.problem import REDUCTIONS, check_memory
+
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+WITHOUT_POSITIVES = ("query_to_query", "doc_to_doc")
+PARTITION_MODES = ("joint", "per_direction")
+HARDNESS_MODES = ("in_batch_negatives", "hard_negatives", "all_negatives")
+
+
+class Options(NamedTuple):
+    """The options of the loss, whose directions are checked."""
+
+    scale: float | Tensor
+    normalize: bool
+    directions: tuple[str, ...]
+    partition_mode: str
+    hardness_mode: str | None
+    hardness_strength: float
+    reduction: str
+    memory: str | int
+    backend: str | None
+
+    def check(self, queries: Tensor) -> None:
+        """Raises ValueError or TypeError unless all are what they have to be."""
+        check_scale(self.scale, queries.dtype)
+        check_flag("normalize", self.normalize)
+        check_hardness_mode(self.hardness_mode)
+        check_hardness_strength(self.hardness_strength)
+        check_option("reduction", self.reduction, REDUCTIONS)
+        check_memory(self.memory)
+
+    @property
+    def hardness(self) -> str | None:
+        """The mode, if it changes anything."""
+        return self.hardness_mode if self.hardness_strength else None
+
+
+def check_directions(directions: object) -> None:
+    """Raises ValueError or TypeError unless these are directions, "query_to_doc" among them."""
+    if isinstance(directions, str) or not isinstance(directions, Sequence | set | frozenset):
+        raise TypeError(f"directions: want a sequence of names, got {shown(directions)}")
+    for name in directions:
+        check_option("directions", name, DIRECTIONS)
+    if "query_to_doc" not in directions:
+        raise ValueError(f"directions: want 'query_to_doc' among them, got {shown(directions)}")
+
+
+def check_hardness_mode(mode: object) -> None:
+    """Raises ValueError unless this is a mode or None."""
+    if mode is not None:
+        check_option("hardness_mode", mode, HARDNESS_MODES)
+
+
+def check_hardness_strength(strength: float) -> None:
+    """Raises ValueError or TypeError unless this is a number >= 0."""
+    check_number("hardness_strength", strength)
+    if strength < 0:
+        raise ValueError(f"hardness_strength: want a number >= 0, got {strength}")
+
+
+def check_partition(directions: Sequence[str], partition_mode: str) -> None:
+    """Raises ValueError unless each softmax contains the positive."""
+    check_option("partition_mode", partition_mode, PARTITION_MODES)
+    without = [name for name in directions if name in WITHOUT_POSITIVES]
+    if partition_mode == "per_direction" and without:
+        raise ValueError(
+            f"partition_mode: want 'joint' with {without[0]!r}, whose scores do not contain the positive, "
+            "got 'per_direction'"
+        )
+
+
+def checked_directions(directions: Sequence[str], partition_mode: str) -> tuple[str, ...]:
+    """The directions in a fixed order."""
+    check_directions(directions)
+    check_partition(directions, partition_mode)
+    return tuple(name for name in DIRECTIONS if name in directions)
