@@ -26,6 +26,7 @@ from fastqt.nn.loss import (
     SigmoidLoss,
     SimCSELoss,
 )
+from fastqt.nn.queue import Queue
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
@@ -52,6 +53,7 @@ __all__ = [
     "MixCSE",
     "MixCSELoss",
     "MultiChannel",
+    "Queue",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",
