@@ -1,5 +1,6 @@
 """Lightning's trainer takes the steps of a loop that is written by hand."""
 
+import importlib.util
 import math
 
 import pytest
@@ -7,12 +8,12 @@ import torch
 
 import fastqt
 
-lightning = pytest.importorskip("lightning", reason="the extra lightning is not installed")
-
-from fastqt.integrations.lightning import ContrastiveModule  # noqa: E402
-
-# Lightning's advice about loaders, and what it does itself.
 pytestmark = [
+    pytest.mark.slow,  # Importing lightning takes several seconds, so only the tests do it.
+    pytest.mark.skipif(
+        importlib.util.find_spec("lightning") is None, reason="the extra lightning is not installed"
+    ),
+    # Lightning's advice about loaders, and what it does itself.
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -25,17 +26,21 @@ def batches():
     return [[torch.randn(N, WIDTH, generator=generator) for _ in range(2)] for _ in range(STEPS)]
 
 
-def trained(module, data, **options):
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=STEPS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        **options,
-    )
+def module_of(*arguments, **options):
+    from fastqt.integrations.lightning import ContrastiveModule
+
+    return ContrastiveModule(*arguments, **options)
+
+
+def trainer_of(**options):
+    import lightning
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(accelerator="cpu", devices=1, **quiet, **options)
+
+
+def trained(module, data):
+    trainer = trainer_of(max_steps=STEPS, enable_checkpointing=False)
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
     return trainer
 
@@ -58,7 +63,7 @@ def test_takes_the_steps_of_a_loop():
         value.backward()
         optimizer.step()
 
-    module = ContrastiveModule(encoders(), fastqt.nn.CLIPLoss(), learning_rate=0.1, weight_decay=0.5)
+    module = module_of(encoders(), fastqt.nn.CLIPLoss(), learning_rate=0.1, weight_decay=0.5)
     trainer = trained(module, batches())
     assert trainer.logged_metrics["train_loss"] == value
     assert 1 < trainer.logged_metrics["scale"] < 100
@@ -75,7 +80,7 @@ def test_views_of_several_arguments(form):
     encoder = fastqt.nn.BagOfWords(N, D)
     tokens, lengths = torch.randint(N, (N, 3)), torch.full((N,), 3)
     view = (tokens, lengths) if form == "tuple" else {"tokens": tokens, "lengths": lengths}
-    module = ContrastiveModule(encoder, fastqt.nn.SimCSELoss())
+    module = module_of(encoder, fastqt.nn.SimCSELoss())
     found = module(view, view)
     assert len(found) == 2
     assert torch.equal(found[0], encoder(tokens, lengths))
@@ -85,11 +90,9 @@ def test_views_of_several_arguments(form):
 
 
 def test_validates():
-    module = ContrastiveModule(encoders(), fastqt.nn.CLIPLoss(learn_scale=False))
+    module = module_of(encoders(), fastqt.nn.CLIPLoss(learn_scale=False))
     loader = torch.utils.data.DataLoader(batches(), batch_size=None)
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, fast_dev_run=True, logger=False, enable_progress_bar=False
-    )
+    trainer = trainer_of(fast_dev_run=True)
     (found,) = trainer.validate(module, loader, verbose=False)
     with torch.no_grad():
         assert found["val_loss"] == pytest.approx(module.loss(*module(*batches()[0])).item())
@@ -111,9 +114,9 @@ REFUSED = {
 def test_refuses(name):
     options, kind, message = REFUSED[name]
     with pytest.raises(kind, match=message):
-        ContrastiveModule(**{"encoders": encoders(), "loss": fastqt.nn.SimCSELoss(), **options})
+        module_of(**{"encoders": encoders(), "loss": fastqt.nn.SimCSELoss(), **options})
 
 
 def test_wants_a_view_for_each_encoder():
     with pytest.raises(ValueError, match="batch: want a view for each of 2 encoders, got 3"):
-        ContrastiveModule(encoders(), fastqt.nn.CLIPLoss())(*[torch.ones(N, WIDTH)] * 3)
+        module_of(encoders(), fastqt.nn.CLIPLoss())(*[torch.ones(N, WIDTH)] * 3)

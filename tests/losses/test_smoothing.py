@@ -1,10 +1,12 @@
 """Label smoothing is that of F.cross_entropy over the whole matrix of scores, value and gradients."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 from loss_views import K, N, by_backend, by_memory, check, cosines, views
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, UNIT_ROUNDOFF, relative
+from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, UNIT_ROUNDOFF, relative
 
 import fastqt
 
@@ -48,6 +50,36 @@ def test_of_clip(backend, memory, smoothing):
     weights = torch.arange(1.0, N + 1, dtype=torch.float64)
     rows = fastqt.clip_loss(a, b, normalize=False, reduction="none", **options)
     check(weights @ rows, weights @ both_ways(scale * a @ b.T, smoothing, "none"), [*inputs, scale])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(seed):
+    """Of any sizes, options and dtypes, and scores of which some rows are certain."""
+    draw = random.Random(seed)
+    n, width = draw.choice([1, 2, 5, 40]), draw.choice([1, 7, 64])
+    clip, normalize = draw.random() < 0.4, draw.random() < 0.5
+    dtype, reduction = draw.choice([torch.float64, torch.float32]), draw.choice(["mean", "sum", "none"])
+    m, k = (n, 0) if clip else (n + draw.choice([0, 3]), draw.choice([0, 1, 30]))
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(rows, width, generator=generator, dtype=torch.float64) for rows in (n, m, k)]
+    if draw.random() < 0.5:
+        made[0] = made[1][:n] + 0.01 * made[0]
+    inputs = [x.to(dtype).requires_grad_() for x in made if len(x)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    scale, smoothing = draw.choice([0.3, 4.0]), draw.choice([0.01, 0.1, 0.7])
+    options = {"scale": scale, "label_smoothing": smoothing, "normalize": normalize, "reduction": reduction}
+    options |= {"backend": draw.choice(["cpu", "reference"]), "memory": draw.choice(["fast", "low"])}
+    if clip:
+        loss = fastqt.clip_loss(*inputs, **options)
+    else:
+        loss = fastqt.info_nce_loss(*inputs[:2], negatives=inputs[2] if k else None, **options)
+    columns = torch.cat(exact[1:])
+    scores = scale * (cosines(exact[0], columns) if normalize else exact[0] @ columns.T)
+    expected = (both_ways if clip else cross_entropy)(scores, smoothing, reduction)
+    if normalize and width == 1:  # Cosines are signs, and all gradients rounding errors.
+        assert relative(loss, expected) < FOR_DTYPE[dtype]
+    else:
+        check(loss, expected, inputs, FOR_DTYPE[dtype], exact)
 
 
 def test_the_triton_engine_too():
@@ -109,6 +141,7 @@ def test_error_is_at_most_eagers(clip, smoothing, noise):
     assert (a <= EAGER_FACTOR * b + HALF_ULP[torch.float32]).all(), (a, b)
 
 
+@pytest.mark.slow
 def test_compiled_and_under_autocast():
     inputs = [x.detach().float().requires_grad_() for x in views(N, N, K)]
 

@@ -216,15 +216,30 @@ def test_moves_with_its_module():
     assert repr(model[1]) == "Queue(4, 5, dtype=torch.float64, labels=True)"
 
 
+def step(queue, q, c):
+    loss = fastqt.info_nce_loss(q, c, negatives=queue.embeddings)
+    queue.enqueue(c)
+    return loss
+
+
+@pytest.mark.slow
+def test_a_step_compiles_while_the_queue_fills():
+    torch._dynamo.reset()
+    queue, twin = Queue(8, D), Queue(8, D)
+    compiled = torch.compile(step, backend="aot_eager")
+    for seed in range(5):
+        q, c = (x.float().requires_grad_() for x in batches(3, 3, seed=seed))
+        found, wanted = compiled(queue, q, c), step(twin, q, c)
+        for x, y in zip(torch.autograd.grad(found, (q, c)), torch.autograd.grad(wanted, (q, c)), strict=True):
+            torch.testing.assert_close(x, y)
+        assert torch.equal(queue.embeddings, twin.embeddings)
+
+
+@pytest.mark.slow
 def test_a_step_compiles():
     """Once the queue is full the step is one graph, which is compiled once."""
+    torch._dynamo.reset()
     queue = Queue(8, D)
-
-    def step(queue, q, c):
-        loss = fastqt.info_nce_loss(q, c, negatives=queue.embeddings)
-        queue.enqueue(c)
-        return loss
-
     queue.enqueue(*batches(9))
     twin = copy.deepcopy(queue)
     assert queue.filled == twin.filled == 8
