@@ -1,11 +1,11 @@
-"""SimCSE as a LightningModule: a group for the loss, and Lightning does the rest.
+"""SimCSE with Lightning: an encoder, a loss, and Lightning does the rest.
 
     pip install lightning
     torchrun --nproc-per-node 2 examples/lightning_simcse.py
     python examples/lightning_simcse.py --devices 8 --data corpus.txt --batch-size 512
 
-Lightning's strategy "ddp" averages gradients over the ranks, as `group=` assumes. The group exists from
-`setup` on. The batch size is that of one rank.
+Lightning's strategy "ddp" averages gradients over the ranks, as the loss assumes, whose candidates are the
+sentences of all ranks. The batch size is that of one rank.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ from torch import Tensor, nn
 from toy_data import Text
 
 import fastqt
+from fastqt.integrations.lightning import ContrastiveModule
 
 
-class SimCSE(lightning.LightningModule):
-    """An encoder, trained to tell a sentence's second view from the other sentences of all ranks."""
+class Losses(lightning.Callback):
+    """Keeps the loss of each step, which is the same on all ranks."""
 
-    def __init__(self, words: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.encoder = fastqt.nn.Transformer(words, 64, layers=2, heads=4, dropout=dropout)
-        self.losses: list[float] = []
+    def __init__(self) -> None:
+        self.found: list[float] = []
 
-    def setup(self, stage: str) -> None:
-        self.loss_of_views = fastqt.nn.SimCSELoss(scale=20.0, group=dist.group.WORLD)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        tokens, lengths = batch
-        loss = self.loss_of_views(*self.encoder(tokens.repeat(2, 1), lengths.repeat(2)).chunk(2))
-        self.losses.append(loss.item())  # It is the same on all ranks: nothing is left to reduce.
-        self.log("loss", loss, prog_bar=True)
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: dict[str, Tensor],
+        batch: object,
+        index: int,
+    ) -> None:
+        self.found.append(outputs["loss"].item())
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -62,19 +58,26 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
     text = Text(given.data)
     # Lightning gives every rank its share of the rows; drop_last makes all batches equally large.
     loader = torch.utils.data.DataLoader(
-        range(len(text)), given.batch_size, shuffle=True, drop_last=True, collate_fn=text.batch
+        range(len(text)),
+        given.batch_size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=lambda rows: [text.batch(rows)] * 2,  # two views, of which dropout makes two
     )
-    model = SimCSE(len(text.vocabulary), given.dropout)
+    encoder = fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=given.dropout)
+    model = ContrastiveModule(encoder, fastqt.nn.SimCSELoss(scale=20.0))
+    losses = Losses()
     trainer = lightning.Trainer(
         strategy="ddp",
         devices=given.devices,
         max_steps=given.steps,
+        callbacks=[losses],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
     )
     trainer.fit(model, loader)
-    return model, model.losses
+    return model, losses.found
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from fastqt.checks import (
 from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.distributed.shards import Shards, agree_on_rows, local_rows
 from fastqt.engines import choose, computation, plans
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 
 
@@ -30,6 +31,7 @@ def clip_loss(
     *,
     scale: float | Tensor,
     normalize: bool = True,
+    label_smoothing: float = 0.0,
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -44,6 +46,7 @@ def clip_loss(
     Args:
         a, b: (N, D); rows of equal index are a pair.
         scale: inverse temperature, a number or 0-d tensor (differentiable).
+        label_smoothing: as of `info_nce_loss`, in both directions.
         normalize, reduction, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
             travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
 
@@ -56,7 +59,15 @@ def clip_loss(
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
     if group is not None:
-        return _over_group(as_group(group), a, b, scale, normalize, reduction, memory, backend)
+        return _over_group(
+            as_group(group), a, b, scale, normalize, label_smoothing, reduction, memory, backend
+        )
+    check_label_smoothing(label_smoothing)
+    if label_smoothing:
+        loss = clip_loss(
+            a, b, scale=scale, normalize=normalize, reduction=reduction, memory=memory, backend=backend
+        )
+        return loss + _smoothing(label_smoothing, a, b, scale, normalize, reduction)
     kind = plans.kind_of(ClipProblem, a, b, backend)
     plan = plans.known.get(kind)
     if plan is None:
@@ -92,6 +103,7 @@ def _over_group(
     b: Tensor,
     scale: float | Tensor,
     normalize: bool,
+    label_smoothing: float,
     reduction: str,
     memory: str | int,
     backend: str | None,
@@ -103,10 +115,30 @@ def _over_group(
         check_option("reduction", reduction, REDUCTIONS)
         check_memory(memory)
         check_flag("normalize", normalize)
-        return {"normalize": normalize, "reduction": reduction}
+        check_label_smoothing(label_smoothing)
+        smoothing = float(label_smoothing)
+        return {"normalize": normalize, "reduction": reduction, "label_smoothing": smoothing}
 
     shards = agree_on_rows(group, "fastqt.clip_loss", check, {"scale": scale}, a=a, b=b)
-    group, a, b = shards.group, local_rows("a", a), local_rows("b", b)
+    a, b = local_rows("a", a), local_rows("b", b)
+    loss = _of_ranks(shards, a, b, scale, normalize, reduction, memory, backend)
+    if not label_smoothing:
+        return loss
+    return loss + _smoothing(label_smoothing, a, b, scale, normalize, reduction, shards)
+
+
+def _of_ranks(
+    shards: Shards,
+    a: Tensor,
+    b: Tensor,
+    scale: float | Tensor,
+    normalize: bool,
+    reduction: str,
+    memory: str | int,
+    backend: str | None,
+) -> Tensor:
+    """The loss of all ranks' pairs without label smoothing, of checked arguments."""
+    group = shards.group
     if is_traced(a, b):
         options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
         options |= {"memory": memory, "backend": backend, "group": group}
@@ -126,3 +158,18 @@ def _over_group(
     ranks = ClipOfRanks(shards, computation(engine.name, rectangle), ring)
     local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, "fastqt.clip_loss")
     return collectives.reduced(local, reduction, N, group)
+
+
+def _smoothing(
+    label_smoothing: float,
+    a: Tensor,
+    b: Tensor,
+    scale: float | Tensor,
+    normalize: bool,
+    reduction: str,
+    shards: Shards | None = None,
+) -> Tensor:
+    """What label smoothing adds, the mean of both directions."""
+    options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
+    both = [smoothing_loss(label_smoothing, *pair, shards=shards, **options) for pair in ((a, b), (b, a))]
+    return (both[0] + both[1]) / 2

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
-from fastqt.distributed.group import GroupLike
+from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
+from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.targets import Pairs
 
 
@@ -17,6 +23,7 @@ def info_nce_loss(
     scale: float | Tensor = 20.0,
     normalize: bool = True,
     negatives: Tensor | None = None,
+    label_smoothing: float = 0.0,
     guide: Guide | None = None,
     reduction: str = "mean",
     memory: str | int = "fast",
@@ -31,6 +38,9 @@ def info_nce_loss(
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
+        label_smoothing: the share of each target that is spread evenly over all candidates and negatives, the
+            target included, as in `F.cross_entropy`, whose value this has: the entropy of the smoothed target
+            stays in it. In a group each rank has as many candidates as queries then. Not with a guide.
         guide, reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -41,17 +51,37 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
-    return contrastive_loss(
+    options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
+    shards = None
+    if guide is not None and label_smoothing:
+        raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
+    if group is None or not label_smoothing:
+        check_label_smoothing(label_smoothing)
+    else:
+        group = as_group(group)
+        given = {"queries": queries, "candidates": candidates}
+        shards = agree_on_rows(
+            group, "fastqt.info_nce_loss", partial(_facts, label_smoothing), {"scale": scale}, **given
+        )
+    loss = contrastive_loss(
         queries,
         candidates,
         Pairs(),
         diagonal="keep",
-        scale=scale,
-        normalize=normalize,
         negatives=negatives,
         guide=guide,
-        reduction=reduction,
         memory=memory,
         backend=backend,
         group=group,
+        **options,
     )
+    if not label_smoothing:
+        return loss
+    pair = local_rows("queries", queries), local_rows("candidates", candidates)
+    others = None if negatives is None else local_rows("negatives", negatives)
+    return loss + smoothing_loss(label_smoothing, *pair, others, shards=shards, **options)
+
+
+def _facts(label_smoothing: float) -> dict[str, Hashable]:
+    check_label_smoothing(label_smoothing)
+    return {"label_smoothing": float(label_smoothing)}

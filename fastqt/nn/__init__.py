@@ -30,6 +30,7 @@ from fastqt.nn.loss import (
     SimCSELoss,
     SupConLoss,
 )
+from fastqt.nn.queue import Queue
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
@@ -59,6 +60,7 @@ __all__ = [
     "MultiChannel",
     "MultipleNegativesRankingLoss",
     "NTXentLoss",
+    "Queue",
     "QuickThoughts",
     "SigLIPLoss",
     "SigmoidLoss",

@@ -33,6 +33,7 @@ from fastqt.losses.ranking_options import (
     check_hardness_strength,
     check_partition,
 )
+from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.negatives import Mixed
 from fastqt.problem import DIAGONALS, REDUCTIONS, TARGET_REDUCTIONS, check_memory
 from fastqt.targets import Window
@@ -53,6 +54,7 @@ FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
+    "label_smoothing": check_label_smoothing,
     "directions": check_directions,
     "group": lambda group: None if group is None else as_group(group),
     "hardness_mode": check_hardness_mode,
@@ -150,29 +152,48 @@ class ScaledLoss(Loss):
     Args:
         scale: inverse temperature 1 / tau, a number > 0. By default the function's own.
         learn_scale: learn the scale as the parameter `log_scale`, its logarithm, so that it stays positive.
+        max_scale: the most that the scale may be. What an optimiser has added beyond it is taken off the
+            parameter itself before the scale is next used, so that the steps are those of a training that
+            clamps the parameter after each step, as those of CLIP do.
         **options: keyword arguments of the function, except those in `batch_arguments`.
 
     Raises:
-        TypeError, ValueError: as in `Loss`, or a scale that is no positive number.
+        TypeError, ValueError: as in `Loss`, or a scale or max_scale that is no positive number, or a scale
+            above max_scale.
     """
 
     log_scale: nn.Parameter | None
 
-    def __init__(self, *, scale: float | None = None, learn_scale: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        scale: float | None = None,
+        learn_scale: bool = False,
+        max_scale: float | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         scale = self._defaults()["scale"] if scale is None else scale
         check_scale(scale)
         check_flag("learn_scale", learn_scale)
-        self.initial_scale = float(scale)
+        if max_scale is not None:
+            _check_max_scale(max_scale, scale)
+        self.initial_scale, self.max_scale = float(scale), max_scale
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale))) if learn_scale else None
 
     @property
     def scale(self) -> float | Tensor:
         """The current inverse temperature: a number, or a 0-d tensor with a gradient if it is learnt."""
-        return self.initial_scale if self.log_scale is None else self.log_scale.exp()
+        if self.log_scale is None:
+            return self.initial_scale
+        if self.max_scale is not None:
+            # Through `data`, so that autograd does not take it for a change of what a graph has saved.
+            self.log_scale.data.clamp_(max=math.log(self.max_scale))
+        return self.log_scale.exp()
 
     def extra_repr(self) -> str:
         learnt = ", learn_scale=True" if self.log_scale is not None else ""
+        learnt += f", max_scale={self.max_scale}" if self.max_scale is not None else ""
         options = super().extra_repr()
         return f"scale={self.initial_scale}{learnt}" + (f", {options}" if options else "")
 
@@ -246,6 +267,7 @@ class CLIPLoss(ScaledLoss):
 
     Args:
         scale: the initial inverse temperature; by default the CLIP paper's 1 / 0.07.
+        max_scale: the most that the scale may be; by default the paper's 100.
         learn_scale, **options: as in `ScaledLoss`.
 
     Raises:
@@ -254,8 +276,15 @@ class CLIPLoss(ScaledLoss):
 
     function = staticmethod(losses.clip_loss)
 
-    def __init__(self, *, scale: float = 1 / 0.07, learn_scale: bool = True, **options: Any) -> None:
-        super().__init__(scale=scale, learn_scale=learn_scale, **options)
+    def __init__(
+        self,
+        *,
+        scale: float = 1 / 0.07,
+        learn_scale: bool = True,
+        max_scale: float | None = 100.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(scale=scale, learn_scale=learn_scale, max_scale=max_scale, **options)
 
 
 class SigLIPLoss(ScaledLoss):
@@ -380,3 +409,13 @@ def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -
     for module in MODULES:
         if module.function is function:
             module.check_values(options)
+
+
+def _check_max_scale(max_scale: object, scale: float) -> None:
+    """Raises ValueError or TypeError unless `max_scale` is a positive number of at least `scale`."""
+    check_number("max_scale", max_scale)
+    assert isinstance(max_scale, (int, float))
+    if max_scale <= 0:
+        raise ValueError(f"max_scale: want a positive number, got {max_scale}")
+    if scale > max_scale:
+        raise ValueError(f"scale: want at most max_scale={max_scale}, got {scale}")

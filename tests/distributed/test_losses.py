@@ -99,10 +99,16 @@ LOSSES = {
         given=("scale", "biases", "negatives"),
     ),
     "info-nce": Case("info_nce_loss", given=("scale", "negatives")),
+    "info-nce-label-smoothing": Case(
+        "info_nce_loss", options={"label_smoothing": 0.2}, given=("scale", "negatives")
+    ),
     "siglip": Case("siglip_loss", given=("scale", "bias")),
     "clip": Case("clip_loss", given=("scale",)),
     "clip-rows": Case("clip_loss", options={"reduction": "none", "normalize": False}, given=("scale",)),
     "clip-sum": Case("clip_loss", options={"reduction": "sum", "memory": "low"}, given=("scale",)),
+    "clip-label-smoothing": Case(
+        "clip_loss", options={"label_smoothing": 0.3, "reduction": "none"}, given=("scale",)
+    ),
     "simcse": Case("simcse_loss", given=("scale", "z3")),
     "simcse-weighted": Case("simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "z3")),
     "mixcse": Case("mixcse_loss", given=("scale",)),

@@ -8,10 +8,12 @@ losses are also compared with its own on the same ranks: `pip install --no-deps 
 """
 
 import importlib.util
+import itertools
 
 import open_clip_checks as checks
 import pytest
 import torch
+from ranks import RankError
 
 pytestmark = pytest.mark.slow  # Starting the processes takes several seconds.
 SIZE = 4
@@ -56,3 +58,52 @@ def test_clip_in_place_of_its_loss(ranks, exchange):
 def test_siglip_in_place_of_its_loss(ranks, way, exchange):
     for found in ranks(SIZE).run(checks.siglip_in_place, way, exchange):
         assert max(found) < CLOSE
+
+
+WAYS = [
+    {"local_loss": local, "gather_with_grad": with_grad}
+    for local, with_grad in itertools.product([False, True], repeat=2)
+]
+EXCHANGES = ["bidir", "shift", "reduce", "gather"]
+ADAPTED = [
+    *(("ClipLoss", ways) for ways in WAYS),
+    *(("SigLipLoss", {"dist_impl": way}) for way in EXCHANGES),
+    ("SigLipLoss", {"cache_labels": True}),
+]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_the_adapted_clip_loss_has_the_gradients_that_it_says(ranks, ways):
+    for errors, spread in ranks(SIZE).run(checks.adapted_clip, ways):
+        assert max(errors) < CLOSE
+        assert (spread == 0) != ways["local_loss"]
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_the_adapted_siglip_loss_is_that_of_a_ranks_images(ranks, ring):
+    for found in ranks(SIZE).run(checks.adapted_siglip, ring):
+        assert max(found) < CLOSE
+
+
+@has_open_clip
+@pytest.mark.parametrize(("name", "options"), ADAPTED, ids=str)
+def test_the_adapted_losses_equal_theirs(ranks, name, options):
+    for found in ranks(SIZE).run(checks.beside_theirs, name, options):
+        assert max(found) < CLOSE
+
+
+@has_open_clip
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_scores_and_labels_equal_theirs(ranks, ways):
+    for found in ranks(SIZE).run(checks.methods_beside_theirs, ways):
+        assert max(found) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [((0, 1), "world_size: want 4, as torch.distributed has it, got 5"), ((1, 0), "rank: want ")],
+)
+def test_another_place_than_this_process_has_is_refused(ranks, place, message):
+    with pytest.raises(RankError) as raised:
+        ranks(SIZE).run(checks.other_place, *place)
+    assert all(message in str(error) for error in raised.value.errors)

@@ -29,6 +29,7 @@ OF_ONE_BLOCK = """
     yield fastqt.simcse_loss(*z, hard_negative_weight=1.0, memory={memory!r})
     yield fastqt.mixcse_loss(*z[:2], memory={memory!r})
     yield fastqt.clip_loss(*z[:2], scale=10.0, memory={memory!r})
+    yield fastqt.info_nce_loss(*z[:2], negatives=z[2], label_smoothing=0.1, memory={memory!r})
     yield fastqt.siglip_loss(*z[:2], scale=10.0, bias=-10.0, memory={memory!r})
     yield fastqt.curl_block_loss(*z[:2])
     yield fastqt.gloss_bow_loss(*z[:2], torch.zeros(N), words, words, memory={memory!r})
@@ -139,6 +140,18 @@ REFUSED = {
     "one sentence": (fastqt.mixcse_loss, (Z[:1], Z[:1]), {}, "z2: want two views of at least 2 sentences"),
     "form": (fastqt.mixcse_loss, (Z, Z), {"form": "paper"}, "form: want one of 'slides', 'released'"),
     "mix": (fastqt.mixcse_loss, (Z, Z), {"form": "released", "mix": 1.5}, "mix: want a number in 0..1"),
+    "smoothing": (
+        fastqt.info_nce_loss,
+        (Z, Z),
+        {"label_smoothing": -0.1},
+        "label_smoothing: want a number in 0..1",
+    ),
+    "clip smoothing": (
+        fastqt.clip_loss,
+        (Z, Z),
+        {"scale": 1.0, "label_smoothing": 1.1},
+        "label_smoothing: want a number in 0..1, got 1.1",
+    ),
     "pairs": (fastqt.clip_loss, (Z, Z[:5]), {"scale": 1.0}, "b: want a row for each of the 6 rows"),
     "candidates": (fastqt.curl_block_loss, (Z, Z[:5]), {}, "candidates: want one for each of N=6"),
     "shift": (fastqt.curl_block_loss, (Z, Z), {"context_size": 2}, "context_size: want 2 k"),

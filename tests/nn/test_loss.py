@@ -38,7 +38,7 @@ MODULES = {
     "info_nce": (
         nn.InfoNCELoss,
         fastqt.info_nce_loss,
-        {"normalize": False, "scale": 2.0},
+        {"normalize": False, "scale": 2.0, "label_smoothing": 0.2},
         (QUERIES, CANDIDATES),
         {"negatives": OTHERS},
     ),
@@ -164,6 +164,7 @@ WRONG = {
     "hard_negative_weight": float("nan"),
     "hardness_mode": "soft",
     "hardness_strength": -1.0,
+    "label_smoothing": 1.5,
     "margin": float("inf"),
     "masked_cell": "keep",
     "memory": "none",
@@ -321,6 +322,58 @@ def test_siglip_bias_is_learnt_and_restored_from_a_state_dict():
     fresh = nn.SigLIPLoss(scale=1.0, learn_scale=False)
     fresh.load_state_dict(module.state_dict())
     assert torch.equal(fresh(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
+
+
+@pytest.mark.parametrize("rate", [0.1, 2.0])
+def test_learnt_scale_is_clamped_as_clip_does_it(rate):
+    """The steps of an optimiser with momentum are those of a parameter that is clamped after each step."""
+    module = nn.InfoNCELoss(scale=4.0, learn_scale=True, max_scale=5.0)
+    clamped = torch.nn.Parameter(torch.tensor(math.log(4.0)))
+    optimizer = torch.optim.SGD([module.log_scale], lr=rate, momentum=0.9)
+    of_clamped = torch.optim.SGD([clamped], lr=rate, momentum=0.9)
+    found = []
+    for step in range(12):
+        candidates = QUERIES if step < 6 else -QUERIES  # The scale first wants to grow, and then to shrink.
+        optimizer.zero_grad()
+        of_clamped.zero_grad()
+        penalty = module.log_scale**2  # whose graph has saved the parameter
+        (module(QUERIES, candidates) + 0 * penalty).backward()
+        fastqt.info_nce_loss(QUERIES, candidates, scale=clamped.exp()).backward()
+        optimizer.step()
+        of_clamped.step()
+        with torch.no_grad():
+            clamped.clamp_(max=math.log(5.0))
+        found.append(module.scale.item())
+        assert torch.equal(module.scale, clamped.exp())
+        assert torch.equal(module.log_scale, clamped)
+    assert max(found) == pytest.approx(5.0)
+    assert found[-1] < 4.9
+
+
+def test_max_scale_of_modules():
+    assert nn.CLIPLoss().max_scale == 100.0
+    assert nn.InfoNCELoss(learn_scale=True).max_scale is None
+    assert repr(nn.SimCSELoss(learn_scale=True, max_scale=30.0)) == (
+        "SimCSELoss(scale=20.0, learn_scale=True, max_scale=30.0)"
+    )
+    with pytest.raises(ValueError, match=r"scale: want at most max_scale=100\.0, got 200"):
+        nn.CLIPLoss(scale=200)
+    with pytest.raises(ValueError, match="max_scale: want a positive number, got 0"):
+        nn.InfoNCELoss(learn_scale=True, max_scale=0)
+    with pytest.raises(TypeError, match="max_scale: want a number, got str"):
+        nn.InfoNCELoss(learn_scale=True, max_scale="100")
+
+
+def test_a_clamped_scale_compiles_into_one_graph():
+    module = nn.CLIPLoss(scale=4.0)
+    with torch.no_grad():
+        module.log_scale.fill_(math.log(500.0))
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled(QUERIES, CANDIDATES).backward()
+    twin(QUERIES, CANDIDATES).backward()
+    assert module.scale.item() == pytest.approx(100.0)
+    torch.testing.assert_close(module.log_scale.grad, twin.log_scale.grad)
 
 
 def test_module_compiles_into_one_graph():

@@ -18,6 +18,7 @@ import fastqt
 from benchmarks.conventions import open_clip_losses
 from fastqt.distributed import Group
 from fastqt.distributed.collectives import gather
+from fastqt.integrations import open_clip
 
 D, SCALE, BIAS = 32, 10.0, -10.0
 
@@ -125,6 +126,107 @@ def siglip_in_place(way: str, exchange: str) -> list[float]:
             a, b, scale=scale, bias=bias, normalize=False, group=group
         ),
     )
+
+
+def adapted_clip(ways: dict[str, bool]) -> tuple[list[float], float]:
+    """How far our `ClipLoss` is from what its docstring says, and how far ranks' values are from each other.
+
+    Compared are the value, the gradients of the features, and that of the scale as DDP averages it.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = leaves_of(*batch(4 * size))
+    own = [x.detach().chunk(size)[rank].requires_grad_() for x in whole[:2]] + leaves_of(*batch(1))[2:]
+    found = open_clip.ClipLoss(**ways, rank=rank, world_size=size)(*own)
+    found.backward()
+    local, with_grad = ways["local_loss"], ways["gather_with_grad"]
+    of_ranks = [clip_of_rank(*whole[:3], other, constant=local and not with_grad) for other in range(size)]
+    mean = sum(of_ranks) / size
+    leaves = torch.autograd.grad(mean, whole[:3], retain_graph=True)
+    wanted = [x.chunk(size)[rank] * (size if with_grad else 1) for x in leaves[:2]]
+    if local and not with_grad:
+        wanted = [
+            x.chunk(size)[rank] for x in torch.autograd.grad(of_ranks[rank], whole[:2], retain_graph=True)
+        ]
+    averaged = own[2].grad.clone()
+    dist.all_reduce(averaged)
+    value = of_ranks[rank] if local else mean
+    errors = differences([found, own[0].grad, own[1].grad, averaged / size], [value, *wanted, leaves[2]])
+    values = [torch.zeros(()) for _ in range(size)]
+    dist.all_gather(values, found.detach())
+    assert own[3].grad is not None
+    assert not own[3].grad
+    return errors, float(max(values) - min(values))
+
+
+def clip_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constant: bool) -> Tensor:
+    """The loss of a rank's pairs among all; with `constant` no gradient flows to candidates."""
+    n = len(a) // dist.get_world_size()
+    own = torch.arange(rank * n, (rank + 1) * n)
+    return (
+        sum(
+            F.cross_entropy(scale * x[own] @ (y.detach() if constant else y).T, own)
+            for x, y in ((a, b), (b, a))
+        )
+        / 2
+    )
+
+
+def adapted_siglip(ring: bool) -> list[float]:
+    """How far our `SigLipLoss` is from the loss of a rank's images: value and gradients."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = leaves_of(*batch(4 * size))
+    own = [x.detach().chunk(size)[rank].requires_grad_() for x in whole[:2]] + leaves_of(*batch(1))[2:]
+    module = open_clip.SigLipLoss(rank=rank, world_size=size)
+    module.group().exchange = "ring" if ring else module.group().exchange
+    found = module(*own)
+    found.backward()
+    signs = 2 * torch.eye(4 * size) - 1
+    cells = -F.logsigmoid(signs * (whole[2] * whole[0] @ whole[1].T + whole[3]))
+    rows = cells.sum(1).chunk(size)
+    leaves = torch.autograd.grad(sum(x.mean() for x in rows), whole[:2], retain_graph=True)
+    numbers = torch.autograd.grad(rows[rank].mean(), whole[2:])
+    wanted = [rows[rank].mean(), *(x.chunk(size)[rank] for x in leaves), *numbers]
+    return differences([found, *(x.grad for x in own)], wanted)
+
+
+def beside_theirs(name: str, options: dict[str, Any]) -> list[float]:
+    """How far the value and the gradients of our module of this name are from those of open_clip's own.
+
+    A rank's own value and gradients of the features; those of scale and bias as DDP averages them.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    a, b = (x.chunk(size)[rank] for x in batch(16 * size))
+    found = []
+    for losses in (open_clip, open_clip_losses()):
+        own = leaves_of(a, b)
+        module = getattr(losses, name)(**options, rank=rank, world_size=size)
+        value = module(*own, output_dict=True)["contrastive_loss"]
+        value.backward()
+        for number in own[2:]:
+            dist.all_reduce(number.grad)
+        found.append([value.detach(), *(x.grad for x in own)])
+    return differences(*found)
+
+
+def methods_beside_theirs(ways: dict[str, bool]) -> list[float]:
+    """The same of the scores and labels that subclasses of `ClipLoss` ask for."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    a, b = (x.chunk(size)[rank] for x in batch(4 * size))
+    found = []
+    for losses in (open_clip, open_clip_losses()):
+        own = leaves_of(a, b)
+        module = losses.ClipLoss(**ways, cache_labels=True, rank=rank, world_size=size)
+        scores = module.get_logits(*own[:3])
+        labels = [module.get_ground_truth(a.device, len(scores[0])) for _ in range(2)]
+        sum((torch.linspace(0, 1, len(x)) @ x).tanh().mean() for x in scores).backward()
+        found.append([*(x.detach() for x in scores), *labels, *(x.grad for x in own[:3])])
+    return differences(*found)
+
+
+def other_place(ranks_further: int, more: int) -> None:
+    """Asks for a loss of another place than this process has."""
+    rank, size = dist.get_rank() + ranks_further, dist.get_world_size() + more
+    open_clip.ClipLoss(rank=rank % size, world_size=size)
 
 
 def _of_three(module: Any) -> Callable[..., Tensor]:

@@ -1,0 +1,82 @@
+"""What both losses share: the processes, and numbers as open_clip's models give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fastqt.checks import check_size, input_dtype
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group
+from fastqt.distributed.shards import Shards, agree_on_rows
+
+
+class LossOfRanks(nn.Module):
+    """What both losses have: this process's place among others, and arguments that change nothing."""
+
+    def __init__(
+        self,
+        cache_labels: bool,
+        rank: int,
+        world_size: int,
+        use_horovod: bool,
+        memory: str | int,
+        backend: str | None,
+        **group_options: Any,
+    ) -> None:
+        super().__init__()
+        if use_horovod:
+            raise ValueError(
+                "use_horovod: want False, as the ranks talk through torch.distributed here, got True"
+            )
+        check_size("world_size", world_size)
+        check_size("rank", rank, least=0)
+        if rank >= world_size > 1:
+            raise ValueError(f"rank: want 0..{world_size - 1}, got {rank}")
+        self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
+        self.options: dict[str, Any] = {"normalize": False, "memory": memory, "backend": backend}
+        self.group_options = group_options
+        self._made: Group | None = None
+        self.prev_num_logits = 0
+        self.labels: dict[Any, Tensor] = {}
+        if world_size > 1 and dist.is_available() and dist.is_initialized():
+            self.group()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}  # A process group cannot be pickled.
+
+    def group(self) -> Group:
+        """All processes, which are to be as many as `world_size` says."""
+        if self._made is None:
+            group = Group(**self.group_options)
+            for name, found in (("world_size", group.size), ("rank", group.rank)):
+                if getattr(self, name) != found:
+                    raise ValueError(
+                        f"{name}: want {found}, as torch.distributed has it, got {getattr(self, name)}"
+                    )
+            self._made = group
+        return self._made
+
+    def agreed(self, image_features: Tensor, text_features: Tensor, **leaves: object) -> Shards:
+        """That all ranks have as many pairs of the same kind."""
+        features = {"image_features": image_features, "text_features": text_features}
+        name = f"fastqt.integrations.open_clip.{type(self).__name__}"
+        return agree_on_rows(self.group(), name, lambda: {}, leaves, **features)
+
+    def gathered(self, features: Tensor, with_grad: bool = True) -> Tensor:
+        """All ranks' rows."""
+        counts = (len(features),) * self.world_size
+        if with_grad:
+            return collectives.gather(features, counts, self.group(), input_dtype(features))
+        return collectives.gather_constant(features, counts, self.group())
+
+
+def number(x: Tensor | float) -> Tensor | float:
+    """A tensor of one number as a 0-d tensor: open_clip's models may have parameters of shape (1,)."""
+    return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
+
+
+def bias_of(x: Tensor | float | None) -> Tensor | float:
+    return 0.0 if x is None else number(x)

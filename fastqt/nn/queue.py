@@ -1,0 +1,179 @@
+"""A memory bank: embeddings of earlier batches, first in, first out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastqt.checks import FLOATING, as_ids, check_flag, check_size, check_tensor
+from fastqt.distributed.collectives import gather_constant
+from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
+
+
+class Queue(nn.Module):
+    """The last `size` embeddings that were enqueued, as negatives or candidates of later batches.
+
+        negatives = queue.embeddings  # None until something has been enqueued
+        loss = fastqt.info_nce_loss(queries, keys, negatives=negatives)
+        queue.enqueue(keys)
+        loss.backward()
+
+    Its rows are buffers, which move with the module and are saved in its state dict, as is how many there are
+    and where the next ones go. They have no gradient. While the queue fills, reading it waits for a GPU and
+    interrupts a graph of torch.compile; once it is full, neither happens.
+
+    Args:
+        size: the most rows that it holds.
+        width: D, the width of the embeddings.
+        dtype: what the rows are stored in; that of the loss's other embeddings, which it compares.
+        device: where the rows are stored.
+        labels: whether each row has a label.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: He et al., "Momentum contrast for unsupervised visual representation learning" (2020); Wang et
+    al., "Cross-batch memory for embedding learning" (2020).
+    """
+
+    rows: Tensor  # (size, D)
+    row_labels: Tensor | None  # (size,) int64
+    enqueued: Tensor  # () int64: how many rows were enqueued, those that have been overwritten included
+
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | int | None = None,
+        labels: bool = False,
+    ) -> None:
+        super().__init__()
+        check_size("size", size)
+        check_size("width", width)
+        check_flag("labels", labels)
+        if dtype not in FLOATING:
+            raise TypeError(f"dtype: want a floating-point dtype of 16 to 64 bits, got {dtype}")
+        self.size, self.width = size, width
+        integer: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        self.register_buffer("rows", torch.zeros(size, width, dtype=dtype, device=device))
+        self.register_buffer("row_labels", torch.zeros(size, **integer) if labels else None)
+        self.register_buffer("enqueued", torch.zeros((), **integer))
+        self._full = False
+
+    @property
+    def filled(self) -> int:
+        """How many rows it holds."""
+        if self._full:
+            return self.size
+        count = int(self.enqueued)
+        self._full = count >= self.size
+        return min(count, self.size)
+
+    @property
+    def embeddings(self) -> Tensor | None:
+        """A copy of the rows (filled, D), which later calls of `enqueue` do not change; None if it is empty.
+
+        They are in the order in which they were enqueued until the queue is full. Then each new row takes the
+        place of the oldest.
+        """
+        filled = self.filled
+        return self.rows[:filled].clone() if filled else None
+
+    @property
+    def labels(self) -> Tensor | None:
+        """A copy of the labels (filled,) of `embeddings`; None if there are no rows, or no labels."""
+        filled = self.filled
+        return self.row_labels[:filled].clone() if filled and self.row_labels is not None else None
+
+    def shard(self, group: GroupLike) -> Tensor | None:
+        """This rank's part of `embeddings`, for a loss with `group=`, which joins the negatives of all ranks.
+
+        All ranks hold the same rows, and with all of them given by each rank they would count several times.
+
+        Args:
+            group: of the loss. While the queue fills, and if its size is no multiple of the number of ranks,
+                it has to be a `Group(shards="uneven")`.
+
+        Returns:
+            A copy (K, D), where ranks' K differ by 1 at most; None if the queue is empty.
+        """
+        ranks, filled = as_group(group), self.filled
+        return self.rows[ranks.rank : filled : ranks.size].clone() if filled else None
+
+    @torch.no_grad()
+    def enqueue(
+        self, embeddings: Tensor, labels: Tensor | None = None, *, group: GroupLike | None = None
+    ) -> None:
+        """Stores rows in the place of the oldest ones; of more than `size` rows the last.
+
+        Losses and graphs that were made before are not changed by it, so that it may come before `backward`.
+
+        Args:
+            embeddings: (n, D) floating point, on the queue's device; n may be 0 without a group.
+            labels: (n,) integers, if the queue was made with labels.
+            group: the processes whose rows are stored, in the order of the ranks, on every one of them.
+
+        Raises:
+            ValueError, TypeError: naming the argument, what is wanted and what came.
+        """
+        if group is None:
+            self._check(embeddings, labels)
+            added = embeddings.detach().to(self.rows.dtype)
+            new_labels = None if labels is None else as_ids("labels", labels).to(added.device)
+        else:
+            added, new_labels = self._of_all_ranks(group, embeddings, labels)
+        kept = min(len(added), self.size)
+        dropped = len(added) - kept
+        places = (self.enqueued + dropped + torch.arange(kept, device=added.device)) % self.size
+        self.rows.index_copy_(0, places, added[dropped:])
+        if self.row_labels is not None and new_labels is not None:
+            self.row_labels.index_copy_(0, places, new_labels[dropped:])
+        self.enqueued += len(added)
+
+    def extra_repr(self) -> str:
+        labels = ", labels=True" if self.row_labels is not None else ""
+        return f"{self.size}, {self.width}, dtype={self.rows.dtype}{labels}"
+
+    def _of_all_ranks(
+        self, group: GroupLike, embeddings: Tensor, labels: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        def check() -> dict[str, Hashable]:
+            self._check(local_rows("embeddings", embeddings), labels)
+            dtype, has_labels = str(self.rows.dtype), self.row_labels is not None
+            return {"size": self.size, "dtype of the queue": dtype, "labels of the queue": has_labels}
+
+        shards = agree_on_rows(as_group(group), "fastqt.nn.Queue.enqueue", check, embeddings=embeddings)
+        counts, ranks = shards.counts["rows"], shards.group
+        own = local_rows("embeddings", embeddings).detach().to(self.rows.dtype)
+        if labels is None:
+            return gather_constant(own, counts, ranks), None
+        ids = as_ids("labels", labels).to(own.device)
+        return gather_constant(own, counts, ranks), gather_constant(ids, counts, ranks)
+
+    def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        check_tensor("embeddings", embeddings)
+        if embeddings.dim() != 2 or embeddings.shape[1] != self.width:
+            raise ValueError(f"embeddings: want shape (n, {self.width}), got {tuple(embeddings.shape)}")
+        if embeddings.dtype not in FLOATING:
+            raise TypeError(
+                f"embeddings: want a floating-point dtype of 16 to 64 bits, got {embeddings.dtype}"
+            )
+        if embeddings.device != self.rows.device:
+            raise ValueError(
+                f"embeddings: want device {self.rows.device} as the queue, got {embeddings.device}"
+            )
+        if (labels is None) == (self.row_labels is not None):
+            wanted = "a label for each row, as the queue has labels" if labels is None else "None"
+            raise ValueError(f"labels: want {wanted}, got {'None' if labels is None else 'labels'}")
+        if labels is not None and as_ids("labels", labels).numel() != len(embeddings):
+            raise ValueError(f"labels: want {len(embeddings)}, one a row, got {labels.numel()}")
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._full = False
+        super()._load_from_state_dict(*args, **options)

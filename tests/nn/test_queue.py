@@ -1,0 +1,316 @@
+"""The memory bank keeps the last rows, and a loss with them is that of the rows joined by hand."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from loss_views import check, cosines, views
+from tolerances import FLOAT64
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import fastqt
+from fastqt.nn import Queue
+
+N, D, SCALE = 6, 5, 4.0
+DOUBLE = {"dtype": torch.float64}
+
+
+def batches(*sizes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, D, generator=generator, dtype=torch.float64) for n in sizes]
+
+
+def as_set(x):
+    return sorted(map(tuple, x.tolist()))
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 12])
+def test_keeps_the_last_rows_and_their_labels(size):
+    queue, everything, every_label = Queue(size, D, labels=True, **DOUBLE), [], []
+    assert queue.filled == 0
+    assert queue.embeddings is None
+    assert queue.labels is None
+    for step, rows in enumerate(batches(3, 4, 0, 1, 20, 5, 12, 2, 7)):
+        labels = torch.arange(len(rows), dtype=torch.int32) + 100 * step
+        queue.enqueue(rows, labels)
+        everything += rows.tolist()
+        every_label += labels.tolist()
+        last = everything[-size:]
+        assert queue.filled == len(last)
+        assert as_set(queue.embeddings) == sorted(map(tuple, last))
+        held = dict(zip(queue.labels.tolist(), queue.embeddings.tolist(), strict=True))
+        assert held == dict(zip(every_label[-size:], last, strict=True))
+        if len(everything) <= size:
+            assert queue.embeddings.tolist() == everything  # in this order
+
+
+def test_stores_rows_without_their_graphs():
+    queue = Queue(8, D)
+    rows = batches(3)[0].requires_grad_()
+    graph = weakref.ref(rows)
+    queue.enqueue(2 * rows)
+    assert queue.embeddings.dtype is torch.float32
+    assert torch.equal(queue.embeddings, 2 * rows.detach().float())
+    assert not queue.embeddings.requires_grad
+    assert not list(queue.parameters())
+    del rows
+    gc.collect()
+    assert graph() is None
+
+
+def test_empty_at_first_it_is_given_as_negatives_from_the_first_step():
+    queue, held = Queue(9, D, **DOUBLE), torch.zeros(0, D, dtype=torch.float64)
+    scale = torch.tensor(SCALE, dtype=torch.float64, requires_grad=True)
+    for seed in range(5):
+        q, c = (x.requires_grad_() for x in batches(N, N, seed=seed))
+        loss = fastqt.info_nce_loss(q, c, scale=scale, negatives=queue.embeddings)
+        scores = scale * cosines(q, torch.cat([c, held]))
+        check(loss, F.cross_entropy(scores, torch.arange(N)), [q, c, scale])
+        queue.enqueue(c)
+        held = torch.cat([held, c.detach()])[-9:]
+    assert as_set(queue.embeddings) == as_set(held)
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0])
+def test_moco(noise):
+    """Momentum contrast beside a training that joins each query's own key and the last keys by hand.
+
+    A query's candidates are its own key and the queue. The other keys of the batch are taken out by groups.
+    """
+
+    def trained(loss_of, enqueue):
+        torch.manual_seed(0)
+        encoder = torch.nn.Linear(D, D, dtype=torch.float64)
+        of_keys = AveragedModel(encoder, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+        found = []
+        for seed in range(6):
+            x, more = batches(N, N, seed=seed)
+            of_keys.update_parameters(encoder)
+            with torch.no_grad():
+                keys = F.normalize(of_keys(x + noise * more))
+            loss = loss_of(F.normalize(encoder(x)), keys)
+            enqueue(keys)
+            optimizer.zero_grad()
+            loss.backward()
+            found += [loss.detach(), *(p.grad.clone() for p in encoder.parameters())]
+            optimizer.step()
+        return found
+
+    queue, held = Queue(15, D, **DOUBLE), [torch.zeros(0, D, dtype=torch.float64)]
+
+    def ours(q, keys):
+        own = torch.zeros(N, dtype=torch.int64)
+        return fastqt.contrastive_loss(
+            *(q, keys, fastqt.Diagonal()),
+            diagonal="keep",
+            query_groups=own,
+            candidate_groups=own,
+            scale=20.0,
+            negatives=queue.embeddings,
+        )
+
+    def by_hand(q, keys):
+        scores = 20 * torch.cat([(q * keys).sum(1, keepdim=True), q @ held[0].T], 1)
+        return F.cross_entropy(scores, torch.zeros(N, dtype=torch.int64))
+
+    wanted = trained(by_hand, lambda keys: held.__setitem__(0, torch.cat([held[0], keys])[-15:]))
+    for x, y in zip(trained(ours, queue.enqueue), wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=FLOAT64, atol=FLOAT64)
+
+
+def supervised(q, c, labels, candidate_labels):
+    """Of labels' other rows in c: the cross-entropy with each, averaged."""
+    same = (labels[:, None] == candidate_labels).double()
+    logs = (SCALE * cosines(q, c)).log_softmax(1)
+    return -(same * logs).sum(1) / same.sum(1)
+
+
+def test_labels_say_which_rows_are_positives():
+    """Cross-batch memory: the rows of a query's label, of this batch and of those before, are its targets."""
+    queue = Queue(20, D, labels=True, **DOUBLE)
+    for seed in range(3):
+        labels = torch.arange(N) % 3
+        queue.enqueue(*batches(N, seed=seed), labels)
+    (q,) = views(N)
+    same = (labels[:, None] == queue.labels).double()
+    loss = fastqt.contrastive_loss(
+        q,
+        queue.embeddings,
+        same / same.sum(1, keepdim=True),
+        diagonal="keep",
+        scale=SCALE,
+        normalize=True,
+        reduction="none",
+    )
+    entropy = same.sum(1).log()
+    check(loss + entropy, supervised(q, queue.embeddings, labels, queue.labels), [q])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda q, c, x: fastqt.info_nce_loss(q, c, negatives=x),
+        lambda q, c, x: fastqt.info_nce_loss(q, c, negatives=x, reduction="none").sum(),
+        lambda q, c, x: fastqt.info_nce_loss(q, c, negatives=x, backend="reference"),
+        lambda q, c, x: fastqt.log_sum_exp(q, x).sum() + 0 * c.sum(),
+    ],
+    ids=["mean", "none", "reference", "log_sum_exp"],
+)
+def test_enqueue_before_backward_changes_no_gradient(loss):
+    queue = Queue(8, D, **DOUBLE)
+    queue.enqueue(*batches(8))
+    q, c = views(N, N)
+    wanted = torch.autograd.grad(loss(q, c, queue.embeddings), (q, c))
+    value = loss(q, c, queue.embeddings)
+    queue.enqueue(c)
+    for x, y in zip(torch.autograd.grad(value, (q, c)), wanted, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("before", [1, 4])
+def test_goes_on_from_a_state_dict(before):
+    """In a queue that is not yet full, and in one whose oldest row is in its midst."""
+    rows = batches(*[5] * 8)
+    whole, first, fresh = (Queue(13, D, labels=True) for _ in range(3))
+    fresh.enqueue(torch.randn(30, D), torch.zeros(30, dtype=torch.int64))
+    assert fresh.filled == 13
+    for step, x in enumerate(rows):
+        labels = torch.full((5,), step)
+        whole.enqueue(x, labels)
+        if step < before:
+            first.enqueue(x, labels)
+            continue
+        if step == before:
+            fresh.load_state_dict(copy.deepcopy(first.state_dict()))
+            assert torch.equal(fresh.embeddings, first.embeddings)
+        fresh.enqueue(x, labels)
+    assert torch.equal(fresh.embeddings, whole.embeddings)
+    assert torch.equal(fresh.labels, whole.labels)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda queue: pickle.loads(pickle.dumps(queue))], ids=["deepcopy", "pickle"]
+)
+def test_copies_go_on_by_themselves(copied):
+    queue = Queue(4, D)
+    queue.enqueue(*batches(3))
+    twin = copied(queue)
+    twin.enqueue(*batches(3, seed=1))
+    assert queue.filled == 3
+    assert torch.equal(queue.embeddings, batches(3)[0].float())
+    assert twin.filled == 4
+
+
+def test_moves_with_its_module():
+    model = torch.nn.Sequential(torch.nn.Linear(D, D), Queue(4, D, labels=True)).double()
+    rows = batches(3)[0]
+    model[1].enqueue(rows, torch.arange(3))
+    assert torch.equal(model[1].embeddings, rows)
+    assert {x.device.type for x in Queue(4, D, labels=True, device="meta").buffers()} == {"meta"}
+    assert repr(model[1]) == "Queue(4, 5, dtype=torch.float64, labels=True)"
+
+
+def step(queue, q, c):
+    loss = fastqt.info_nce_loss(q, c, negatives=queue.embeddings)
+    queue.enqueue(c)
+    return loss
+
+
+@pytest.mark.slow
+def test_a_step_compiles_while_the_queue_fills():
+    torch._dynamo.reset()
+    queue, twin = Queue(8, D), Queue(8, D)
+    compiled = torch.compile(step, backend="aot_eager")
+    for seed in range(5):
+        q, c = (x.float().requires_grad_() for x in batches(3, 3, seed=seed))
+        found, wanted = compiled(queue, q, c), step(twin, q, c)
+        for x, y in zip(torch.autograd.grad(found, (q, c)), torch.autograd.grad(wanted, (q, c)), strict=True):
+            torch.testing.assert_close(x, y)
+        assert torch.equal(queue.embeddings, twin.embeddings)
+
+
+@pytest.mark.slow
+def test_a_step_compiles():
+    """Once the queue is full the step is one graph, which is compiled once."""
+    torch._dynamo.reset()
+    queue = Queue(8, D)
+    queue.enqueue(*batches(9))
+    twin = copy.deepcopy(queue)
+    assert queue.filled == twin.filled == 8
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend=graphs)
+    for seed in range(4):
+        q, c = (x.float().requires_grad_() for x in batches(3, 3, seed=seed))
+        found, wanted = compiled(queue, q, c), step(twin, q, c)
+        torch.testing.assert_close(found, wanted)
+        for x, y in zip(torch.autograd.grad(found, (q, c)), torch.autograd.grad(wanted, (q, c)), strict=True):
+            torch.testing.assert_close(x, y)
+        assert torch.equal(queue.embeddings, twin.embeddings)
+    assert graphs.frame_count == 1
+
+
+ROWS = torch.randn(3, D)
+REFUSED = {
+    "size": (lambda: Queue(0, D), ValueError, "size: want at least 1, got 0"),
+    "width": (lambda: Queue(4, 2.0), TypeError, "width: want an integer, got 2.0"),
+    "dtype": (lambda: Queue(4, D, dtype=torch.int64), TypeError, "dtype: want a floating-point dtype"),
+    "labels of a queue": (lambda: Queue(4, D, labels=1), TypeError, "labels: want True or False, got 1"),
+    "shape": (lambda: Queue(4, D).enqueue(ROWS[:, :4]), ValueError, r"want shape \(n, 5\), got \(3, 4\)"),
+    "rank": (
+        lambda: Queue(4, D).enqueue(ROWS[0]),
+        ValueError,
+        r"embeddings: want shape \(n, 5\), got \(5,\)",
+    ),
+    "integers": (lambda: Queue(4, D).enqueue(ROWS.long()), TypeError, "embeddings: want a floating-point"),
+    "list": (lambda: Queue(4, D).enqueue([1.0]), TypeError, "embeddings: want a tensor, got list"),
+    "device": (
+        lambda: Queue(4, D, device="meta").enqueue(ROWS),
+        ValueError,
+        "embeddings: want device meta as the queue, got cpu",
+    ),
+    "no labels": (
+        lambda: Queue(4, D, labels=True).enqueue(ROWS),
+        ValueError,
+        "labels: want a label for each row, as the queue has labels, got None",
+    ),
+    "labels": (
+        lambda: Queue(4, D).enqueue(ROWS, torch.arange(3)),
+        ValueError,
+        "labels: want None, got labels",
+    ),
+    "number of labels": (
+        lambda: Queue(4, D, labels=True).enqueue(ROWS, torch.arange(2)),
+        ValueError,
+        "labels: want 3, one a row, got 2",
+    ),
+    "kind of labels": (
+        lambda: Queue(4, D, labels=True).enqueue(ROWS, torch.ones(3)),
+        TypeError,
+        "labels: want an integer dtype",
+    ),
+    "group": (
+        lambda: Queue(4, D).enqueue(ROWS, group="all"),
+        TypeError,
+        "group: want a Group, a ProcessGroup",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name):
+    call, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_what_is_refused_changes_nothing():
+    queue = Queue(4, D, labels=True)
+    with pytest.raises(ValueError, match="labels: want 3"):
+        queue.enqueue(ROWS, torch.arange(2))
+    assert queue.filled == 0
