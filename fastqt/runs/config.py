@@ -79,7 +79,7 @@ class TrainConfig:
     suits encoders that are trained from scratch.
 
     Args:
-        corpus: paths of the text files, which are read in this order.
+        corpus: paths of the text files and tables, which are read in this order.
         (others): see the help text of each option.
 
     Raises:
@@ -90,6 +90,12 @@ class TrainConfig:
     """
 
     corpus: tuple[str, ...]
+    column: str | None = option(
+        None,
+        "column of the text in .parquet and .arrow files and folders of the datasets library (default: text, "
+        "sentence, or the only one of text)",
+    )
+    document_column: str | None = option(None, "column of them that has another value in another document")
     valid: str | None = option(None, "held-out text to validate on")
     dev: str | None = option(
         None, "sentence pairs with gold scores, such as STS-B's dev.tsv: keep the model that ranks them best"

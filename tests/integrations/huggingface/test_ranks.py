@@ -7,7 +7,7 @@ from ranks import Ranks
 pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytest.importorskip("accelerate", reason="the extra hf is not installed")
 
-from huggingface_on_ranks import BATCH, trained, trained_on_ranks  # noqa: E402  # after the skips
+from huggingface_on_ranks import BATCH, trained, trained_on_ranks  # after the skips
 
 
 @pytest.mark.slow  # transformers is imported in each process
