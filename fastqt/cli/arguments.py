@@ -221,5 +221,5 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else "FILE" if name in ("valid", "dev") else letter,
+        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary") else letter,
     )

@@ -20,7 +20,7 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lock import locked
-from fastqt.runs.model import lexicon_digest, load_lexicon
+from fastqt.runs.model import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks
 from fastqt.text.batches import Span, split, too_short
 from fastqt.text.reader import STDIN
@@ -129,7 +129,8 @@ def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str
 def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
-    With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
+    given.
 
     Args:
         config: the settings.
@@ -151,12 +152,12 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
             yield from block.sentences
 
     vocabulary: Lexicon
-    if config.checkpoint is not None:
-        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+    unknown = cast("Unknown", config.unknown)
+    if config.checkpoint is not None or config.vocabulary is not None:
+        vocabulary = _given_vocabulary(config)
         for _ in sentences():
             pass
     else:
-        unknown = cast("Unknown", config.unknown)
         vocabulary = Vocabulary.build(
             sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
         )
@@ -165,11 +166,13 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     return vocabulary, progress
 
 
-def _checkpoint_vocabulary(directory: str, max_length: int) -> Lexicon:
+def _given_vocabulary(config: TrainConfig) -> Lexicon:
+    if config.vocabulary is not None:
+        return load_tokenizer(config, Path(config.vocabulary))
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
     try:
-        return CheckpointVocabulary.load(directory, max_length=max_length)
+        return CheckpointVocabulary.load(cast("str", config.checkpoint), max_length=config.max_length)
     except ImportError as error:
         raise InputError(str(error)) from error
 
