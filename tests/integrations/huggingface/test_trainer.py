@@ -326,6 +326,24 @@ def test_a_data_set_of_the_datasets_library(checkpoint, tmp_path):
         removing.train()
 
 
+def test_other_libraries_load_what_is_saved(checkpoint, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
+    model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True), pooling="mean").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(tmp_path / "saved")
+    texts = [row["anchor"] for row in ROWS]
+    wanted = model.encoder.encode(texts)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "saved")
+    assert type(loaded) is type(model.encoder.model)
+    assert HuggingFaceEncoder(tmp_path / "saved", pooling="mean").encode(texts) == pytest.approx(
+        wanted, abs=1e-6
+    )
+    theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts)
+    assert theirs == pytest.approx(wanted, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
