@@ -115,8 +115,6 @@ class TokenizerVocabulary:
             raise InputError(f"no vocabulary: {os.fspath(path)} is missing") from None
         try:
             _check_state(state)
-            if special_tokens == "none":
-                state["post_processor"] = None
             with _errors_in_words():
                 # The library must not see another text than the one that was checked.
                 tokenizer = Tokenizer.from_str(json.dumps(state))

@@ -11,10 +11,10 @@ def bpe() -> Tokenizer:
     """Byte-level, without an unknown token, with padding."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "o"), ("to", "p"), ("i", "c"), ("top", "ic"), ("Ġ", "topic"), ("w", "o"), ("wo", "r")]
-    tokens = ["<pad>", *alphabet, *("".join(pair) for pair in merges)]
+    tokens = [*alphabet, *("".join(pair) for pair in merges), "<pad>"]
     made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
-    made.enable_padding(pad_id=0, pad_token="<pad>")
+    made.enable_padding(pad_id=len(tokens) - 1, pad_token="<pad>")
     return made
 
 

@@ -44,7 +44,7 @@ def test_ids_are_those_of_the_library(write, name):
     # "" has no token; without an unknown token, the padding token takes its place.
     wanted = [ids[:20] or [vocabulary.filler] for ids in by_the_library(made)]
     assert rows(vocabulary.encode(TEXTS)) == wanted
-    assert vocabulary.filler == {"bpe": 0, "word_piece": 1, "unigram": 0}[name]
+    assert vocabulary.filler == {"bpe": 263, "word_piece": 1, "unigram": 0}[name]
     assert len(vocabulary) == made.get_vocab_size()
     again = pickle.loads(pickle.dumps(vocabulary))
     assert rows(again.encode(TEXTS)) == wanted

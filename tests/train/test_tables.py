@@ -16,7 +16,10 @@ pa = pytest.importorskip("pyarrow", reason="the extra datasets is not installed"
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2, "epochs": 2}
-KINDS = ({"encoder": "bow"}, {"model": "simcse", "encoder": "gru", "context_size": 1})
+KINDS = (
+    {"encoder": "bow"},
+    pytest.param({"model": "simcse", "encoder": "gru", "context_size": 1}, marks=pytest.mark.slow),
+)
 
 
 def weights(run):
@@ -49,6 +52,7 @@ def test_a_training_on_a_table_and_a_resumed_one(planted, table, tmp_path, kind)
     assert_same(tmp_path / "table", tmp_path / "text")
 
 
+@pytest.mark.slow
 def test_documents_by_a_column(planted, tmp_path):
     documents = Path(planted[0]).read_text().split("\n\n")
     rows = [(line, number) for number, text in enumerate(documents) for line in text.split("\n")]

@@ -31,11 +31,12 @@ def tokenizer(tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("bpe", {"encoder": "bow"}),
+        pytest.param("bpe", {"encoder": "bow"}, marks=pytest.mark.slow),
         ("word_piece", {"encoder": "gru", "special_tokens": "add"}),
-        (
+        pytest.param(
             "unigram",
             {"model": "simcse", "encoder": "transformer", "layers": 1, "heads": 2, "context_size": 1},
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -33,6 +33,7 @@ LINES = ["the cat sat.", "a cat", "", "a mat", "the mats sat on a cat."] * 30
 QUICK = ["--batch-size", "20", "--word-dim", "6", "--hidden-size", "4", "--steps", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
 def test_the_trainer(checkpoint, tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="the extra hf is not installed")

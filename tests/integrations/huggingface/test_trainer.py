@@ -131,7 +131,7 @@ def assert_same(model: ContrastiveModel, by_hand: ByHand, run) -> None:
     assert moved > 0.1  # there is something to compare
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("columns", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_a_run_equals_a_loop_by_hand(checkpoint, tmp_path, columns):
     model = ContrastiveModel(checkpoint).double()
     run = trainer(model, tmp_path, rows(columns))
@@ -140,6 +140,7 @@ def test_a_run_equals_a_loop_by_hand(checkpoint, tmp_path, columns):
     assert_same(model, ByHand(checkpoint, columns).run(rows(columns), batch_size=3), run)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_means_over_batches(checkpoint, tmp_path):
     # 6 rows in batches of 2 make 3 batches: a window of 2, and one of 1.
     model = ContrastiveModel(checkpoint).double()
@@ -187,6 +188,7 @@ def test_a_learnt_scale_is_trained_saved_and_resumed(checkpoint, tmp_path):
     assert ContrastiveModel.from_pretrained(tmp_path / "saved").loss is fastqt.simcse_loss
 
 
+@pytest.mark.slow
 def test_a_learnt_scale_equals_that_of_the_loop(checkpoint, tmp_path):
     model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True)).double()
     run = trainer(model, tmp_path, rows(2))
@@ -196,7 +198,7 @@ def test_a_learnt_scale_equals_that_of_the_loop(checkpoint, tmp_path):
     assert_same(model, by_hand, run)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("columns", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_evaluation_gives_the_loss_without_dropout(checkpoint, tmp_path, columns):
     model = ContrastiveModel(checkpoint).double()
     run = trainer(model, tmp_path, rows(columns))
@@ -282,6 +284,7 @@ def test_activations_may_be_recomputed(checkpoint):
     assert not model.encoder.model.encoder.layer[0].gradient_checkpointing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [{"bf16": True}, {"gradient_checkpointing": True, "max_grad_norm": 1.0, "optim": "adamw_torch"}],
@@ -294,6 +297,7 @@ def test_arguments_of_the_trainer_do_no_harm(checkpoint, tmp_path, arguments):
     assert run.state.global_step == 4
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_loaded_at_the_end(checkpoint, tmp_path):
     model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True))
     run = trainer(
@@ -315,6 +319,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(checkpoint, tmp_path):
         assert torch.equal(model.state_dict()[name], tensor), name
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_datasets_library(checkpoint, tmp_path):
     datasets = pytest.importorskip("datasets", reason="the library datasets is not installed")
     model = ContrastiveModel(checkpoint).double()
@@ -326,6 +331,7 @@ def test_a_data_set_of_the_datasets_library(checkpoint, tmp_path):
         removing.train()
 
 
+@pytest.mark.slow
 def test_other_libraries_load_what_is_saved(checkpoint, tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True), pooling="mean").eval()
