@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import SequentialSampler
 
 BATCH = 3  # rows of each rank
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]
@@ -32,6 +33,10 @@ def trained(checkpoint: str, folder: str, batch_size: int, **arguments: Any) -> 
     from fastqt.integrations.huggingface import ContrastiveCollator
     from fastqt.nn import SimCSELoss
 
+    class InOrder(Trainer):
+        def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler[Any]:
+            return SequentialSampler(self.train_dataset)
+
     model = without_dropout(checkpoint, SimCSELoss(learn_scale=True))
     given = {
         "output_dir": folder,
@@ -46,11 +51,10 @@ def trained(checkpoint: str, folder: str, batch_size: int, **arguments: Any) -> 
         "save_strategy": "no",
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "train_sampling_strategy": "sequential",
         "num_train_epochs": 1,
         **arguments,
     }
-    trainer = Trainer(
+    trainer = InOrder(
         model=model,
         args=TrainingArguments(**given),
         train_dataset=ROWS,

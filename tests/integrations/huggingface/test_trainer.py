@@ -40,6 +40,13 @@ def rows(columns: int, repeats: int = 1):
     return [{name: row[name] for name in COLUMNS[columns]} for row in ROWS] * repeats
 
 
+class InOrder(transformers.Trainer):
+    """A Trainer that takes the data in their order."""
+
+    def _get_train_sampler(self, dataset=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
 def trainer(model, folder, data, *, collator=None, **arguments):
     """A Trainer that takes the data in their order, and whose dropout depends on the step alone."""
     seeds = iter(range(10**6))
@@ -59,11 +66,10 @@ def trainer(model, folder, data, *, collator=None, **arguments):
         "logging_steps": 1,
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "train_sampling_strategy": "sequential",
         "num_train_epochs": 2,
         **arguments,
     }
-    return transformers.Trainer(
+    return InOrder(
         model=model,
         args=transformers.TrainingArguments(**given),
         train_dataset=data,
