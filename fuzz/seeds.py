@@ -17,6 +17,7 @@ from fastqt.runs.config import TrainConfig
 from fastqt.text import Vocabulary
 from fuzz.files import XZ_FILTERS
 from fuzz.targets.checkpoint import WHOLE
+from fuzz.targets.tokenizer import WHOLE as TOKENIZERS
 
 CORPUS = Path(__file__).parent / "corpus"
 TEXT = "\ufeffOne two, three!\nZwei — drei…\r\n\n  \nfour\u2028five\n\nsix".encode()
@@ -49,6 +50,15 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "corpus": [start + text for start in (b"\0\0", b"\1\2") for text in text_files(TEXT)],
         "vocabulary": [b"\0\1" + compact, *(b"\1\0" + change for change in changes)],
+        "tokenizer": [
+            *(
+                bytes([option, kind, 0]) + change
+                for option in range(3)
+                for kind in range(3)
+                for change in changes
+            ),
+            *(b"\0\0\1" + json.dumps(whole).encode() for whole in TOKENIZERS),
+        ],
         "config": [
             b"\0\1\7\1" + json.dumps(json.loads(config)).encode(),
             *(

@@ -73,14 +73,15 @@ def build_parser() -> argparse.ArgumentParser:
         "train",
         help="train a model on text",
         description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
-        "between documents.",
+        "between documents. Each row of a .parquet or .arrow file, or of a folder that the datasets library "
+        "wrote, is a sentence.",
     )
     train.add_argument(
         "corpus",
         nargs="*",
         type=_path,
         metavar="CORPUS",
-        help="text files, in this order; - is standard input",
+        help="text files, tables or folders, in this order; - is standard input",
     )
     train.add_argument(
         "--out",
@@ -220,5 +221,5 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else "FILE" if name in ("valid", "dev") else letter,
+        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary") else letter,
     )

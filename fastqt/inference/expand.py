@@ -55,7 +55,8 @@ def add_words(
     encoder = SentenceEncoder.load(directory, "cpu")
     config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
     if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
-        raise InputError(f"{directory}: want a model with word vectors of its own, got {config.model}")
+        kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
+        raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")
 
     ids = vocabulary.tokenizer.get_vocab()
     split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str

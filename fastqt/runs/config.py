@@ -79,7 +79,7 @@ class TrainConfig:
     suits encoders that are trained from scratch.
 
     Args:
-        corpus: paths of the text files, which are read in this order.
+        corpus: paths of the text files and tables, which are read in this order.
         (others): see the help text of each option.
 
     Raises:
@@ -90,6 +90,12 @@ class TrainConfig:
     """
 
     corpus: tuple[str, ...]
+    column: str | None = option(
+        None,
+        "column of the text in .parquet and .arrow files and folders of the datasets library (default: text, "
+        "sentence, or the only one of text)",
+    )
+    document_column: str | None = option(None, "column of them that has another value in another document")
     valid: str | None = option(None, "held-out text to validate on")
     dev: str | None = option(
         None, "sentence pairs with gold scores, such as STS-B's dev.tsv: keep the model that ranks them best"
@@ -155,6 +161,12 @@ class TrainConfig:
     documents: str = option(
         "cut", "context windows end at document boundaries, or cross them", choices=("cut", "cross")
     )
+    vocabulary: str | None = option(
+        None, "file of the tokenizers library (tokenizer.json) whose tokens take the place of words"
+    )
+    special_tokens: str = option(
+        "none", "special tokens of --vocabulary, such as [CLS], that a sentence gets", choices=("none", "add")
+    )
     vocab_size: int = option(
         50_000, "number of words in the vocabulary, including <unk>", at_least=2, below=(1 << 31)
     )
@@ -205,6 +217,7 @@ class TrainConfig:
                 object.__setattr__(self, name, value)
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
+        self._check_vocabulary()
         if self.encoder == "transformer" and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:
@@ -213,6 +226,15 @@ class TrainConfig:
             raise InputError(
                 f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"
             )
+
+    def _check_vocabulary(self) -> None:
+        if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):
+            where = "model gloss" if self.model.startswith("gloss") else "encoder huggingface"
+            raise InputError(f"vocabulary: want none with {where}, got {self.vocabulary!r}")
+        if self.special_tokens != "none" and self.vocabulary is None:
+            raise InputError(f"special_tokens: want it with a vocabulary alone, got {self.special_tokens!r}")
+        if self.special_tokens != "none" and self.unknown == "drop":
+            raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
 
     def to_json(self) -> str:
         """The settings as the text of config.json."""
@@ -267,6 +289,7 @@ CHANGEABLE_ON_RESUME = {
     "valid",
     "dev",
     "checkpoint",
+    "vocabulary",  # only where the file lies: the run has a copy, which is the one that is used
     "epochs",
     "steps",
     "report_every",

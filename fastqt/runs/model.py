@@ -38,8 +38,9 @@ from fastqt.runs.checkpoint import (
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest, digest_of_folder
 from fastqt.runs.tensor_files import open_tensors
-from fastqt.text import Encoded, Lexicon, Vocabulary, pad
+from fastqt.text import Encoded, Lexicon, TokenizerVocabulary, Vocabulary, pad
 from fastqt.text.limits import check_bytes
+from fastqt.text.subwords import SpecialTokens
 from fastqt.text.vocabulary import Unknown
 
 if TYPE_CHECKING:
@@ -169,7 +170,23 @@ def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
 
         with _damage_in_words(directory / HUGGINGFACE):
             return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
+    if config.vocabulary is not None:
+        return load_tokenizer(config, directory / VOCABULARY)
     return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+
+
+def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
+    """Reads a file of the `tokenizers` library as a run's settings want it.
+
+    Raises:
+        InputError: the file is missing, damaged or cannot be used.
+    """
+    return TokenizerVocabulary.load(
+        path,
+        unknown=cast("Unknown", config.unknown),
+        special_tokens=cast("SpecialTokens", config.special_tokens),
+        max_length=config.max_length,
+    )
 
 
 @contextlib.contextmanager
@@ -206,7 +223,7 @@ def lexicon_digest(config: TrainConfig, directory: Path) -> str:
 
 def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
     """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
-    if isinstance(lexicon, Vocabulary):
+    if isinstance(lexicon, (Vocabulary, TokenizerVocabulary)):
         write_text(directory / VOCABULARY, lexicon.to_json())
     else:
         cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)

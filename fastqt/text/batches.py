@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.text.reader import Block, Position, read_blocks
+from fastqt.text.tables import Columns
 from fastqt.text.vocabulary import Encoded, Lexicon
 
 
@@ -39,6 +40,7 @@ def batches(
     *,
     start: Position | None = None,
     smallest: int = 1,
+    columns: Columns | None = None,
 ) -> Iterator[Batch]:
     """Streams one pass over a corpus as batches of `batch_size` consecutive sentences.
 
@@ -50,6 +52,7 @@ def batches(
         batch_size: B, the number of sentences per batch.
         start: to resume an interrupted pass, the `position` of its last batch.
         smallest: the smallest size that the last batch may have.
+        columns: as in `read_blocks`.
 
     Yields:
         Batches; all but the last have `batch_size` sentences.
@@ -60,7 +63,7 @@ def batches(
     parts: list[Encoded] = []
     documents: list[int] = []
     last = start
-    for block in read_blocks(files, start):
+    for block in read_blocks(files, start, columns=columns):
         encoded = vocabulary.encode(block.sentences)
         ends = np.cumsum(encoded.lengths)
         used = 0
@@ -81,7 +84,11 @@ def batches(
 
 
 def span_batches(
-    files: Sequence[str], vocabulary: Lexicon, sizes: Iterable[int], spans: Sequence[Span]
+    files: Sequence[str],
+    vocabulary: Lexicon,
+    sizes: Iterable[int],
+    spans: Sequence[Span],
+    columns: Columns | None = None,
 ) -> Iterator[tuple[Batch, tuple[Span, ...]]]:
     """Streams the sentences of spans, one span after the other, as batches of given sizes.
 
@@ -93,6 +100,7 @@ def span_batches(
         vocabulary: encodes the sentences.
         sizes: the number of sentences of each batch, at least 1.
         spans: what is read, in this order.
+        columns: as in `read_blocks`.
 
     Yields:
         Each batch, and the spans that remain after it.
@@ -107,7 +115,7 @@ def span_batches(
     parts: list[Encoded] = []
     documents: list[int] = []
     pieces: list[int] = []
-    for piece, block, left in _blocks_of_spans(files, spans):
+    for piece, block, left in _blocks_of_spans(files, spans, columns):
         count = min(left, len(block.sentences))
         encoded = vocabulary.encode(block.sentences[:count])
         ends = np.cumsum(encoded.lengths)
@@ -129,11 +137,13 @@ def span_batches(
     raise InputError(_has_shrunk(files))
 
 
-def _blocks_of_spans(files: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple[int, Block, int]]:
+def _blocks_of_spans(
+    files: Sequence[str], spans: Sequence[Span], columns: Columns | None
+) -> Iterator[tuple[int, Block, int]]:
     """The blocks of text of each span: its index, a block, and the span's sentences from there to its end."""
     for piece, span in enumerate(spans):
         left = span.sentences
-        for block in read_blocks(files, span.start) if left else ():
+        for block in read_blocks(files, span.start, columns=columns) if left else ():
             yield piece, block, left
             left -= len(block.sentences)
             if left <= 0:
@@ -155,7 +165,9 @@ def even(total: int, parts: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-def split(files: Sequence[str], spans: Sequence[Span], parts: int) -> tuple[tuple[Span, ...], ...]:
+def split(
+    files: Sequence[str], spans: Sequence[Span], parts: int, columns: Columns | None = None
+) -> tuple[tuple[Span, ...], ...]:
     """Divides the sentences of spans into consecutive parts of sizes that differ by at most one.
 
     The text up to the last cut is read, to find where each part begins.
@@ -164,6 +176,7 @@ def split(files: Sequence[str], spans: Sequence[Span], parts: int) -> tuple[tupl
         files: as in `read_blocks`.
         spans: what to divide, in this order.
         parts: how many parts.
+        columns: as in `read_blocks`.
 
     Returns:
         The spans of each part.
@@ -178,7 +191,7 @@ def split(files: Sequence[str], spans: Sequence[Span], parts: int) -> tuple[tupl
         while size:
             span = waiting.pop()
             if span.sentences > size:
-                waiting.append(Span(_after(files, span.start, size), span.sentences - size))
+                waiting.append(Span(_after(files, span.start, size, columns), span.sentences - size))
                 span = Span(span.start, size)
             share.append(span)
             size -= span.sentences
@@ -186,9 +199,9 @@ def split(files: Sequence[str], spans: Sequence[Span], parts: int) -> tuple[tupl
     return tuple(shares)
 
 
-def _after(files: Sequence[str], start: Position, sentences: int) -> Position:
+def _after(files: Sequence[str], start: Position, sentences: int, columns: Columns | None) -> Position:
     """Where reading continues after this many sentences from `start`, at least 1."""
-    for block in read_blocks(files, start):
+    for block in read_blocks(files, start, columns=columns):
         if sentences <= len(block.sentences):
             return block.position(sentences - 1)
         sentences -= len(block.sentences)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastqt.text.batches import pad
 from fastqt.text.reader import read_blocks
+from fastqt.text.tables import Columns
 from fastqt.text.vocabulary import Encoded, Lexicon
 
 
@@ -24,18 +25,19 @@ class Sample(NamedTuple):
 
 
 class Corpus:
-    """The encoded sentences of text files; it takes four bytes of memory per word.
+    """The encoded sentences of text files and tables; it takes four bytes of memory per word.
 
     Args:
         files: as in `fastqt.text.read_blocks`.
         vocabulary: encodes the sentences.
+        columns: as in `fastqt.text.read_blocks`.
 
     Raises:
         InputError: as in `read_blocks`.
     """
 
-    def __init__(self, files: Sequence[str], vocabulary: Lexicon) -> None:
-        parts = [vocabulary.encode(block.sentences) for block in read_blocks(files)]
+    def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, columns: Columns | None = None) -> None:
+        parts = [vocabulary.encode(block.sentences) for block in read_blocks(files, columns=columns)]
         self._ids = np.concatenate([np.zeros(0, np.int32), *(part.ids.astype(np.int32) for part in parts)])
         self._lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
         self._starts = np.cumsum(self._lengths) - self._lengths

@@ -1,4 +1,4 @@
-"""Reads sentences from files in bounded memory: one sentence per line, blank lines between documents."""
+"""Reads sentences in bounded memory: lines of text with blank ones between documents, or rows of tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import gzip
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from fastqt.errors import InputError
+from fastqt.text.tables import Columns, is_table, read_rows
 
+# Lines or rows: their texts, where each of them ends, and whether a document begins with it.
+Part = tuple[list[str], list[int], Iterable[bool]]
 STDIN = "-"
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
@@ -21,11 +25,11 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Position(NamedTuple):
-    """Where reading continues: the first unread byte of one of the files."""
+    """Where reading continues: the first unread byte or row of one of the files."""
 
     file: int = 0  # index into the list of files
-    offset: int = 0  # bytes of decompressed text before it
-    line: int = 0  # lines before it
+    offset: int = 0  # bytes of decompressed text before it, or rows of a table
+    line: int = 0  # lines before it, or rows of a table
     document: int = -1  # index of the document of the last sentence that was read
 
 
@@ -35,8 +39,8 @@ class Block:
 
     file: int
     sentences: list[str]
-    offsets: list[int]  # the first byte after each sentence's line
-    lines: list[int]  # each sentence's line number, from 1
+    offsets: list[int]  # the first byte after each sentence's line, or the rows up to it
+    lines: list[int]  # each sentence's line or row number, from 1
     documents: list[int]  # the index of each sentence's document, counted over all files from 0
 
     def position(self, index: int) -> Position:
@@ -44,31 +48,47 @@ class Block:
         return Position(self.file, self.offsets[index], self.lines[index], self.documents[index])
 
 
-def read_blocks(files: Sequence[str], start: Position | None = None) -> Iterator[Block]:
-    """Streams the sentences of text files.
+def read_blocks(
+    files: Sequence[str], start: Position | None = None, *, columns: Columns | None = None
+) -> Iterator[Block]:
+    """Streams the sentences of text files and of tables.
 
     Each line is a sentence; surrounding white space is removed. A blank line or the end of a file ends a
-    document. Reading takes a few megabytes of memory, however large the files are.
+    document. Reading takes a few megabytes of memory, however large the files are. In a table each row is a
+    sentence, in which line breaks are blanks; a row without text is as a blank line.
 
     Args:
         files: paths of UTF-8 text, read one after the other. Names that end in `.gz` or `.xz` are
-            decompressed; `-` is standard input.
+            decompressed; `-` is standard input. Names that end in `.parquet` or `.arrow`, and folders that
+            `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
         start: where to begin, a `Position` from an earlier pass over the same files.
+        columns: those of tables that are read.
 
     Yields:
         Non-empty blocks of about 256 KiB of text.
 
     Raises:
-        InputError: a file is missing, unreadable, damaged or not UTF-8, or has a line longer than 1 MiB.
+        InputError: a file is missing, unreadable, damaged or not UTF-8, or has a line or cell longer than
+            1 MiB; or as in `fastqt.text.tables.read_rows`.
     """
     start = start or Position()
     for file in range(start.file, len(files)):
         if file != start.file:
             start = Position(file, document=start.document)
-        with open_text(files[file]) as handle:
-            for block in _blocks_of_file(handle, files[file], start):
+        with contextlib.closing(_parts(files[file], start, columns or Columns())) as parts:
+            for block in _blocks(parts, start):
                 start = start._replace(document=block.documents[-1])
                 yield block
+
+
+def _parts(path: str, start: Position, columns: Columns) -> Generator[Part]:
+    """The lines of a text file or the rows of a table, from a position in it."""
+    if is_table(path):
+        yield from read_rows(path, columns, start.offset)
+        return
+    with open_text(path) as handle:
+        for lines, ends in _lines_of_file(handle, path, start):
+            yield lines, ends, repeat(False)
 
 
 @contextlib.contextmanager
@@ -139,13 +159,14 @@ def _check_stdin() -> None:
         raise InputError("cannot read standard input: it is closed")
 
 
-def _blocks_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[Block]:
+def _blocks(parts: Iterable[Part], start: Position) -> Iterator[Block]:
     line, document = start.line, start.document
     boundary = start.offset == 0
-    for texts, ends in _lines_of_file(handle, path, start):
+    for texts, ends, begins in parts:
         block = Block(start.file, [], [], [], [])
-        for sentence, end in zip(texts, ends, strict=True):
+        for sentence, end, begin in zip(texts, ends, begins, strict=False):
             line += 1
+            boundary |= begin
             if not sentence:
                 boundary = True
                 continue

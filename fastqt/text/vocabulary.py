@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
 
 class Lexicon(Protocol):
-    """Whatever encodes sentences as token ids: a `Vocabulary`, or the tokenizer of a checkpoint."""
+    """Whatever encodes sentences as token ids: words, sub-words, or the tokenizer of a checkpoint."""
 
     def __len__(self) -> int: ...
 

@@ -15,7 +15,7 @@ from fastqt.metrics import context_accuracy, view_figures
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import Model, build_model
-from fastqt.text import Batch, Corpus, Lexicon, Position, Sample, Span, batches
+from fastqt.text import Batch, Columns, Corpus, Lexicon, Position, Sample, Span, batches
 from fastqt.text.batches import even, span_batches, split
 from fastqt.train.optim import Adam, RowAdam
 from fastqt.train.ranks import Ranks, Share
@@ -58,7 +58,7 @@ class Objective(ABC, Generic[B]):
         ranks: Ranks,
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
-        self.ranks = ranks
+        self.ranks, self.columns = ranks, Columns(config.column, config.document_column)
         self.min_batch_size = smallest_batch(config)
         torch.manual_seed(config.seed)
         # transformers returns a checkpoint's model in evaluation mode.
@@ -137,7 +137,8 @@ class Objective(ABC, Generic[B]):
         config = self.config
         if config.valid is None or not self.ranks.is_first:
             return
-        found = batches([config.valid], self.vocabulary, config.batch_size, smallest=config.batch_size)
+        size = config.batch_size
+        found = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.columns)
         for _, batch in zip(range(config.valid_batches), found, strict=False):
             yield batch
 
@@ -151,7 +152,7 @@ class ContextObjective(Objective[Batch]):
         spans = progress.spans or self._spans(progress.sentences)
         sizes = list(self.sizes(progress.sentences - (progress.taken or 0)))
         own = (each[self.ranks.rank] for each in sizes)
-        found = span_batches(self.corpus, self.vocabulary, own, spans[self.ranks.rank])
+        found = span_batches(self.corpus, self.vocabulary, own, spans[self.ranks.rank], self.columns)
         for each, (batch, rest) in zip(sizes, found, strict=True):
             yield Turn(batch, each, rest)
 
@@ -159,7 +160,7 @@ class ContextObjective(Objective[Batch]):
         """The part of the corpus that each rank reads in an epoch."""
         if self._whole is None:
             whole, size = [Span(Position(), sentences)], self.ranks.size
-            self._whole = self.ranks.first(lambda: split(self.corpus, whole, size))
+            self._whole = self.ranks.first(lambda: split(self.corpus, whole, size, self.columns))
         return self._whole
 
     def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
@@ -199,7 +200,7 @@ class ShuffledObjective(Objective[Sample]):
         device: torch.device,
         ranks: Ranks,
     ) -> None:
-        self.sentences = Corpus(corpus, vocabulary)
+        self.sentences = Corpus(corpus, vocabulary, columns=Columns(config.column, config.document_column))
         super().__init__(config, corpus, vocabulary, device, ranks)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -19,10 +20,11 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lock import locked
-from fastqt.runs.model import lexicon_digest, load_lexicon
-from fastqt.text import Lexicon, Vocabulary, read_blocks
+from fastqt.runs.model import lexicon_digest, load_lexicon, load_tokenizer
+from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks
 from fastqt.text.batches import Span, split, too_short
 from fastqt.text.reader import STDIN
+from fastqt.text.tables import data_files, is_table
 from fastqt.text.vocabulary import Unknown
 from fastqt.train.objectives import smallest_batch
 
@@ -38,7 +40,7 @@ RUN_FILES = (
 class Prepared(NamedTuple):
     """What a training starts from."""
 
-    corpus: list[str]  # paths of the text files
+    corpus: list[str]  # paths of the text files and tables
     vocabulary: Lexicon
     progress: Progress
     begun: bool  # whether there is a checkpoint to continue from
@@ -127,28 +129,35 @@ def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str
 def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
-    With a Hugging Face checkpoint the vocabulary is that of its tokenizer.
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
+    given.
 
     Args:
         config: the settings.
         corpus: paths of the text files.
         ranks: how many processes train together; each needs the sentences of a batch.
     """
+    columns = Columns(config.column, config.document_column)
+    if columns != Columns() and not any(map(is_table, corpus)):
+        name = "document_column" if config.column is None else "column"
+        raise InputError(
+            f"{name}: want a corpus in .parquet or .arrow files or folders of the datasets library"
+        )
     sizes, digests = zip(*map(_identify, corpus), strict=True)
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
 
     def sentences() -> Iterator[str]:
-        for block in read_blocks(corpus):
+        for block in read_blocks(corpus, columns=columns):
             progress.sentences += len(block.sentences)
             yield from block.sentences
 
     vocabulary: Lexicon
-    if config.checkpoint is not None:
-        vocabulary = _checkpoint_vocabulary(config.checkpoint, config.max_length)
+    unknown = cast("Unknown", config.unknown)
+    if config.checkpoint is not None or config.vocabulary is not None:
+        vocabulary = _given_vocabulary(config)
         for _ in sentences():
             pass
     else:
-        unknown = cast("Unknown", config.unknown)
         vocabulary = Vocabulary.build(
             sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
         )
@@ -157,18 +166,24 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     return vocabulary, progress
 
 
-def _checkpoint_vocabulary(directory: str, max_length: int) -> Lexicon:
+def _given_vocabulary(config: TrainConfig) -> Lexicon:
+    if config.vocabulary is not None:
+        return load_tokenizer(config, Path(config.vocabulary))
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
     try:
-        return CheckpointVocabulary.load(directory, max_length=max_length)
+        return CheckpointVocabulary.load(cast("str", config.checkpoint), max_length=config.max_length)
     except ImportError as error:
         raise InputError(str(error)) from error
 
 
 def _identify(name: str) -> tuple[int, str]:
-    """The size of a file of the corpus, and the digest of its bytes."""
+    """The size of a file of the corpus and the digest of its bytes, or those of all files of a folder."""
     try:
+        if os.path.isdir(name):
+            files = data_files(name)
+            found = "".join(f"{file.name}\0{digest(file)}\0" for file in files)
+            return sum(os.stat(file).st_size for file in files), sha256(found.encode()).hexdigest()
         return os.stat(name).st_size, digest(Path(name))
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
@@ -220,7 +235,7 @@ def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks:
         _fill_in_place(config, progress)
     if len(progress.spans) not in (0, ranks):
         left = [span for spans in progress.spans for span in spans]
-        progress.spans = split(corpus, left, ranks)
+        progress.spans = split(corpus, left, ranks, Columns(config.column, config.document_column))
 
 
 def _fill_in_place(config: TrainConfig, progress: Progress) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 INSTRUMENTED = {
     "corpus": ("fastqt.text", "gzip", "lzma", "_compression"),
     "vocabulary": ("fastqt.text",),
+    "tokenizer": ("fastqt.text",),
     "config": ("fastqt.runs",),
     "checkpoint": ("fastqt.runs",),
     "vectors": ("fastqt.text", "fastqt.evaluation", "numpy.lib", "zipfile", "gzip", "lzma"),

@@ -45,7 +45,10 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train dir --out new", "cannot read dir: Is a directory"),
+        (
+            "train dir --out new",
+            "dir: want a file, or a folder that Dataset.save_to_disk wrote; state.json is",
+        ),
         ("train empty --out new", "the corpus is empty: no sentence in empty"),
         ("train latin.txt --out new", "latin.txt: line 2 is not UTF-8 (byte 0xfc"),
         ("train long.txt --out new", "long.txt: line 1 is longer than 1 MiB"),

@@ -118,7 +118,7 @@ def test_missing_file_raises(tmp_path):
 
 
 def test_directory_raises(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(InputError, match=r"want a file, or a folder that .* wrote; state\.json is missing"):
         read([str(tmp_path)])
 
 

@@ -1,8 +1,7 @@
-"""Hugging Face checkpoints as sentence encoders, to train with fastqt's losses and to evaluate."""
+"""A checkpoint as a sentence encoder, to train with fastqt's losses and to evaluate."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import check_option, check_size
-from fastqt.errors import InputError
+from fastqt.integrations.huggingface.loading import CheckpointVocabulary, load_model
 from fastqt.nn.encoders import Encoder, check_batch
-from fastqt.text import Encoded, pad
+from fastqt.text import pad
 
 Pooling = Literal["cls", "cls_before_pooler", "mean"]
 POOLINGS = ("cls", "cls_before_pooler", "mean")
@@ -58,7 +57,7 @@ class HuggingFaceEncoder(Encoder):
         check_size("max_length", max_length)
         loaded: Any = model
         if not isinstance(model, nn.Module):
-            loaded, own_tokenizer = _load(Path(model))
+            loaded, own_tokenizer = load_model(Path(model))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
         elif tokenizer is None:
             raise ValueError("tokenizer: want the loaded model's, got None")
@@ -100,15 +99,34 @@ class HuggingFaceEncoder(Encoder):
         # replaced by zeros below.
         attended = valid | (lengths == 0).unsqueeze(1)
         output = self.model(input_ids=padded, attention_mask=attended.long())
+        vectors = self.pooled(output, valid)
+        result: Tensor = vectors.masked_fill((lengths == 0).unsqueeze(1), 0)
+        return result
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor | None = None, **features: Tensor) -> Tensor:
+        """Encodes a batch as the models of `transformers` take it.
+
+        Args:
+            input_ids: (B, L) int64, padded on the right.
+            attention_mask: (B, L), 1 for tokens and 0 for padding; by default nothing is padding.
+            **features: what else the model takes, such as token_type_ids (B, L).
+
+        Returns:
+            (B, embedding_dim).
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return self.pooled(self.model(input_ids=input_ids, attention_mask=mask, **features), mask.bool())
+
+    def pooled(self, output: Any, valid: Tensor) -> Tensor:
+        """The sentence vectors (B, embedding_dim) in a model's output; valid is (B, L), False for padding."""
         if self.pooling == "cls":
-            vectors = output.pooler_output
+            vectors: Tensor = output.pooler_output
         elif self.pooling == "cls_before_pooler":
             vectors = output.last_hidden_state[:, 0]
         else:
             states = output.last_hidden_state.masked_fill(~valid.unsqueeze(2), 0)
-            vectors = states.sum(1) / lengths.clamp(min=1).unsqueeze(1)
-        result: Tensor = vectors.masked_fill((lengths == 0).unsqueeze(1), 0)
-        return result
+            vectors = states.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
+        return vectors
 
     @torch.inference_mode()
     def encode(
@@ -142,79 +160,3 @@ class HuggingFaceEncoder(Encoder):
         """Writes model and tokenizer to a directory that this class and `transformers` itself can load."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
-
-
-class CheckpointVocabulary:
-    """The tokenizer of a checkpoint as a training's vocabulary, with the configuration of the model.
-
-    Args:
-        tokenizer: a tokenizer of the `transformers` library.
-        config: the model's configuration.
-        max_length: the number of tokens of a sentence that are kept, including special ones.
-    """
-
-    def __init__(self, tokenizer: Any, config: Any, *, max_length: int) -> None:
-        self.tokenizer, self.config, self.max_length = tokenizer, config, max_length
-
-    @classmethod
-    def load(cls, directory: str | Path, *, max_length: int) -> CheckpointVocabulary:
-        """Reads a checkpoint's directory, or one that `save` wrote. It need not hold weights.
-
-        Raises:
-            ImportError, InputError: as in `HuggingFaceEncoder`.
-        """
-        config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
-        return cls(tokenizer, config, max_length=max_length)
-
-    def __len__(self) -> int:
-        return len(self.tokenizer)
-
-    def encode(self, sentences: Sequence[str]) -> Encoded:
-        """Encodes sentences with special tokens, at most `max_length` tokens each."""
-        ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        return Encoded(np.concatenate(ids).astype(np.int64), lengths)
-
-    def save(self, directory: str | Path) -> None:
-        """Writes the tokenizer and the model's configuration to a directory."""
-        self.tokenizer.save_pretrained(directory)
-        self.config.save_pretrained(directory)
-
-
-def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
-    """A model with the configuration of a checkpoint but random weights, and its tokenizer.
-
-    Raises:
-        ImportError, InputError: as in `HuggingFaceEncoder`.
-    """
-    config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
-    model: nn.Module = _transformers().AutoModel.from_config(config)
-    return model.float(), tokenizer
-
-
-def _load(directory: Path) -> tuple[nn.Module, Any]:
-    """The model of a checkpoint, in float32, and its tokenizer."""
-    model, tokenizer = _from_pretrained(directory, "AutoModel", "AutoTokenizer")
-    return model.float(), tokenizer
-
-
-def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
-    """Loads an object of each of the named `transformers` classes from a local directory."""
-    transformers = _transformers()
-    if not directory.is_dir():
-        raise InputError(f"model: want the directory of a checkpoint, got {str(directory)!r}")
-    try:
-        return [
-            getattr(transformers, name).from_pretrained(directory, local_files_only=True) for name in classes
-        ]
-    except (OSError, ValueError) as error:
-        raise InputError(f"model: {directory} holds no checkpoint that can be loaded: {error}") from error
-
-
-def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "HuggingFaceEncoder needs the transformers library: pip install 'fastqt[hf]'"
-        ) from error

@@ -1,0 +1,116 @@
+"""Loads models and tokenizers of the `transformers` library from directories; nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fastqt.errors import InputError
+from fastqt.json_text import one_line
+from fastqt.text import Encoded
+
+
+class CheckpointVocabulary:
+    """The tokenizer of a checkpoint as a training's vocabulary, with the configuration of the model.
+
+    Args:
+        tokenizer: a tokenizer of the `transformers` library.
+        config: the model's configuration.
+        max_length: the number of tokens of a sentence that are kept, including special ones.
+    """
+
+    def __init__(self, tokenizer: Any, config: Any, *, max_length: int) -> None:
+        self.tokenizer, self.config, self.max_length = tokenizer, config, max_length
+
+    @classmethod
+    def load(cls, directory: str | Path, *, max_length: int) -> CheckpointVocabulary:
+        """Reads a checkpoint's directory, or one that `save` wrote. It need not hold weights.
+
+        Raises:
+            ImportError, InputError: as in `HuggingFaceEncoder`.
+        """
+        config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+        return cls(tokenizer, config, max_length=max_length)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, sentences: Sequence[str]) -> Encoded:
+        """Encodes sentences with special tokens, at most `max_length` tokens each."""
+        ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
+        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        return Encoded(np.concatenate(ids).astype(np.int64), lengths)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the tokenizer and the model's configuration to a directory."""
+        self.tokenizer.save_pretrained(directory)
+        self.config.save_pretrained(directory)
+
+
+def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
+    """A model with the configuration of a checkpoint but random weights, and its tokenizer.
+
+    Raises:
+        ImportError, InputError: as in `HuggingFaceEncoder`.
+    """
+    config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+    model: nn.Module = transformers().AutoModel.from_config(config)
+    return model.float(), tokenizer
+
+
+def tensors_of(directory: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors in a checkpoint's files whose names begin with a prefix, by the rest of their names.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    found: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  # no dict
+                found |= {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path} is damaged: {one_line(error)}") from error
+    return found
+
+
+def load_model(directory: Path) -> tuple[nn.Module, Any]:
+    """The model of a checkpoint, in float32, and its tokenizer.
+
+    Raises:
+        ImportError, InputError: as in `HuggingFaceEncoder`.
+    """
+    model, tokenizer = _from_pretrained(directory, "AutoModel", "AutoTokenizer")
+    return model.float(), tokenizer
+
+
+def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
+    """Loads an object of each of the named `transformers` classes from a local directory."""
+    library = transformers()
+    if not directory.is_dir():
+        raise InputError(f"model: want the directory of a checkpoint, got {str(directory)!r}")
+    try:
+        return [getattr(library, name).from_pretrained(directory, local_files_only=True) for name in classes]
+    except (OSError, ValueError) as error:
+        raise InputError(f"model: {directory} holds no checkpoint that can be loaded: {error}") from error
+
+
+def transformers() -> Any:
+    """The `transformers` library, which the extra `hf` installs.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        return importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "Hugging Face checkpoints need the transformers library: pip install 'fastqt[hf]'"
+        ) from error
