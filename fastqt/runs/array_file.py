@@ -1,8 +1,8 @@
 """One file of large arrays, written in parts and read in place: what is read of it is verified first.
 
-The arrays come first, each from a multiple of 64 bytes on. Then there are the CRC-32 of all their pieces of 64
-KiB, a header in JSON, and 20 bytes that say how long the header is and what CRC-32 it has. A reader maps the file
-and verifies the pieces that it is asked for, so that opening a file takes no longer if it is large.
+The arrays come first, each from a multiple of 64 bytes on. Then there are the CRC-32 of all their pieces of
+64 KiB, a header in JSON, and 20 bytes with the header's length and CRC-32. A reader maps the file and
+verifies the pieces that it is asked for, so that opening a file takes no longer if it is large.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class IndexOptions:
         kind: "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
         lists: of "ivf"; None is four times the square root of the number of sentences.
         links: of "hnsw", from each sentence to others; twice as many on the lowest level.
-        min_recall: what share of the exact nearest neighbours a search has to find. A search reads as few lists,
-            or keeps as few rows in sight, as that needs.
+        min_recall: what share of the exact nearest neighbours a search has to find. It reads as few lists, or
+            keeps as few rows in sight, as that needs.
         seed: of the samples that centroids are computed from and recall is measured on.
 
     Raises:
@@ -78,9 +78,9 @@ def build_index(
 ) -> Index:
     """Writes an index of a corpus to a file.
 
-    The corpus is streamed, and its vectors wait on the disk beside `out`, which needs twice the room of the
-    index for a while. "flat" takes little memory; "ivf" 24 bytes a sentence, and a sample of the vectors of which
-    the centroids are computed (at most 512 MiB); "hnsw" the whole index. The sentences are in the index too.
+    The corpus is streamed, and its vectors wait on the disk beside `out`, which for a while needs twice the
+    room of the index. "flat" takes little memory; "ivf" 24 bytes a sentence, and a sample of the vectors that
+    centroids are computed from (at most 512 MiB); "hnsw" the whole index. The sentences are in the index too.
 
     Args:
         encoder: the model; its `digest` is stored, and compared when the index is used.
@@ -93,7 +93,7 @@ def build_index(
 
     Raises:
         InputError: the corpus cannot be read or is empty, a vector is not finite, an option does not fit the
-            corpus, `out` is no regular file, cannot be written or has another ending, or faiss is not installed.
+            corpus, `out` is no regular file, cannot be written or has another ending, or faiss is missing.
     """
     options = options or IndexOptions()
     check_ending(out, ENDING)

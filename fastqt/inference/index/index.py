@@ -139,7 +139,7 @@ class Index:
         ]
 
     def search_vectors(self, queries: NDArray[np.float32], k: int, effort: int | None = None) -> Found:
-        """The rows with the highest cosines to each query, best first, and among equal ones the earlier first.
+        """The rows with the highest cosines to each query, best first; among equal ones, the first rows.
 
         Args:
             queries: (Q, D) float32 at norm 1.

@@ -32,7 +32,7 @@ class Searcher(Protocol):
         Args:
             queries: (Q, D) float32 at norm 1.
             k: at least 1, at most the number of rows.
-            effort: `least_effort` to `most_effort`. The more of it, the longer a search takes, and the less it misses.
+            effort: `least_effort` to `most_effort`. More of it takes longer and misses less.
         """
 
 
