@@ -1,4 +1,4 @@
-"""Index files that are damaged, or made to harm with right checksums, are refused: no crash and no wrong row."""
+"""Index files that are damaged, or made to harm with right checksums, are refused without a crash."""
 
 import json
 import random
