@@ -2,12 +2,12 @@
 
 pytest --benchmark --benchmark-json benchmarks/results/index.json benchmarks/bench_index.py
 
-It builds indexes of up to 10^6 vectors of width 128 and needs 2 GB of disk for a while. Its run is stored on its
-own, so `make bench` leaves it out. Sentences are numbers, and an encoder that looks up a vector for each takes
-next to no time: what is measured is the index. The exact search is a product with the matrix in memory, which is
-the least that a search of all vectors costs. It has torch's threads, and the index has faiss's. Queries are near
-to rows of the corpus and are none of them; recall is that of these queries, and beside it stands the one that the
-index measured of its own sentences when it was made.
+It builds indexes of up to 10^6 vectors of width 128 and needs 2 GB of disk for a while. Its run is stored
+on its own, so `make bench` leaves it out. Sentences are numbers, and an encoder that looks up a vector for
+each takes next to no time: what is measured is the index. The exact search is a product with the matrix in
+memory, which is the least that a search of all vectors costs. It has torch's threads, and the index has
+faiss's. Queries are near to rows of the corpus and are none of them; recall is that of these queries, and
+beside it stands the one that the index measured of its own sentences when it was made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastqt.inference.index.searchers import import_faiss
 WIDTH = 128
 K = 10
 QUERIES = 200
-NOISE = 0.7  # of a row around its cluster's centre, as a share of the centre's norm
+NOISE = 2.0  # the norm of a row's distance to its cluster's centre, whose norm is 1
 SIZES = [10_000, 100_000, 1_000_000]
 KINDS = ["flat", "ivf", "hnsw"]
 
