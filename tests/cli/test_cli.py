@@ -286,6 +286,7 @@ def test_the_text_of_the_demo_is_prose():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.thinned(2)
 def test_a_signal_stops_a_training_process(planted, tmp_path, number):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL]

@@ -46,6 +46,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], memory: str, *, 
 
 @by_memory
 @by_case
+@pytest.mark.thinned(3)
 def test_is_the_oracles(case, memory):
     assert_oracles(case, cosines.inputs_of(case, torch.float32), memory)
 
