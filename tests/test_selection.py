@@ -1,4 +1,4 @@
-"""What the conftest.py at the root selects: `--benchmark` the tests of speed, and thinned(n) one in n tests."""
+"""What the conftest.py at the root selects: with `--benchmark` the tests of speed, and one in n by thinned(n)."""
 
 import os
 import subprocess
