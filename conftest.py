@@ -32,7 +32,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.benchmark_disable = False
 
 
+def mark_what_is_thinned_out(items: list[pytest.Item]) -> None:
+    """Keeps one in n of the parametrisations of a test that is marked thinned(n), and marks the others slow.
+
+    It keeps those for which the places of the values in the lists of `parametrize` add up to a multiple of n.
+    So each value of a parameter is kept with some values of another, if that has n or more of them.
+    """
+    places: dict[object, dict[object, int]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("thinned")) is None:
+            continue
+        total = 0
+        for each in item.iter_markers("parametrize"):
+            names = each.args[0]
+            names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+            known = places.setdefault((item.path, item.originalname, *names), {})
+            total += known.setdefault(tuple(id(item.callspec.params[name]) for name in names), len(known))
+        if total % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_what_is_thinned_out(items)
     # A long file that is begun last would keep one process busy while the others have nothing left to do.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -1,8 +1,11 @@
-"""`--benchmark`, an option of the conftest.py at the root, selects the tests of speed."""
+"""What the conftest.py at the root selects: with `--benchmark` the tests of speed, and one in n by thinned(n)."""
 
 import os
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,3 +24,47 @@ def test_benchmarks_are_selected(files):
     assert found.returncode == 0, found.stdout
     assert f"{CALL}::" in found.stdout
     assert "test_errors.py" not in found.stdout
+
+
+class Item(SimpleNamespace):
+    """What a test with parameters tells the conftest.py of itself."""
+
+    def get_closest_marker(self, name):
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def iter_markers(self, name):
+        return (mark for mark in self.marks if mark.name == name)
+
+    def add_marker(self, mark):
+        self.marks = [*self.marks, mark]
+
+
+@pytest.mark.parametrize(("n", "kept"), [(2, 9), (3, 6)])
+def test_one_in_n_parametrisations_is_kept_with_each_value(n, kept):
+    spec = spec_from_file_location("conftest_of_the_root", ROOT / "conftest.py")
+    conftest = module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    dtypes, modes, pairs = ["a", "b", "c"], ["x", "y"], [(1, 5), (1, 6), (2, 6)]
+    parameters = (
+        pytest.mark.parametrize("dtype", dtypes).mark,
+        pytest.mark.parametrize("mode", modes).mark,
+        pytest.mark.parametrize(("one", "two"), pairs).mark,
+    )
+    items = [
+        Item(
+            path=path,
+            originalname="test",
+            marks=[pytest.mark.thinned(n).mark, *parameters] if path == "thinned" else [*parameters],
+            callspec=SimpleNamespace(params={"dtype": dtype, "mode": mode, "one": one, "two": two}),
+        )
+        for path in ("thinned", "whole")
+        for dtype, mode, (one, two) in product(dtypes, modes, pairs)
+    ]
+    conftest.mark_what_is_thinned_out(items)
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    found = [item.callspec.params for item in quick if item.path == "thinned"]
+    assert len(quick) - len(found) == 18
+    assert len(found) == kept
+    assert {each["dtype"] for each in found} == {*dtypes}
+    assert {each["mode"] for each in found} == {*modes}
+    assert {(each["one"], each["two"]) for each in found} == {*pairs}

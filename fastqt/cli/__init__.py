@@ -152,12 +152,34 @@ def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
     return 0
 
 
-def _neighbors(model: str, corpus: list[str], query: list[str], k: int, device: str) -> int:
+def _index(model: str, corpus: list[str], out: str, device: str, **options: Any) -> int:
+    from fastqt.inference.index import IndexOptions, build_index
+    from fastqt.runs.model import SentenceEncoder
+
+    chosen = IndexOptions(**options)
+    index = build_index(SentenceEncoder.load(model, device, with_digest=True), corpus, out, chosen)
+    print(f"{out}: {index}")
+    return 0
+
+
+def _neighbors(
+    model: str, corpus: list[str], index: str | None, query: list[str], k: int, device: str
+) -> int:
+    from fastqt.inference.index import Index
     from fastqt.inference.search import nearest
     from fastqt.runs.model import SentenceEncoder
 
-    encoder = SentenceEncoder.load(model, device)
-    for text, found in zip(query, nearest(encoder, query, corpus, k), strict=True):
+    if not corpus and index is None:
+        raise InputError("no CORPUS given, and no --index")
+    encoder = SentenceEncoder.load(model, device, with_digest=index is not None)
+    if index is None:
+        neighbors = nearest(encoder, query, corpus, k)
+    else:
+        opened = Index(index)
+        if corpus:
+            opened.check_corpus(corpus)
+        neighbors = opened.search(encoder, query, k)
+    for text, found in zip(query, neighbors, strict=True):
         print(text)
         for neighbor in found:
             print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
@@ -253,6 +275,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "demo": _demo,
     "train": _train,
     "embed": _embed,
+    "index": _index,
     "neighbors": _neighbors,
     "evaluate": _evaluate,
     "plot": _plot,

@@ -118,11 +118,52 @@ def build_parser() -> argparse.ArgumentParser:
     )
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
-    neighbors = commands.add_parser("neighbors", help="find the nearest sentences of a corpus")
-    neighbors.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
-    neighbors.add_argument(
+    index = commands.add_parser(
+        "index",
+        help="make an index of a corpus, for searches in milliseconds",
+        description="The index holds the sentences too. Its recall is measured against an exact search.",
+    )
+    index.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    index.add_argument(
         "corpus", nargs="+", type=_path, metavar="CORPUS", help="text files; - is standard input"
     )
+    index.add_argument("--out", required=True, type=_path, metavar="X.index", help="file to write")
+    index.add_argument(
+        "--kind",
+        default="auto",
+        choices=("auto", "flat", "ivf", "hnsw"),
+        help="compare with all vectors (flat), with those of near lists (ivf), or along a graph (hnsw) "
+        "(default: flat below 50,000 sentences, and ivf)",
+    )
+    index.add_argument(
+        "--lists",
+        type=_integer,
+        metavar="N",
+        help="lists of ivf (default: 4 times the root of the sentences)",
+    )
+    index.add_argument(
+        "--links", type=_integer, default=32, metavar="N", help="links of each sentence of hnsw (default: 32)"
+    )
+    index.add_argument(
+        "--min-recall",
+        type=_number,
+        default=0.95,
+        metavar="X",
+        help="share of the 10 nearest neighbours that a search finds (default: 0.95)",
+    )
+    index.add_argument("--seed", type=_integer, default=0, help="seed of samples of sentences (default: 0)")
+    index.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    neighbors = commands.add_parser(
+        "neighbors",
+        help="find the nearest sentences of a corpus",
+        description="With --index, CORPUS may be left out. If it is given, it is compared with the index's.",
+    )
+    neighbors.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    neighbors.add_argument(
+        "corpus", nargs="*", type=_path, metavar="CORPUS", help="text files; - is standard input"
+    )
+    neighbors.add_argument("--index", type=_path, metavar="X.index", help="a file that index wrote")
     neighbors.add_argument(
         "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
     )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
+from fastqt.inference.best import Best
 from fastqt.inference.checks import check_sentence
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import read_blocks
@@ -43,29 +45,41 @@ def nearest(
     Raises:
         InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
     """
+    query_vectors = encode_queries(encoder, queries, k)
+    best, places, first = Best(len(queries), k), dict[int, tuple[str, str, int]](), 0
+    for block in read_blocks(corpus):
+        vectors = normalized(encoder, block.sentences)
+        best.add(query_vectors @ vectors.T, first)
+        places = {
+            row: places[row]
+            if (index := row - first) < 0
+            else (block.sentences[index], corpus[block.file], block.lines[index])
+            for row in best.rows.unique().tolist()
+        }
+        first += len(vectors)
+    if not places:
+        raise InputError(f"nothing to search: no sentence in {', '.join(corpus)}")
+    return [
+        [Neighbor(score, *places[row]) for score, row in zip(scores, rows, strict=True)]
+        for scores, rows in zip(best.scores.tolist(), best.rows.tolist(), strict=True)
+    ]
+
+
+def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
+    """The vectors of queries, (Q, D) at norm 1.
+
+    Raises:
+        InputError: k < 1, there is no query, or one is blank or not UTF-8.
+    """
     if k < 1:
         raise InputError(f"k: want at least 1, got {k}")
     if not queries:
         raise InputError("query: want at least one sentence, got none")
     for query in queries:
         check_sentence("query", query)
-    query_vectors = F.normalize(torch.from_numpy(encoder.encode(list(queries))), dim=1)
-    best = torch.empty(len(queries), 0, device="cpu")
-    found: list[list[Neighbor]] = [[] for _ in queries]
-    for block in read_blocks(corpus):
-        vectors = F.normalize(torch.from_numpy(encoder.encode(block.sentences)), dim=1)
-        scores = torch.cat([best, query_vectors @ vectors.T], dim=1)
-        best, columns = scores.sort(dim=1, descending=True, stable=True)
-        best, columns = best[:, :k], columns[:, :k]
-        for row, earlier in enumerate(found):
-            found[row] = [
-                earlier[column]
-                if (index := column - len(earlier)) < 0
-                else Neighbor(
-                    best[row, rank].item(), block.sentences[index], corpus[block.file], block.lines[index]
-                )
-                for rank, column in enumerate(columns[row].tolist())
-            ]
-    if not found[0]:
-        raise InputError(f"nothing to search: no sentence in {', '.join(corpus)}")
-    return found
+    return normalized(encoder, list(queries))
+
+
+def normalized(encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
+    """The vectors of sentences, (n, D) float32 at norm 1: the product of two of them is their cosine."""
+    return F.normalize(torch.from_numpy(encoder.encode(sentences)), dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,6 +222,25 @@ def lexicon_digest(config: TrainConfig, directory: Path) -> str:
     return digest(directory / VOCABULARY)
 
 
+def model_digest(directory: str | Path) -> str:
+    """The SHA-256 of everything in a run's directory that the vectors of its sentences depend on.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    directory = Path(directory)
+    config = TrainConfig.load(directory / CONFIG)
+    try:
+        parts = (
+            digest(directory / CONFIG),
+            lexicon_digest(config, directory),
+            digest(directory / MODEL),
+        )
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
 def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
     """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
     if isinstance(lexicon, (Vocabulary, TokenizerVocabulary)):
@@ -264,20 +284,25 @@ class SentenceEncoder:
         model: the model, in evaluation mode.
         vocabulary: turns sentences into token ids.
         device: the device of the model.
+        digest: `model_digest` of the directory that it was loaded from, None if that was not asked for.
     """
 
     model: Model
     vocabulary: Lexicon
     device: torch.device
+    digest: str | None = None
 
     @classmethod
-    def load(cls, directory: str | Path, device: str = "auto", *, trained: bool = True) -> SentenceEncoder:
+    def load(
+        cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_digest: bool = False
+    ) -> SentenceEncoder:
         """Loads a model that `fastqt train` wrote.
 
         Args:
             directory: the directory of the run.
             device: "auto", "cpu" or "cuda".
             trained: read the weights. Otherwise the model is freshly initialised.
+            with_digest: compute the encoder's `digest`.
 
         Returns:
             The encoder, on the device.
@@ -298,7 +323,8 @@ class SentenceEncoder:
         if trained:
             load_model(directory / MODEL, model)
         chosen = choose_device(device)
-        return cls(model.to(chosen).eval(), vocabulary, chosen)
+        known = model_digest(directory) if with_digest else None
+        return cls(model.to(chosen).eval(), vocabulary, chosen, known)
 
     @torch.inference_mode()
     def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:

@@ -125,6 +125,7 @@ def losses_that_are_kept() -> dict[str, Callable[[torch.Tensor, torch.Tensor], t
 
 
 @pytest.mark.parametrize("name", losses_that_are_kept())
+@pytest.mark.thinned(3)
 def test_a_loss_that_is_kept_after_backward_keeps_no_matrix(name):
     function = losses_that_are_kept()[name]
     leaves = [torch.randn(512, 8, requires_grad=True) for _ in range(2)]

@@ -10,21 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_lines import error_line
+from command_lines import SMALL, error_line
 
 import fastqt
 from fastqt.cli import main
 from fastqt.tools import demo
-
-SMALL = ["--word-dim", "8", "--hidden-size", "6", "--batch-size", "40", "--context-size", "1"]
-
-
-@pytest.fixture
-def model(planted, tmp_path, capsys):
-    """The directory of a trained model."""
-    assert main(["train", planted[0], "--out", str(tmp_path / "model"), *SMALL]) == 0
-    capsys.readouterr()
-    return str(tmp_path / "model")
 
 
 def test_train_embed_and_neighbors(planted, tmp_path, capsys):
@@ -296,6 +286,7 @@ def test_the_text_of_the_demo_is_prose():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.thinned(2)
 def test_a_signal_stops_a_training_process(planted, tmp_path, number):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL]

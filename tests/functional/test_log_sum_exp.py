@@ -59,6 +59,7 @@ def inputs_of(names: tuple[str, ...], dtype: torch.dtype) -> dict[str, torch.Ten
 @pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), ENGINES, ids=str)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(2)
 def test_is_the_definition(name, backend, dtype, tolerance, memory):
     arguments, more = CASES[name]
     inputs = inputs_of(more, dtype)
@@ -91,9 +92,12 @@ def test_it_is_refused_where_an_engine_lacks_it():
         fastqt.log_sum_exp(x, x, backend="cuda")
 
 
-def test_it_compiles_into_one_graph():
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_it_compiles_into_one_graph(compiler):
     x, y = (torch.randn(9, 4, requires_grad=True) for _ in range(2))
-    function = torch.compile(lambda x, y: fastqt.log_sum_exp(x, y, diagonal="exclude"), fullgraph=True)
+    function = torch.compile(
+        lambda x, y: fastqt.log_sum_exp(x, y, diagonal="exclude"), fullgraph=True, backend=compiler
+    )
     found, expected = function(x, y), fastqt.log_sum_exp(x, y, diagonal="exclude")
     assert relative(found, expected) < REORDERED[torch.float32]
     gradients = [torch.autograd.grad(loss.sum(), (x, y)) for loss in (found, expected)]

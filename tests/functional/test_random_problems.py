@@ -57,7 +57,7 @@ def test_what_is_slightly_wrong_is_found(what, monkeypatch):
     assert found > 0.6 * len(drawn)  # the others have scores so large that nothing is left of the digits
 
 
-@settings(AS_DRAWN, max_examples=20)
+@settings(AS_DRAWN, max_examples=8)
 @given(problems(DTYPES))
 def test_the_triton_engine_too(problem):
     check(problem, "triton")
@@ -65,7 +65,7 @@ def test_the_triton_engine_too(problem):
 
 @pytest.mark.slow
 @seed(1)
-@settings(AS_DRAWN, derandomize=False, max_examples=60)
+@settings(AS_DRAWN, derandomize=False, max_examples=80)
 @given(problems(DTYPES))
 def test_the_triton_engine_in_more_problems(problem):
     check(problem, "triton")

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_transformers_passes_over_the_folder():
     """It looks for a package named kernels, and from the root of the checkout it finds this folder."""
     pytest.importorskip("transformers", reason="the extra hf is not installed")

@@ -106,6 +106,7 @@ def combinations():
 
 
 @pytest.mark.parametrize(("name", "flagged"), list(combinations()))
+@pytest.mark.thinned(2)
 def test_a_repair_changes_the_shift_and_nothing_that_the_row_means(name, flagged):
     p = problem(name)
     link, known = concluded(p)
@@ -135,6 +136,7 @@ def test_a_repair_changes_the_shift_and_nothing_that_the_row_means(name, flagged
 
 
 @pytest.mark.parametrize("name", ["everything", "logsumexp"])
+@pytest.mark.thinned(2)
 def test_the_result_is_the_same_however_many_programs_share_a_block(name, monkeypatch):
     found = []
     for count in (1, 7, 100):

@@ -15,6 +15,7 @@ from tests.kernels.test_scores import EVERYTHING, SCALE, N, excluding
 @pytest.mark.parametrize("rows", [EVERYTHING, slice(24, N)], ids=["all rows", "rows from within a tile"])
 @pytest.mark.parametrize("add", [False, True], ids=["first", "added"])
 @pytest.mark.parametrize("D", [3, 40], ids=["single elements", "sixteen bytes"])
+@pytest.mark.thinned(2)
 def test_is_the_product_of_flagged_rows(rows, add, D, monkeypatch):
     for name, value in {"ROWS": 32, "COLUMNS": 16, "WIDTH": 16}.items():
         monkeypatch.setattr(row_products, name, value)

@@ -29,6 +29,7 @@ def problem(rng, diagonal, grouped, masked):
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["", "groups"])
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
+@pytest.mark.thinned(2)
 def test_exact_cells_are_found(diagonal, grouped, masked):
     p = problem(np.random.default_rng(0), diagonal, grouped, masked)
     cells = Softmax(Operands(p, 1.0, Needs())).scores.cells

@@ -75,6 +75,7 @@ def sums_by_block(x: np.ndarray, step: int = WHEN_INTERPRETED.columns) -> np.nda
 @by_load
 @by_what
 @by_part
+@pytest.mark.thinned(2)
 def test_exponentials_and_their_sums(rows, columns, what, D, config):
     tile, queries, candidates, kept = excluding(rows, columns, what, D)
     shifts = torch.linspace(-1, 1, N)
@@ -120,6 +121,7 @@ def test_exponentials_with_shifts_of_rows_and_of_columns(rows, columns):
 
 @by_what
 @by_part
+@pytest.mark.thinned(2)
 def test_maxima(rows, columns, what):
     tile, queries, candidates, kept = excluding(rows, columns, what)
     blocks = column_tiles(kept.shape[1], WHEN_INTERPRETED)

@@ -2,6 +2,17 @@
 
 from fastqt.cli import main
 
+SMALL = [
+    "--word-dim",
+    "8",
+    "--hidden-size",
+    "6",
+    "--batch-size",
+    "40",
+    "--context-size",
+    "1",
+]  # a quick training
+
 
 def error_line(capsys, *arguments):
     """Runs a command that fails, and returns its one line on standard error."""

@@ -19,9 +19,8 @@ LAUNCHED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("absent_gpu")
-    return json.loads(absent_library.printed_by("tests.benchmarks.gpu.smoke_on_absent_gpu", folder))
+def found():
+    return json.loads(absent_library.printed_by("tests.benchmarks.gpu.smoke_on_absent_gpu"))
 
 
 @pytest.mark.parametrize("name", LAUNCHED)

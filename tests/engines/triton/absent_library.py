@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from tests.csrc.building import ROOT, compiler
+from tests.csrc.building import MODULE, ROOT, build, compiler
 
 RUN = """
 import ctypes, importlib, sys
@@ -26,21 +25,23 @@ marks = [
 ]
 
 
-def printed_by(module: str, folder: Path) -> str:
-    """What `main` of a module prints, with Triton not interpreting; the library is built into a folder."""
-    library = folder / "absent_gpu.so"
-    paths = [f"-isystem{path}" for path in include_paths()]
-    paths += [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    source = Path(__file__).parent / "absent_gpu.cpp"
-    command = [compiler(), *flags, *paths, source, "-ltorch_cpu", "-lc10", "-o", library]
-    subprocess.run(command, check=True)
+def printed_by(module: str, given: str = "") -> str:
+    """What `main` of a module prints, with Triton not interpreting, where standard input is what is given."""
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fPIC", *(f"-isystem{x}" for x in include_paths())]
+    paths = [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    library = build(
+        {"tests/engines/triton/absent_gpu.cpp": flags},
+        headers=(),
+        link=[*MODULE, *paths, "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"],
+        versions=[torch.__version__],
+    )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT / "tests" / "shared")
     run = subprocess.run(
         [sys.executable, "-c", RUN, library, module],
         cwd=ROOT,
         env=environment,
+        input=given,
         stdout=subprocess.PIPE,
         check=True,
         text=True,

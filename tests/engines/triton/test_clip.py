@@ -143,6 +143,7 @@ def test_log_sum_exps_that_float32_rounds_leave_no_error():
 
 @by_dtype
 @pytest.mark.parametrize("score", [None, 24.0], ids=["random", "p > 1 - 1e-8"])
+@pytest.mark.thinned(3)
 def test_error_is_at_most_eagers(score, dtype):
     """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
     N, seeds = 16, 2

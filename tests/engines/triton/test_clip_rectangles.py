@@ -49,6 +49,7 @@ def errors(inputs: list[Tensor], sizes: tuple[int, ...], **options: Any) -> list
 @by_dtype
 @by_blocks
 @pytest.mark.parametrize("score", [None, 16.0], ids=["random", "p > 1 - 1e-5"])
+@pytest.mark.thinned(3)
 def test_rectangles_add_up_to_the_loss_of_the_batch(score, blocks, dtype):
     """float16 has too little range for inverse norms, so that the engine never has to normalise it."""
     sizes = (5, 1, 8)
@@ -68,6 +69,7 @@ def test_rectangles_add_up_to_the_loss_of_the_batch(score, blocks, dtype):
         pytest.param(True, "low", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thinned(2)
 def test_chunks_and_tiles_do_not_change_the_result(blocks, memory, monkeypatch):
     """The rows and the columns of a rectangle are as many tiles as they need each."""
     launched, genuine = set(), clip.row_and_column_scores

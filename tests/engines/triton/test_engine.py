@@ -40,6 +40,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torc
 
 @by_memory
 @by_case
+@pytest.mark.thinned(2)
 def test_is_the_oracles(case, memory):
     inputs = case.inputs(torch.float32)
     assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
@@ -48,12 +49,14 @@ def test_is_the_oracles(case, memory):
 @by_half
 @by_memory
 @by_large
+@pytest.mark.thinned(4)
 def test_half_precision(case, memory, dtype):
     inputs = case.inputs(dtype)
     assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
 
 
 @by_large
+@pytest.mark.thinned(2)
 def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
     """One where the float32 sums and enough rows fit; the results are the same."""
     inputs = case.inputs(torch.bfloat16)
@@ -71,6 +74,7 @@ def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
 
 
 @by_large
+@pytest.mark.thinned(2)
 def test_chunks_do_not_change_the_result(case, monkeypatch):
     inputs = case.inputs(torch.float32)
     whole = value_and_gradients(case, inputs)
@@ -85,6 +89,7 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.thinned(2)
 def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
     """Where memory is short, E lies in the buffer that later takes the candidates' gradient."""
     N, D = 70, 40
@@ -116,6 +121,7 @@ def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
 @by_memory
 @by_large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.thinned(4)
 def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
     """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     inputs = case.inputs(dtype)
@@ -130,6 +136,7 @@ def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
 
 @by_memory
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
+@pytest.mark.thinned(2)
 def test_one_gradient_alone(wanted, memory):
     case = next(c for c in CASES if c.name == "all at once")
     inputs = case.inputs(torch.float32)
@@ -174,6 +181,7 @@ def far_apart(N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.thinned(3)
 def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypatch):
     N, D = 20, 5
     queries, candidates = (x.to(dtype).requires_grad_() for x in far_apart(N, D))
@@ -208,6 +216,7 @@ OVERFLOWING = {
 
 @pytest.mark.parametrize("loud", OVERFLOWING.values(), ids=OVERFLOWING)
 @pytest.mark.parametrize("memory", ["fast", pytest.param("low", marks=pytest.mark.slow)])
+@pytest.mark.thinned(2)
 def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory, monkeypatch):
     """With all that the repair has to leave out or to add: groups, a mask, a bias, row negatives."""
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
@@ -290,6 +299,7 @@ def error(a: torch.Tensor, exact: np.ndarray) -> float:
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 24.0], ids=["random", "p > 0.999", "p > 1 - 1e-9"])
+@pytest.mark.thinned(3)
 def test_error_is_at_most_eagers(score, dtype, memory):
     """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
     N, seeds = 24, 2
@@ -314,6 +324,7 @@ def test_error_is_at_most_eagers(score, dtype, memory):
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 40.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
+@pytest.mark.thinned(3)
 def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
     """The bias is -score / 2, so that pairs and all others are equally certain."""
     N, seeds = 24, 2

@@ -121,6 +121,7 @@ def test_is_the_oracles_on_a_cpu(options):
 
 
 @by_options
+@pytest.mark.thinned(2)
 def test_many_tiles(monkeypatch, options):
     """The gradients have many tiles, and the largest score of a row may be in any of them."""
     monkeypatch.setattr(three_block, "block", lambda n, most: 8)
@@ -137,6 +138,7 @@ def test_half_precision(options, dtype):
 
 @by_blocks
 @pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.thinned(2)
 def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
     """A mixture at the border of two chunks has a part in each. The last chunk is shorter."""
     inputs = inputs_of(14, 7)
@@ -191,6 +193,7 @@ def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
         (torch.float16, 20.0, 1 - 1e-5),
     ],
 )
+@pytest.mark.thinned(2)
 def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, options):
     """The rows' weights are large, because gradients as small as the loss would underflow in float16."""
     inputs = converged(13, dtype, scale)

@@ -364,6 +364,7 @@ def test_other_devices_use_torch(monkeypatch, form, bias):
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's own, in tracing
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.thinned(2)
 def test_compiles_without_a_graph_break(dynamic):
     torch._dynamo.reset()
     layer = GRU(W, H, bidirectional=True, batch_first=True)

@@ -69,6 +69,7 @@ def test_native_gates_equal_torch_gates(name, dtype, optional):
 @native
 @pytest.mark.parametrize("optional", [True, False])
 @pytest.mark.parametrize("name", GATES)
+@pytest.mark.thinned(3)
 def test_native_gates_pass_opcheck(name, optional):
     operator = getattr(torch.ops.fastqt, name).default
     torch.library.opcheck(operator, tuple(arguments(name, torch.float32, optional=optional)))
@@ -164,6 +165,7 @@ def test_packed_product_passes_opcheck():
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("everything", [True, False])
+@pytest.mark.thinned(3)
 def test_sequence_operators_pass_opcheck(reset_after, reverse, everything):
     W, H, batch_sizes = 3, 2, torch.tensor([3, 2, 2, 1])
     N, B = int(batch_sizes.sum()), 3

@@ -1,0 +1,51 @@
+"""The best of a stream of scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row and their columns, best first; among equal ones, the first columns.
+
+    Args:
+        scores: (Q, n).
+        k: at least 1.
+
+    Returns:
+        Scores and columns, (Q, min(k, n)).
+    """
+    if k < scores.shape[1]:
+        best, columns = scores.topk(k, dim=1)
+        # topk takes any of several equal scores. That is no matter where none of them is left over.
+        if bool(((scores >= best[:, -1:]).sum(dim=1) == k).all()):
+            columns = columns.sort(dim=1).values
+            best, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
+            return best, columns.gather(1, order)
+    best, columns = scores.sort(dim=1, descending=True, stable=True)
+    return best[:, :k], columns[:, :k]
+
+
+class Best:
+    """The k highest scores of each query among those that were added so far.
+
+    Args:
+        queries: their number Q.
+        k: at least 1.
+
+    Attributes:
+        scores: (Q, m), best first, with m = k as soon as there are so many.
+        rows: (Q, m) int64, where they are. Among equal scores, earlier rows come first.
+    """
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.k = k
+        self.scores = torch.empty(queries, 0, device="cpu")
+        self.rows = torch.empty(queries, 0, dtype=torch.int64, device="cpu")
+
+    def add(self, scores: Tensor, first: int) -> None:
+        """Adds the scores (Q, n) of rows first, first + 1, ..., which come after all rows before."""
+        rows = torch.arange(first, first + scores.shape[1], device="cpu").expand_as(scores)
+        self.scores, columns = highest(torch.cat([self.scores, scores], dim=1), self.k)
+        self.rows = torch.cat([self.rows, rows], dim=1).gather(1, columns)

@@ -1,0 +1,57 @@
+"""Rows that wait on the disk until it is known how many there are."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Spool:
+    """Rows in a file without a name, which is gone with the process, however that ends.
+
+    Args:
+        folder: where the file is.
+        dtype: of the elements.
+        width: elements of a row; 0 for rows that are elements.
+    """
+
+    def __init__(self, folder: Path, dtype: str, width: int = 0) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it stays open as long as this object
+        self._dtype, self._tail = np.dtype(dtype), (width,) if width else ()
+        self._row = self._dtype.itemsize * (width or 1)
+        self.rows = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows together."""
+        return (self.rows, *self._tail)
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Adds rows at the end."""
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self.rows += len(values)
+
+    def parts(self, rows: int) -> Iterator[NDArray[Any]]:
+        """All rows in order, `rows` at a time."""
+        self._file.flush()
+        for begin in range(0, self.rows, rows):
+            size = min(rows, self.rows - begin) * self._row
+            data = os.pread(self._file.fileno(), size, begin * self._row)
+            yield np.frombuffer(data, self._dtype).reshape(-1, *self._tail)
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of these numbers, in this order."""
+        self._file.flush()
+        file, size = self._file.fileno(), self._row
+        data = b"".join(os.pread(file, size, row * size) for row in rows.tolist())
+        return np.frombuffer(data, self._dtype).reshape(-1, *self._tail)
+
+    def close(self) -> None:
+        """Gives the disk's space back."""
+        self._file.close()
