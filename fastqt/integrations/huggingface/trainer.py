@@ -139,6 +139,8 @@ class ContrastiveModel(_PreTrainedModel):  # type: ignore[misc, valid-type]
             **options: those of the method of `transformers`.
         """
         state = self.state_dict() if state_dict is None else state_dict
+        # The Trainer resumes by the names of this model, not by those that older versions gave its weights.
+        options.setdefault("save_original_format", False)
         named = {name.removeprefix(INNER): tensor for name, tensor in state.items()}
         self.encoder.model.save_pretrained(
             save_directory, is_main_process=is_main_process, state_dict=named, **options
