@@ -16,8 +16,6 @@ from fastqt.errors import InputError
 from fastqt.inference.index import Index, IndexOptions, build, build_index, recall
 from fastqt.text import reader
 
-pytest.importorskip("faiss", reason="the extra faiss is not installed")
-
 
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -13,7 +13,6 @@ from fastqt.errors import InputError
 from fastqt.inference.index import Index, IndexOptions, build_index
 from fastqt.runs.array_file import END, ArrayWriter
 
-pytest.importorskip("faiss", reason="the extra faiss is not installed")
 KINDS = ["flat", "ivf", "hnsw"]
 ROWS = 200
 

@@ -10,7 +10,6 @@ from fastqt.errors import InputError
 from fastqt.inference.index import Index, IndexOptions, build_index
 from fastqt.inference.search import nearest
 
-pytest.importorskip("faiss", reason="the extra faiss is not installed")
 KINDS = ["flat", "ivf", "hnsw"]
 ROWS = 1500
 
