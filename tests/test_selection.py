@@ -1,4 +1,4 @@
-"""What the conftest.py at the root selects: with `--benchmark` the tests of speed, and one in n by thinned(n)."""
+"""What the conftest.py at the root selects: with `--benchmark` the tests of speed, by thinned(n) one in n."""
 
 import os
 import subprocess

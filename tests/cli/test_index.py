@@ -8,6 +8,8 @@ from command_lines import SMALL, error_line
 
 from fastqt.cli import main
 
+pytest.importorskip("faiss", reason="the extra faiss is not installed")
+
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_neighbors_are_those_of_a_search_without_index(model, planted, tmp_path, capsys, kind):

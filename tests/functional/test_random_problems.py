@@ -59,13 +59,20 @@ def test_what_is_slightly_wrong_is_found(what, monkeypatch):
 
 @settings(AS_DRAWN, max_examples=8)
 @given(problems(DTYPES))
+def test_the_triton_engine_in_some_problems(problem):
+    check(problem, "triton")
+
+
+@pytest.mark.slow
+@settings(AS_DRAWN, max_examples=20)
+@given(problems(DTYPES))
 def test_the_triton_engine_too(problem):
     check(problem, "triton")
 
 
 @pytest.mark.slow
 @seed(1)
-@settings(AS_DRAWN, derandomize=False, max_examples=80)
+@settings(AS_DRAWN, derandomize=False, max_examples=60)
 @given(problems(DTYPES))
 def test_the_triton_engine_in_more_problems(problem):
     check(problem, "triton")

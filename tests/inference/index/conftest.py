@@ -1,4 +1,4 @@
-"""An untrained model."""
+"""An untrained model, and one thread for faiss."""
 
 import pytest
 import torch
@@ -6,6 +6,16 @@ import torch
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Vocabulary
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_of_faiss():
+    """Its threads wait actively, as those of torch do: on a busy machine small searches would be slow."""
+    faiss = pytest.importorskip("faiss", reason="the extra faiss is not installed")
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
 
 
 @pytest.fixture
