@@ -207,6 +207,8 @@ def _over_group(group: Group, texts: Texts, guides: Texts, options: dict[str, An
 
     def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
         _check(texts, guides, options, group)
+        if group.exchange == "ring":
+            raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
         sizes = {"rows": len(texts.anchors)}
         if texts.negatives:
             sizes["negatives"] = sum(map(len, texts.negatives))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ranks import RankError
 from sharded_losses import Case, compare_all
 
 import fastqt
@@ -23,6 +24,26 @@ KEEP = {"diagonal": "keep"}
 PAIRS = {"targets": fastqt.Diagonal(), **KEEP}
 RELEASED = {"form": "released", "stop_gradient": False, "hard_negative_weight": 0.3}
 
+# Losses whose guide is gathered with the candidates, which a ring would not visit.
+GUIDED = {
+    "guided": Case("contrastive_loss", options={"guided": {"margin": 0.05}}, given=("scale", "guide")),
+    "guided-pairs": Case(
+        "contrastive_loss",
+        options={**PAIRS, "reduction": "none", "guided": {"margin": 0.1, "margin_strategy": "relative"}},
+        given=("scale", "negatives", "biases", "guide"),
+    ),
+    "guided-sum": Case(
+        "log_sum_exp",
+        options={"diagonal": "exclude", "guided": {"normalize": False}},
+        given=("negatives", "guide"),
+    ),
+    "gist": Case("gist_embed_loss", options={"scale": 5.0}, given=("gist_guides",)),
+    "gist-rows": Case(
+        "gist_embed_loss",
+        options={"margin": 0.1, "contrast_positives": False, "reduction": "none"},
+        given=("scale", "gist_guides"),
+    ),
+}
 # What is computed: a loss, its options, and the arguments that are drawn for it.
 LOSSES = {
     "window": Case("contrastive_loss"),
@@ -78,6 +99,7 @@ LOSSES = {
     "curl-shift": Case("curl_block_loss"),
     "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),
     "curl-random": Case("curl_block_loss", options={"negatives": "random"}, given=("generator",)),
+    **GUIDED,
     "max-margin": Case("max_margin_loss"),
     "max-margin-rows": Case(
         "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)
@@ -86,6 +108,12 @@ LOSSES = {
 # Numbers of rows of a group's ranks: one row, none, and fewer than a window reaches.
 UNEVEN = {2: (9, 4), 3: (6, 0, 7), 4: (5, 1, 7, 2), 8: (3, 1, 0, 4, 2, 5, 1, 2)}
 EXCHANGES = ("gather", "ring")
+BY_EXCHANGE = [
+    (name, exchange)
+    for name in LOSSES
+    for exchange in EXCHANGES
+    if exchange == "gather" or name not in GUIDED
+]
 
 
 def sharded(case: Case, counts: tuple[int, ...], **group: object) -> Case:
@@ -105,16 +133,14 @@ def check(ranks, case: Case, tolerance: float | None = None) -> None:
         )
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
 def test_uneven_shards(ranks, name, exchange):
     check(ranks, sharded(LOSSES[name], UNEVEN[3], exchange=exchange))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
 def test_other_numbers_of_ranks(ranks, name, exchange, size):
     check(ranks, sharded(LOSSES[name], UNEVEN[size], exchange=exchange, gradients="sum"))
     check(ranks, sharded(LOSSES[name], (4,) * size, exchange=exchange))
@@ -122,7 +148,7 @@ def test_other_numbers_of_ranks(ranks, name, exchange, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "machines"), [(4, 4), (8, 2), (8, 4)])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - GUIDED.keys()))
 def test_ring_over_machines(ranks, name, size, machines):
     check(ranks, sharded(replace(LOSSES[name], machines=machines), UNEVEN[size], exchange="ring"))
 
@@ -135,8 +161,7 @@ def test_ring_over_two_machines(ranks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
 def test_float32(ranks, name, exchange):
     case = replace(LOSSES[name], dtype=torch.float32)
     check(ranks, sharded(case, (5, 1, 7, 2), exchange=exchange))
@@ -166,3 +191,9 @@ def test_cut_windows_stay_within_a_rank(ranks, exchange):
     """As those of one process whose document_ids are the ranks."""
     cut = sharded(replace(LOSSES["wide-window"], cut=True), (6, 3, 5), exchange=exchange, edges="cut")
     check(ranks, cut)
+
+
+@pytest.mark.parametrize("name", ["guided", "gist"])
+def test_a_ring_with_a_guide_is_refused_on_all_ranks(ranks, name):
+    with pytest.raises(RankError, match="exchange: want 'auto' or 'gather' with a guide, got 'ring'"):
+        check(ranks, sharded(LOSSES[name], (3, 3), exchange="ring"))

@@ -75,6 +75,7 @@ class Batch:
             self.leaves["queries"] = 4 * (self.leaves["candidates"][rows] + 0.01 * draw(N, WIDTH))
         self.counts = {"queries": case.counts, "candidates": self.candidate_counts}
         self.fixed: dict[str, Any] = {}
+        self.guide: dict[str, Tensor] = {}
         for name in case.given:
             self._add(name, draw, generator, N, M)
         self.leaves = {name: x.to(case.dtype) for name, x in self.leaves.items()}
@@ -113,6 +114,19 @@ class Batch:
             dense = torch.rand(N, M, generator=generator, dtype=torch.float64)
             dense = dense * (dense > 0.7) * (1 - torch.eye(N, M))
             self.fixed["targets"], self.counts["targets"] = dense.to(case.dtype), case.counts
+        elif name == "guide":
+            sizes = {"queries": N, "candidates": M}
+            if "negatives" in self.leaves:
+                sizes["negatives"] = len(self.leaves["negatives"])
+            # In whole numbers, so that ties are frequent.
+            self.guide = {key: integers(5, rows, 3).double() - 1.6 for key, rows in sizes.items()}
+        elif name == "gist_guides":
+            for key in ("guide_anchors", "guide_positives"):
+                self.fixed[key], self.counts[key] = draw(N, 5).float(), case.counts
+            self.leaves["negatives"] = draw(2 * N, WIDTH)
+            self.fixed["guide_negatives"] = draw(2 * N, 5).float()
+            counts = tuple(2 * n for n in case.counts)
+            self.counts |= {"negatives": counts, "guide_negatives": counts}
         elif name == "generator":
             pass  # made anew for each call
         elif name == "partners":
@@ -142,6 +156,9 @@ class Batch:
                 options.get("targets", fastqt.Window()), options.pop("smoothing")
             )
         options |= fixed
+        if self.guide:
+            rows = {name: own(name, x) for name, x in self.guide.items()}
+            options["guide"] = fastqt.Guide(**rows, **options.pop("guided"))
         keywords = {name: x for name, x in leaves.items() if name not in ("queries", "candidates")}
         return [leaves["queries"], leaves["candidates"]], {**keywords, **options}, leaves
 
