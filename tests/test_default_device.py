@@ -70,7 +70,7 @@ WAYS = {
     "gloss_pos by scores": ("gloss_pos", {"backend": "cpu"}),
 }  # fmt: skip
 TENSOR_RESULTS = [
-    name for name in CALLS if name not in ("Mixed", "Window", "smoothed", "Sparse", "MultiChannel")
+    name for name in CALLS if name not in ("Guide", "Mixed", "Window", "smoothed", "Sparse", "MultiChannel")
 ]
 
 

@@ -148,7 +148,8 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
     if gradients is None or (not upstream.is_cuda and upstream.item() == ctx.grad_scale):
         return gradients
     left = [g for g in gradients if g is not None]
-    named = ctx.how.engine
+    # A computation that wraps an engine's may have its name.
+    named = getattr(ctx.how.engine, "name", ctx.how.engine)
     if upstream.is_cuda and isinstance(named, str):
         left = engines.scale_gradients(named, left, upstream, 1 / ctx.grad_scale)
     if left:

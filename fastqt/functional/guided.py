@@ -78,10 +78,11 @@ class Guided:
 
     Args:
         engine: what computes the chunks, each of them a `Problem` whose candidates are also the negatives.
+        name: the engine's, which then multiplies the gradients.
     """
 
-    def __init__(self, engine: Computation) -> None:
-        self.engine = engine
+    def __init__(self, engine: Computation, name: str) -> None:
+        self.engine, self.name = engine, name
 
     def gradients_in_forward(self, p: GuidedProblem) -> bool:
         """Whether a scalar loss takes its gradients in the forward pass."""

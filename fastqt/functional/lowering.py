@@ -146,7 +146,7 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
 
 def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
     if isinstance(p, GuidedProblem) and not engine.eager:
-        computation = Guided(engines.computation(engine.name, p.unguided()))
+        computation = Guided(engines.computation(engine.name, p.unguided()), engine.name)
         return autograd.loss_of(p, reduction, computation, FUNCTIONS[p.link])
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):

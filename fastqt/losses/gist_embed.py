@@ -74,8 +74,8 @@ def gist_embed_loss(
     Source: Solatorio, "GISTEmbed: Guided in-sample selection of training negatives for text embedding
     fine-tuning" (2024).
     """
-    texts = Texts(anchors, positives, _sequence(negatives))
-    guides = Texts(guide_anchors, guide_positives, _sequence(guide_negatives))
+    texts = Texts(anchors, positives, _sequence("negatives", negatives))
+    guides = Texts(guide_anchors, guide_positives, _sequence("guide_negatives", guide_negatives))
     options: dict[str, Any] = {
         "scale": scale,
         "margin": margin,
@@ -171,8 +171,12 @@ def _unit(texts: Texts) -> Texts:
     )
 
 
-def _sequence(negatives: Negatives) -> tuple[Tensor, ...]:
-    return (negatives,) if isinstance(negatives, Tensor) else tuple(negatives)
+def _sequence(name: str, negatives: Negatives) -> tuple[Tensor, ...]:
+    if isinstance(negatives, Tensor):
+        return (negatives,)
+    if not isinstance(negatives, Sequence) or not all(isinstance(x, Tensor) for x in negatives):
+        raise TypeError(f"{name}: want a tensor or a sequence of tensors, got {type(negatives).__name__}")
+    return tuple(negatives)
 
 
 def _check(texts: Texts, guides: Texts, options: Mapping[str, Any], group: Group | None = None) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loss_views import N, by_backend, check, cosines, views
+from ring_memory import Live
 from tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 import fastqt
@@ -159,3 +160,19 @@ def test_it_refuses_in_words(name):
     given = {"anchors": A, "positives": A, "guide_anchors": G, "guide_positives": G}
     with pytest.raises(kind, match=message):
         fastqt.gist_embed_loss(**{**given, **changed})
+
+
+def test_no_part_of_the_memory_grows_with_both_sides():
+    """At 2,048 pairs and as many negatives a mask alone would take 16 MiB, and scores 64."""
+    rows, room = 2048, 2**24
+    texts = [torch.randn(rows, 8, requires_grad=True) for _ in range(3)]
+    of_guide = [torch.randn(rows, 8) for _ in range(3)]
+
+    def step() -> None:
+        torch.autograd.grad(ours(texts, of_guide, memory=room), texts)
+
+    step()
+    with Live(*texts, *of_guide) as live:
+        step()
+    copies = 8 * 4 * 3 * rows * 8  # of three embeddings: normalised, put together, and their gradients
+    assert live.most < room // 4 + copies

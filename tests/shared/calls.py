@@ -50,6 +50,12 @@ CALLS = {
         fastqt.ntxent_loss,
         {"embeddings": F, "labels": IDS * 0, "candidates": G, "candidate_labels": IDS},
     ),
+    "gist_embed": (
+        fastqt.gist_embed_loss,
+        {"anchors": F, "positives": G, "negatives": H}
+        | {"guide_anchors": G, "guide_positives": H, "guide_negatives": F},
+    ),
+    "Guide": (fastqt.Guide, {"queries": F, "candidates": G, "negatives": H, "thresholds": F[:, 0]}),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),
     "smoothed": (fastqt.smoothed, {"targets": TOKENS}),

@@ -1,4 +1,4 @@
-"""GISTEmbed losses for sentence-transformers, whose ranks gather each other's candidates, beside the library's.
+"""GISTEmbed losses for sentence-transformers, whose ranks gather candidates, beside the library's.
 
 The function here runs on every rank (see ranks.py).
 """

@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer import losses as library
 from torch import Tensor, nn
 
 from fastqt.checks import autocast_dtype
+from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.losses.gist_embed import Texts, loss_of_own_rows
 
 # What the library's modules gather with, which tests of it replace there.
@@ -24,7 +25,7 @@ plain: Any = import_module("sentence_transformers.sentence_transformer.losses.gi
 cached: Any = import_module("sentence_transformers.sentence_transformer.losses.cached_gist_embed")
 
 
-class GISTEmbedLoss(library.GISTEmbedLoss):
+class GISTEmbedLoss(Replacement, library.GISTEmbedLoss):
     """The library's GISTEmbedLoss: same arguments, value and gradients, in the memory of the embeddings.
 
     With `gather_across_devices` a process's loss is that of its own anchors, as theirs is, with the positives
@@ -85,7 +86,7 @@ class GISTEmbedLoss(library.GISTEmbedLoss):
                 del self.__dict__[name]
 
 
-class CachedGISTEmbedLoss(library.CachedGISTEmbedLoss):
+class CachedGISTEmbedLoss(Replacement, library.CachedGISTEmbedLoss):
     """The library's CachedGISTEmbedLoss: same arguments, value and gradients.
 
     The loss takes all embeddings at once, in the memory that they have; mini-batches bound what the encoder
@@ -133,10 +134,6 @@ class CachedGISTEmbedLoss(library.CachedGISTEmbedLoss):
         if self.gather_across_devices:
             candidates = [cached.all_gather_with_grad(x) for x in candidates]
         return Texts(anchors, candidates[0], tuple(candidates[1:]))
-
-
-# The library's names, and what takes their place.
-REPLACEMENTS = {"GISTEmbedLoss": GISTEmbedLoss, "CachedGISTEmbedLoss": CachedGISTEmbedLoss}
 
 
 def _is_as_made(loss: Any) -> bool:

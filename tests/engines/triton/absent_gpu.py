@@ -89,6 +89,20 @@ def with_negatives(function: Callable[..., Tensor], given: Given, **how: Any) ->
     return function(queries, candidates, negatives=negatives, **how)
 
 
+def with_guide(given: Given, margin: float, **how: Any) -> Tensor:
+    guide = fastqt.Guide(*of_another_model(given), margin=margin)
+    return contrastive(given, guide=guide, **how)
+
+
+def of_another_model(given: Given) -> list[Tensor]:
+    return [torch.empty(given.N, 48, dtype=given.dtype, device="cuda") for _ in range(2)]
+
+
+def gist(given: Given, **how: Any) -> Tensor:
+    guides = dict(zip(("guide_anchors", "guide_positives"), of_another_model(given), strict=True))
+    return fastqt.gist_embed_loss(*given.embeddings(2), **guides, **how)
+
+
 def bags_of_words(given: Given, **how: Any) -> Tensor:
     words, V = torch.empty(10 * given.N, dtype=torch.int64, device="cuda"), 5000
     decoder = given.leaf(V, D), given.leaf(V)
@@ -134,6 +148,8 @@ LOSSES: dict[str, Loss] = {
         given, query_groups=given.ids(), candidate_groups=given.ids(), **how
     ),
     "mask": lambda given, **how: contrastive(given, mask=given.matrix(torch.bool), **how),
+    "guide": partial(with_guide, margin=0.1),
+    "GISTEmbed": gist,
     "mixed": of_views(fastqt.contrastive_loss, row_negatives=Mixed()),
     "mixed with partners": lambda given, **how: contrastive(
         given, row_negatives=Mixed(0.2, given.ids()), **how
