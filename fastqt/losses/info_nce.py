@@ -16,6 +16,7 @@ def info_nce_loss(
     scale: float | Tensor = 20.0,
     normalize: bool = True,
     negatives: Tensor | None = None,
+    similarity: str = "dot",
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -29,6 +30,7 @@ def info_nce_loss(
         scale: inverse temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
+        similarity: "dot", or "euclidean": minus the squared distance, as of `contrastive_loss`.
         reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -47,6 +49,7 @@ def info_nce_loss(
         scale=scale,
         normalize=normalize,
         negatives=negatives,
+        similarity=similarity,
         reduction=reduction,
         memory=memory,
         backend=backend,
