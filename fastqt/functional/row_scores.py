@@ -117,12 +117,13 @@ def scores_of_row_negatives(
     """The scores of checked row negatives (N, D) or (N, K, D), or of mixtures, (N, K), without a copy."""
     read_as, normalize = input_dtype(queries), options["normalize"]
     with torch.autocast(queries.device.type, enabled=False):
+        f = queries.to(read_as).to(loss_dtype(queries))
         if isinstance(rows, Mixed):
             partners = rows.partners_of(len(queries), len(candidates), queries.device)
-            mixed_from = candidates.to(read_as)
+            mixed_from = candidates.to(read_as).to(loss_dtype(candidates))
             rows = mixed_rows(unit_rows(mixed_from) if normalize else mixed_from, rows.mix, partners)
+            read_as = rows.dtype
         rows = rows[:, None] if rows.dim() == 2 else rows
-        f = queries.to(read_as).to(loss_dtype(queries))
         # The square of a number that float32 holds is one of float64.
         f = F.normalize(f.double(), dim=1).to(f.dtype) if normalize else f
         if is_transformed() or is_traced(queries, rows):

@@ -260,7 +260,9 @@ class Maker(Draws):
         if kind == "given":
             several = self.source.integer(1, 3)
             rows = self.matrix(self.N * several).reshape(self.N, several, self.D)
-            arguments["row_negatives"] = rows.transpose(0, 1).contiguous().transpose(0, 1) if self.flag() else rows
+            arguments["row_negatives"] = (
+                rows.transpose(0, 1).contiguous().transpose(0, 1) if self.flag() else rows
+            )
             self.noted("several row negatives")
         if kind == "none" or self.flag():
             dtype = self.choice((torch.float32, torch.float64, torch.bfloat16))
