@@ -45,7 +45,7 @@ def contrastive_loss(
     With scores S = scale * queries @ candidates.T + bias and P the softmax of a row of S, the loss of
     row i is sum_j T_ij (log T_ij - log P_ij): cross-entropy less the targets' entropy. A row
     without targets has loss 0. Gradients flow to `queries`, `candidates`, `negatives`,
-    `row_negatives`, `scale` and `bias`, once (a double backward needs backend="reference").
+    `row_negatives`, `row_scores`, `scale` and `bias`, once (a double backward needs backend="reference").
 
     Args:
         queries: (N, D) floating point. On a CPU float16 is computed in float32, and so is bfloat16 where
@@ -64,10 +64,16 @@ def contrastive_loss(
         bias: added to the candidates' scores: a finite number, or a tensor () or (M,) (differentiable).
         normalize: score by cosine: the rows of all embeddings are first scaled to norm 1 (differentiable).
         negatives: (K, D) further candidates for all rows, which are targets of none.
-        row_negatives: (N, D) one negative for each row alone, or `Mixed(...)` from the candidates.
+        row_negatives: (N, D) one negative for each row alone, (N, K, D) several, or `Mixed(...)` from the
+            candidates.
+        row_scores: (N,) or (N, K) scores of further candidates of each row alone, which are given as numbers
+            (differentiable): neither scaled nor biased, targets of none. -inf stands for no candidate.
         query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
             the softmax, unless it is a target.
         mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
+        similarity: "dot", or "euclidean": scores are -scale * |queries_i - candidates_j|**2 + bias, from the
+            same products. So are those of `negatives` and `row_negatives`; with `normalize` rows have norm 1
+            before. Wants diagonal="keep" or "exclude", and no `Mixed`.
         guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
             product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
@@ -150,8 +156,8 @@ def sigmoid_loss(
 
     With scores S = scale * queries @ candidates.T + bias, the loss of row i is
     sum_j log(1 + exp(S_ij)) - T_ij S_ij, summed over candidates. Gradients flow to `queries`,
-    `candidates`, `negatives`, `row_negatives`, `scale` and `bias`, once (a double backward needs
-    backend="reference").
+    `candidates`, `negatives`, `row_negatives`, `row_scores`, `scale` and `bias`, once (a double backward
+    needs backend="reference").
 
     Args:
         queries, candidates: as of `contrastive_loss`.
@@ -161,8 +167,8 @@ def sigmoid_loss(
             "exclude": these cells leave the loss.
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
-        context_size, document_ids, scale, bias, normalize, negatives, row_negatives, query_groups,
-            candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
+        context_size, document_ids, scale, bias, normalize, negatives, row_negatives, row_scores,
+            query_groups, candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -230,17 +236,17 @@ def log_sum_exp(
 
     is the cross-entropy over both sets together. It keeps all its digits once the positives are learnt,
     when a logsumexp that contains the positive cancels against it. Gradients flow to `queries`,
-    `candidates`, `negatives`, `row_negatives`, `scale` and `bias`, once (a double backward needs
-    backend="reference").
+    `candidates`, `negatives`, `row_negatives`, `row_scores`, `scale` and `bias`, once (a double backward
+    needs backend="reference").
 
     Args:
         queries: (N, D) floating point.
         candidates: (M, D), dtype and device as `queries`.
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
-        scale, bias, normalize, negatives, row_negatives, query_groups, candidate_groups, mask, guide,
-            backend, group: as of `contrastive_loss`. Positives that are not on the diagonal leave the sum by
-            groups. A guide takes its product in the backward pass once more.
+        scale, bias, normalize, negatives, row_negatives, row_scores, query_groups, candidate_groups, mask,
+            guide, similarity, backend, group: as of `contrastive_loss`. Positives that are not on the
+            diagonal leave the sum by groups. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 

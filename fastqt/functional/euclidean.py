@@ -132,5 +132,5 @@ def _squares(x: Tensor, normalize: bool) -> Tensor:
     x = x.to(loss_dtype(x))
     if not normalize:
         return x.square().sum(1)
-    norms: Tensor = torch.linalg.vector_norm(x.detach(), dim=1)
-    return (norms / norms.clamp(min=LEAST_NORM)).square()
+    norms: Tensor = torch.linalg.vector_norm(x.detach(), dim=1, dtype=torch.float64)
+    return (norms / norms.clamp(min=LEAST_NORM)).square().to(x.dtype)

@@ -117,13 +117,15 @@ def scores_of_row_negatives(
     """The scores of checked row negatives (N, D) or (N, K, D), or of mixtures, (N, K), without a copy."""
     read_as, normalize = input_dtype(queries), options["normalize"]
     with torch.autocast(queries.device.type, enabled=False):
+        f = queries.to(read_as).to(loss_dtype(queries))
         if isinstance(rows, Mixed):
             partners = rows.partners_of(len(queries), len(candidates), queries.device)
-            mixed_from = candidates.to(read_as)
+            mixed_from = candidates.to(read_as).to(loss_dtype(candidates))
             rows = mixed_rows(unit_rows(mixed_from) if normalize else mixed_from, rows.mix, partners)
+            read_as = rows.dtype
         rows = rows[:, None] if rows.dim() == 2 else rows
-        f = queries.to(read_as).to(loss_dtype(queries))
-        f = F.normalize(f, dim=1) if normalize else f
+        # The square of a number that float32 holds is one of float64.
+        f = F.normalize(f.double(), dim=1).to(f.dtype) if normalize else f
         if is_transformed() or is_traced(queries, rows):
             found = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
         else:
@@ -138,13 +140,13 @@ def _similar(queries: Tensor, rows: Tensor, normalize: bool, euclidean: bool) ->
     The queries have norm 1 already where rows are normalised.
     """
     if euclidean:
-        rows = F.normalize(rows, dim=2) if normalize else rows
+        rows = F.normalize(rows.double(), dim=2).to(rows.dtype) if normalize else rows
         return -(rows - queries[:, None]).square().sum(2)
     products = (rows @ queries[:, :, None]).squeeze(2)
     if not normalize:
         return products
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
-    return products / norms.clamp(min=LEAST_NORM)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+    return (products / norms.clamp(min=LEAST_NORM)).to(products.dtype)
 
 
 class _Similar(torch.autograd.Function):
@@ -156,8 +158,11 @@ class _Similar(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(queries, rows)
         ctx.read_as, ctx.how = read_as, (normalize, euclidean)
-        parts = _chunks(queries, rows)
-        return torch.cat([_similar(f, r.to(read_as).to(f.dtype), normalize, euclidean) for f, r in parts])
+        found = queries.new_empty(rows.shape[:2])
+        for here in _chunks(queries, rows):
+            read = rows[here].to(read_as).to(queries.dtype)
+            found[here] = _similar(queries[here], read, normalize, euclidean)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,16 +170,15 @@ class _Similar(torch.autograd.Function):
         if torch.is_grad_enabled():  # A double backward records all rows at once.
             return (*_differentiated(ctx, inputs, upstream[0], wanted, again=True), None, None, None)
         gradients = [x.new_empty(x.shape) if want else None for x, want in zip(inputs, wanted, strict=True)]
-        first = 0
-        for parts in _chunks(*inputs):
-            here = slice(first, first + len(parts[0]))
+        for here in _chunks(*inputs):
             with torch.autocast(upstream[0].device.type, enabled=False), torch.enable_grad():
-                leaves = [x.detach().requires_grad_(want) for x, want in zip(parts, wanted, strict=True)]
+                leaves = [
+                    x[here].detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)
+                ]
                 found = _differentiated(ctx, leaves, upstream[0][here], wanted, again=False)
             for to, part in zip(gradients, found, strict=True):
                 if to is not None and part is not None:
-                    to[here] = part.detach()
-            first = here.stop
+                    to[here] = part
         return (*gradients, None, None, None)
 
 
@@ -192,9 +196,9 @@ def _differentiated(
     return [next(gradients) if want else None for want in wanted]
 
 
-def _chunks(queries: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(queries: Tensor, rows: Tensor) -> Iterator[slice]:
     """Some queries and their rows at a time."""
     N, K, D = rows.shape
     height = max(CHUNK_BYTES // (K * D * queries.element_size()), 1)
-    for start in range(0, max(N, 1), height):
-        yield queries[start : start + height], rows[start : start + height]
+    for start in range(0, N, height):
+        yield slice(start, start + height)

@@ -25,6 +25,7 @@ def info_nce_loss(
     negatives: Tensor | None = None,
     label_smoothing: float = 0.0,
     guide: Guide | None = None,
+    similarity: str = "dot",
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
@@ -41,6 +42,8 @@ def info_nce_loss(
         label_smoothing: the share of each target that is spread evenly over all candidates and negatives, the
             target included, as in `F.cross_entropy`, whose value this has: the entropy of the smoothed target
             stays in it. In a group each rank has as many candidates as queries then. Not with a guide.
+        similarity: "dot", or "euclidean": minus the squared distance, as of `contrastive_loss`. Not with
+            label smoothing.
         guide, reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -55,6 +58,8 @@ def info_nce_loss(
     shards = None
     if guide is not None and label_smoothing:
         raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
+    if similarity != "dot" and label_smoothing:
+        raise ValueError(f"similarity: want 'dot' with label_smoothing, got {similarity!r}")
     if group is None or not label_smoothing:
         check_label_smoothing(label_smoothing)
     else:
@@ -70,6 +75,7 @@ def info_nce_loss(
         diagonal="keep",
         negatives=negatives,
         guide=guide,
+        similarity=similarity,
         memory=memory,
         backend=backend,
         group=group,

@@ -24,7 +24,17 @@ from problems import ALL_DTYPES, Maker, Problem
 MOST = 8  # rows; embeddings have as many columns at most
 ARGUMENTS = (
     *("queries", "candidates", "targets", "context_size", "document_ids", "diagonal", "scale", "bias"),
-    *("normalize", "negatives", "row_negatives", "query_groups", "candidate_groups", "mask", "reduction"),
+    *(
+        "normalize",
+        "negatives",
+        "row_negatives",
+        "row_scores",
+        "similarity",
+        "query_groups",
+        "candidate_groups",
+        "mask",
+        "reduction",
+    ),
     *("memory", "backend"),
 )
 NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix"}  # and those of targets

@@ -69,9 +69,9 @@ def test_norms_near_the_ends_of_the_range(case, memory, dtype):
 def test_gradcheck(case, memory):
     inputs = {name: x.detach() for name, x in cosines.inputs_of(case, torch.float64).items()}
     for name in set(cosines.EMBEDDINGS) & set(inputs):
-        zero = inputs[name].norm(dim=1) == 0
+        zero = inputs[name].norm(dim=-1) == 0
         inputs[name][zero] = 1.0  # where the derivative of x / |x| has no limit
-        inputs[name] /= inputs[name].norm(dim=1, keepdim=True) / 2
+        inputs[name] /= inputs[name].norm(dim=-1, keepdim=True) / 2
     names = list(inputs)
 
     def loss(*leaves: torch.Tensor) -> torch.Tensor:

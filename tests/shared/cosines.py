@@ -39,7 +39,7 @@ def inputs_of(case: Case, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor
     inputs = {name: x.detach().double() for name, x in case.inputs(torch.float64, seed).items()}
     for row, name in enumerate(EMBEDDINGS):
         if name in inputs:
-            inputs[name] *= 2 * torch.randn(len(inputs[name]), 1, generator=generator).double().exp()
+            inputs[name] *= 2 * _factors(inputs[name], generator)
             inputs[name][row] = 0
     return {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
 
@@ -60,15 +60,20 @@ def expected(
 
 
 def norms_of(x: oracle.Array) -> oracle.Array:
-    """(rows, 1); squares of numbers between 1e-150 and 1e150 are numbers of float64."""
-    return np.maximum(np.sqrt(np.square(x).sum(1, keepdims=True)), LEAST_NORM)
+    """(..., 1); squares of numbers between 1e-150 and 1e150 are numbers of float64."""
+    return np.maximum(np.sqrt(np.square(x).sum(-1, keepdims=True)), LEAST_NORM)
+
+
+def _factors(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One for each row of embeddings."""
+    return torch.randn(*x.shape[:-1], 1, generator=generator).double().exp()
 
 
 def through_norms(x: oracle.Array, gradient: oracle.Array) -> oracle.Array:
     """The gradient of the rows x from that of x / max(|x|, 1e-12)."""
     norms = norms_of(x)
     unit = x / norms
-    along = (gradient * unit).sum(1, keepdims=True) * unit * (norms > LEAST_NORM)
+    along = (gradient * unit).sum(-1, keepdims=True) * unit * (norms > LEAST_NORM)
     return (gradient - along) / norms
 
 

@@ -131,8 +131,12 @@ class Truth:
         self.normalize = arguments.get("normalize", False)
         self.norms = {name: _norms(x) if self.normalize else None for name, x in self.given.items()}
         self.scored = {
-            name: x / self.norms[name][:, None] if self.normalize else x for name, x in self.given.items()
+            name: x / self.norms[name][..., None] if self.normalize else x for name, x in self.given.items()
         }
+        self.similarity = arguments.get("similarity", "dot")
+        self.row_scores = None
+        if "row_scores" in arguments:
+            self.row_scores = arguments["row_scores"].double().numpy()
         self.score_error = self.product_error = 0.0
         self.mixed_error, self.mixes_cancel = np.zeros(self.given["queries"].shape), False
         if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
@@ -168,19 +172,29 @@ class Truth:
         """Largest score and the errors that come with it."""
         size = {name: np.abs(x) for name, x in self.scored.items()}
         columns = [size[name] for name in ("candidates", "negatives") if name in size]
-        products = [size["queries"] @ x.T for x in columns]
+        pairs = [(size["queries"][:, None], x) for x in columns]
+        private = 0
         if "row_negatives" in size:
-            products.append((size["queries"] * size["row_negatives"]).sum(1))
+            rows = size["row_negatives"].reshape(len(size["queries"]), -1, size["queries"].shape[1])
+            pairs.append((size["queries"][:, None], rows))
+            private += rows.shape[1]
+        distances = self.similarity == "euclidean"  # of which each part can be twice as large
+        products = [(np.square(a + b) if distances else a * b).sum(2) for a, b in pairs]
         self.largest_score = abs(self.scale) * max(x.max() for x in products) + np.abs(self.bias).max()
+        if self.row_scores is not None:
+            self.largest_score += np.abs(self.row_scores[np.isfinite(self.row_scores)]).max(initial=0)
+            private += self.row_scores.size // len(self.row_scores)
+        if distances:  # They are moved before they are rounded to what they are read in.
+            self.score_error += 4 * UNIT_ROUNDOFF[self.read_as] * self.largest_score
         N, D = size["queries"].shape
         roundings = D + 4 + (2 * (D + 8) if self.normalize else 0)
         self.score_error += roundings * self.unit * self.largest_score
         self.score_error += self.rounding * self.largest_score
         if self.backend and self.normalize:
             self.score_error += 2 * UNIT_ROUNDOFF[self.dtype] * self.largest_score
-        self.terms = N + sum(map(len, columns)) + 8
+        self.terms = N + sum(map(len, columns)) + private + 8
         self.cells = (  # how often a score or a logsumexp enters the loss of a row
-            self.targets.sum(1).max() + (0 if self.link == "softmax" else sum(map(len, columns)) + 1)
+            self.targets.sum(1).max() + (0 if self.link == "softmax" else sum(map(len, columns)) + private)
         )
         limit = torch.finfo(self.computed).max * 1e-6
         finite = all(np.isfinite(x).all() for x in self.scored.values())
@@ -211,6 +225,8 @@ class Truth:
             scale=self.scale,
             negatives=self.scored.get("negatives"),
             row_negatives=self.scored.get("row_negatives"),
+            row_scores=self.row_scores,
+            similarity=self.similarity,
             row_weights=self.row_weights,
             bias=self.bias,
             link=self.link,
@@ -244,7 +260,7 @@ class Truth:
         if name == "scale":
             more = more + self._row_sums().sum() * self.product_error
         if self.score_error > 0.5:  # a probability that should be 0 may then be 1
-            size_of_term = {"scale": self.largest_product, "bias": 1.0}.get(
+            size_of_term = {"scale": self.largest_product, "bias": 1.0, "row_scores": 1.0}.get(
                 name, abs(self.scale) * self.largest
             )
             more = more + 2 * self._row_sums().sum() * size_of_term
@@ -257,10 +273,12 @@ class Truth:
             dtype = self.arguments[name].dtype
             flushed = max(flushed, FLUSHED[dtype])
             return wanted, factor * size + more + 2 * UNIT_ROUNDOFF[dtype] * np.abs(wanted) + flushed
-        if self.normalize:
+        if self.normalize and name != "row_scores":
             wanted, size, more, flushed = self._through_norms(name, wanted, size, more, flushed)
             factor += (self.given[name].shape[1] + 8) * self.unit
-        rounded = UNIT_ROUNDOFF[self.dtype] + UNIT_ROUNDOFF[self.read_as]  # or cut off, to the inputs' dtype
+        dtype = self.arguments[name].dtype
+        flushed = flushed + FLUSHED[dtype]
+        rounded = UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[self.read_as]  # or cut off, to the inputs' dtype
         return wanted, factor * size + more + 2 * rounded * np.abs(wanted) + flushed + self.flushed_result()
 
     def _row_sums(self) -> np.ndarray:
@@ -291,11 +309,11 @@ class Truth:
         self, name: str, wanted: np.ndarray, size: np.ndarray, more: np.ndarray | float, flushed: float
     ) -> tuple[np.ndarray, ...]:
         """The gradient of embeddings from that of the same embeddings scaled to norm 1."""
-        unit, norms = self.scored[name], self.norms[name][:, None]
+        unit, norms = self.scored[name], self.norms[name][..., None]
         moves = norms > TINIEST_NORM
-        along = (wanted * unit).sum(1, keepdims=True) * unit * moves
-        along_size = (size * np.abs(unit)).sum(1, keepdims=True) * np.abs(unit)
-        more_along = (more * np.abs(unit)).sum(1, keepdims=True) * np.abs(unit)
+        along = (wanted * unit).sum(-1, keepdims=True) * unit * moves
+        along_size = (size * np.abs(unit)).sum(-1, keepdims=True) * np.abs(unit)
+        more_along = (more * np.abs(unit)).sum(-1, keepdims=True) * np.abs(unit)
         return (
             (wanted - along) / norms,
             (size + along_size) / norms,
@@ -305,4 +323,4 @@ class Truth:
 
 
 def _norms(x: np.ndarray) -> np.ndarray:
-    return np.maximum(np.sqrt(np.square(x).sum(1)), TINIEST_NORM)
+    return np.maximum(np.sqrt(np.square(x).sum(-1)), TINIEST_NORM)

@@ -85,6 +85,7 @@ class Maker(Draws):
         self.add_targets()
         self.add_scores()
         self.add_negatives()
+        self.add_similarity()
         self.add_exclusions()
         self.add_guide()
         if self.problem.targets is not None and self.rarely(6):
@@ -254,6 +255,39 @@ class Maker(Draws):
             if self.N > self.M:
                 self.problem.refusals.add("row_negatives")
         self.noted(f"row negatives {kind}")
+        if self.rarely(3):
+            self.add_row_cells(kind)
+
+    def add_row_cells(self, kind: str) -> None:
+        """Several row negatives in place of one, and row scores."""
+        arguments = self.problem.arguments
+        if kind == "given":
+            several = self.source.integer(1, 3)
+            rows = self.matrix(self.N * several).reshape(self.N, several, self.D)
+            arguments["row_negatives"] = (
+                rows.transpose(0, 1).contiguous().transpose(0, 1) if self.flag() else rows
+            )
+            self.noted("several row negatives")
+        if kind == "none" or self.flag():
+            dtype = self.choice((torch.float32, torch.float64, torch.bfloat16))
+            scores = self.rng.normal(size=(self.N, self.source.integer(1, 3))) * 5
+            if self.rarely(4):
+                scores[self.rng.random(scores.shape) < 0.3] = -np.inf
+            given = self.laid_out(scores, dtype)
+            arguments["row_scores"] = given[:, 0] if self.flag() else given
+            self.noted("row scores")
+
+    def add_similarity(self) -> None:
+        """Distances, for which the diagonal must not be zero; a sigmoid has none."""
+        arguments = self.problem.arguments
+        if self.problem.link == "sigmoid" or not self.rarely(5):
+            return
+        arguments["similarity"] = "euclidean"
+        self.noted("euclidean")
+        if arguments["diagonal"] == "zero":
+            self.problem.refusals.add("diagonal")
+        if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
+            self.problem.refusals.add("row_negatives")
 
     def add_exclusions(self) -> None:
         problem, arguments = self.problem, self.problem.arguments
@@ -333,7 +367,7 @@ class Maker(Draws):
         if self.rarely(6):
             problem.autocast = self.choice((torch.bfloat16, torch.float16))
             self.noted("autocast")
-        names = ("queries", "candidates", "negatives", "row_negatives", "scale", "bias")
+        names = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale", "bias")
         given = [name for name in names if isinstance(arguments.get(name), Tensor)]
         problem.needs = tuple(name for name in given if not self.rarely(5))
 
