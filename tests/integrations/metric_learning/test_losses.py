@@ -117,7 +117,7 @@ def pairs() -> dict[str, tuple[torch.Tensor, ...]]:
 
 @by_loss
 @pytest.mark.parametrize("which", pairs())
-@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("distance", ["cosine", "dot", "squared"])
 def test_from_lists(name, which, distance):
     lists = pairs()[which]
     options = {"temperature": 0.3, "distance": DISTANCES[distance]}
