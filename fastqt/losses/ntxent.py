@@ -26,7 +26,8 @@ def ntxent_loss(
     With scores S = scale * cosine, the loss of a pair (a, p) of different rows with the same label is
     -log(exp(S_ap) / (exp(S_ap) + sum_n exp(S_an))), where n is every row of another label. Positives do not
     compete with each other, which they do in `supcon_loss`. With one positive a row, as where two views of a
-    sentence share a label, the two losses are equal. Memory and operations are those of `supcon_loss`.
+    sentence share a label, the two losses are equal. Otherwise the pairs are never listed, and operations are
+    those that `supcon_loss` takes then.
 
     Args:
         embeddings, labels, candidates, candidate_labels, scale, normalize, memory, backend, group: as of
