@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# In place of minus infinity, a logsumexp of no cells, of which torch's logsumexp has NaN for a gradient.
+NO_CELLS = -1e300
+
+
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
     """Cross-entropy of each row with its positive, among the positive and several sets of other cells, (N,).
 
@@ -19,7 +23,7 @@ def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> 
         others: (N,) each: the logsumexps of disjoint sets of cells without the positive, or single scores.
         copies: how often the positive is among the cells.
     """
-    most = torch.stack([x.double() for x in others]).logsumexp(0)
+    most = torch.stack([x.double().clamp(min=NO_CELLS) for x in others]).logsumexp(0)
     # log(copies exp p + exp o) - p, with the constant part apart.
     constant = math.log(copies)
     loss = F.softplus(most - positive.double() - constant, threshold=50) + constant
