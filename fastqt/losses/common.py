@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# A logsumexp of no cells, as minus infinity would have a NaN for a gradient.
+# In place of minus infinity, a logsumexp of no cells, of which torch's logsumexp has NaN for a gradient.
 NO_CELLS = -1e300
 
 

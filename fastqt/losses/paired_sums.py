@@ -117,9 +117,9 @@ def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[str | None, t
 
 
 def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
-    """What rows or columns give dL/dS; one that has no other cells has no weight."""
-    none = logsumexp == -torch.inf
-    return ClipSide(logsumexp.masked_fill(none, 0), weights.double().masked_fill(none, 0))
+    """What rows or columns give dL/dS."""
+    # One that has no other cells has no weight either, and minus infinity would make it NaN.
+    return ClipSide(logsumexp.masked_fill(logsumexp == -torch.inf, 0), weights.double())
 
 
 class _PairedSums(torch.autograd.Function):

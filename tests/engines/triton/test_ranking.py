@@ -1,5 +1,7 @@
 """Multiple negatives ranking by the Triton engine, interpreted."""
 
+import math
+
 import pytest
 import torch
 from ranking_oracle import DIRECTIONS, ranking
@@ -51,6 +53,14 @@ def test_is_the_oracles(name, dtype, learnt):
     assert relative(loss, wanted.loss) < tolerance
     for a, b in zip(found, (wanted.queries, *wanted.documents, wanted.scale), strict=True):
         assert relative(a.detach(), b) < tolerance
+
+
+def test_one_row():
+    """It has no other rows: a logsumexp of no cells, whose weight is 0."""
+    given = [torch.randn(1, D).requires_grad_() for _ in range(2)]
+    loss = fastqt.multiple_negatives_ranking_loss(*given, directions=DIRECTIONS, backend="triton")
+    assert loss.item() == pytest.approx(math.log(2))  # the positive is there twice
+    assert not any(g.any() for g in torch.autograd.grad(loss, given))
 
 
 @pytest.mark.slow

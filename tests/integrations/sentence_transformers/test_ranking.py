@@ -108,6 +108,25 @@ def test_so_are_those_of_matryoshka(model, cached):
     compare(pair, model, COLUMNS[:3], train=True)
 
 
+@pytest.mark.parametrize("name", [PLAIN, "Cached" + PLAIN])
+def test_under_autocast_the_loss_is_float32_and_near_the_librarys(model, name):
+    """The library rounds the loss itself to bfloat16."""
+    dense = st.sentence_transformer.modules.Dense(8, 8, activation_function=torch.nn.Tanh())
+    reduced = st.SentenceTransformer(modules=[*copy.deepcopy(model), dense], device="cpu")
+    found = []
+    for loss in both(name, reduced, **({"mini_batch_size": 3} if name != PLAIN else {})):
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss([dict(reduced.preprocess(column)) for column in COLUMNS[:3]], torch.zeros(4))
+        reduced.zero_grad()
+        value.backward()
+        gradients = [p.grad for p in reduced.parameters() if p.grad is not None]
+        assert gradients
+        assert all(g.isfinite().all() for g in gradients)
+        found.append(value)
+    assert [x.dtype for x in found] == [torch.bfloat16, torch.float32]
+    assert abs(found[1] - found[0]) < 0.05 * found[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_signature_settings_and_citation_are_the_librarys(model, name):
     theirs, own = both(name, model, scale=11.0)
