@@ -1,7 +1,7 @@
 """Scores -s |x - y|^2 as those that engines know: 2 s <x, y> with the bias -s |y|^2.
 
-What is left over, -s |x|^2, is common to a row. A softmax does not see it, but a row's own cells have to lose
-it, and a logsumexp has to gain it.
+What is left over, -s |x|^2, is common to a row. A softmax does not see it, but a row's own cells lose it. A
+logsumexp gains it, and is joined with the row's own cells after that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import check_bias, check_flag, check_option, check_scale, input_dtype
-from fastqt.functional.row_scores import LEAST_NORM, columns_of, scores_of_row_negatives
+from fastqt.functional.row_scores import (
+    LEAST_NORM,
+    added_up_in_float64,
+    columns_of,
+    joined,
+    scores_of_row_negatives,
+)
 from fastqt.negatives import Mixed
 from fastqt.problem import DIAGONALS, loss_dtype
 
+Completed = Callable[[Tensor], Tensor]
 SIMILARITIES = ("dot", "euclidean")
-FAR = 2.0  # standard deviations between the candidates and the origin, from which on they are moved to it
+FAR = 2.0  # standard deviations between embeddings and the origin, from which on they are moved to it
 
 
 def check_euclidean(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> None:
@@ -45,37 +52,42 @@ def check_euclidean(queries: Tensor, candidates: Tensor, options: dict[str, Any]
         raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
 
 
-def moments(candidates: Tensor) -> Tensor:
-    """Number of candidates, sums of their elements and of the squares of these, (2, D + 1) float64."""
+def moments(*embeddings: Tensor | None) -> Tensor:
+    """The number of rows, the sums of their elements and of the squares of these, (2, D + 1) float64."""
     with torch.no_grad():
-        x = candidates.to(loss_dtype(candidates))
-        count = x.new_full((2, 1), len(x), dtype=torch.float64)
-        if not len(x):
-            return torch.cat([count, count.new_zeros(2, x.shape[1])], 1)
-        variance, mean = (y.double() for y in torch.var_mean(x, 0, correction=0))
-        return torch.cat([count, len(x) * torch.stack([mean, variance + mean.square()])], 1)
+        return torch.stack([_moments_of(x) for x in embeddings if x is not None]).sum(0)
+
+
+def _moments_of(x: Tensor) -> Tensor:
+    x = x.to(loss_dtype(x))
+    count = x.new_full((2, 1), len(x), dtype=torch.float64)
+    if not len(x):
+        return torch.cat([count, count.new_zeros(2, x.shape[1])], 1)
+    variance, mean = (y.double() for y in torch.var_mean(x, 0, correction=0))
+    return torch.cat([count, len(x) * torch.stack([mean, variance + mean.square()])], 1)
 
 
 def lower_euclidean(
     queries: Tensor,
     candidates: Tensor,
     options: dict[str, Any],
-    of_candidates: Tensor,
+    of_all: Tensor,
     log_sum_exp: Callable[..., Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Completed]:
     """Lowers checked arguments of a softmax or a logsumexp of Euclidean scores to those of products.
 
     Args:
         queries, candidates: as they were given.
         options: the other arguments, which are replaced. The negatives become a score of each row, since
             biases are those of candidates.
-        of_candidates: their `moments`; of all ranks' candidates the sum.
+        of_all: the `moments` of queries, candidates and negatives, of all ranks.
         log_sum_exp: computes the logsumexp of queries and negatives, (N,), with the options that it is given.
 
     Returns:
-        The queries and the candidates, and what scores of each row lack, (N,).
+        The queries and the candidates, and what makes of the lowered problem's loss that of the arguments.
     """
-    scale, normalize, negatives = options["scale"], options["normalize"], options["negatives"]
+    normalize, negatives = options["normalize"], options["negatives"]
+    scale = options["scale"] = added_up_in_float64(options["scale"])
     private = [] if options["row_scores"] is None else [columns_of(options["row_scores"])]
     if options["row_negatives"] is not None:
         scored = scores_of_row_negatives(
@@ -84,36 +96,33 @@ def lower_euclidean(
         private.append(scored)
     read_as = input_dtype(queries)
     with torch.autocast(queries.device.type, enabled=False):
-        origin = None if normalize else _origin(of_candidates)
+        origin = None if normalize else _origin(of_all)
         queries, candidates = _moved(queries, origin, read_as), _moved(candidates, origin, read_as)
         own = -scale * _squares(queries, normalize)
         options |= {"scale": 2 * scale, "bias": options["bias"] - scale * _squares(candidates, normalize)}
-        cells = [x.to(own.dtype) - own[:, None] for x in private]
     if negatives is not None:
         negatives = _moved(negatives, origin, read_as)
         alone = {"bias": -scale * _squares(negatives, normalize), "link": "log_sum_exp", "diagonal": "keep"}
-        absent = (
-            "negatives",
-            "row_negatives",
-            "row_scores",
-            "query_groups",
-            "candidate_groups",
-            "mask",
-            "guide",
-        )
-        cells.append(log_sum_exp(queries, negatives, {**options, **alone, **dict.fromkeys(absent)})[:, None])
-    options["negatives"] = options["row_negatives"] = None
-    options["row_scores"] = torch.cat(cells, 1) if cells else None
-    return queries, candidates, own
+        of_cells = ("query_groups", "candidate_groups", "mask", "guide")
+        absent = ("negatives", "row_negatives", "row_scores", *of_cells)
+        sums = log_sum_exp(queries, negatives, {**options, **alone, **dict.fromkeys(absent)})
+        private.append(sums[:, None] + own[:, None])
+    options |= {"negatives": None, "row_negatives": None, "row_scores": None}
+    if options["link"] == "log_sum_exp":
+        # Where a row's own cells have most of its sum, the gradients of `own` and of products would cancel.
+        return queries, candidates, lambda found: joined(found[:, None] + own[:, None], *private)
+    if private:
+        options["row_scores"] = torch.cat([x.to(own.dtype) - own[:, None] for x in private], 1)
+    return queries, candidates, lambda found: found
 
 
-def _origin(of_candidates: Tensor) -> Tensor:
-    """What is subtracted from all embeddings, (D,) float64: the candidates' mean where that is far from 0.
+def _origin(of_all: Tensor) -> Tensor:
+    """What is subtracted from all embeddings, (D,) float64: their mean where that is far from 0.
 
     Products of embeddings that share a large part have lost the digits of their differences. Elsewhere
     nothing is subtracted, since embeddings of 16 bits would be rounded once more.
     """
-    count, (sums, squares) = of_candidates[0, 0], of_candidates[:, 1:]
+    count, (sums, squares) = of_all[0, 0], of_all[:, 1:]
     mean = sums / count
     variance = squares / count - mean.square()
     return torch.where(mean.square() > FAR**2 * variance, mean, 0.0)
@@ -128,9 +137,9 @@ def _moved(x: Tensor, origin: Tensor | None, read_as: torch.dtype) -> Tensor:
 
 
 def _squares(x: Tensor, normalize: bool) -> Tensor:
-    """The squared norms of rows, (rows,); those of normalised rows are 1, or 0 of zeros."""
+    """The squared norms of rows, (rows,); those of normalised rows are 1, or less of nearly nothing."""
     x = x.to(loss_dtype(x))
     if not normalize:
         return x.square().sum(1)
-    norms: Tensor = torch.linalg.vector_norm(x.detach(), dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return (norms / norms.clamp(min=LEAST_NORM)).square().to(x.dtype)

@@ -30,7 +30,7 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wanting_gradients, with_a_row
-from fastqt.functional.euclidean import SIMILARITIES, check_euclidean, lower_euclidean, moments
+from fastqt.functional.euclidean import SIMILARITIES, Completed, check_euclidean, lower_euclidean, moments
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
 from fastqt.functional.row_scores import check_row_scores, one_cell_a_row
 from fastqt.guide import Guide
@@ -74,11 +74,10 @@ def loss_over_group(
     given = {**options, "queries": queries, "candidates": candidates}
     shards = agree(ranks, function, partial(_checked, ranks, targets, reduction, given))
     ranks = shards.group
-    own = _in_products(shards, given) if given.pop("similarity", "dot") == "euclidean" else None
+    completed = _in_products(shards, given) if given.pop("similarity", "dot") == "euclidean" else None
     targets = targets.of_shard(shard_rows(shards, "queries", "candidates"))
     local = _local_loss(shards, targets, reduction, given, function)
-    if own is not None and given["link"] == "log_sum_exp":
-        local = local + own
+    local = local if completed is None else completed(local)
     if reduction != "mean_of_targets":
         return collectives.reduced(local, reduction, shards.total("queries"), ranks)
     queries = given["queries"]
@@ -100,8 +99,8 @@ def _local_loss(
     return _loss_of_gathered(shards, targets, reduction, given)
 
 
-def _in_products(shards: Shards, given: dict[str, Any]) -> Tensor:
-    """Lowers Euclidean scores to products, and returns what scores of each row lack, (N,)."""
+def _in_products(shards: Shards, given: dict[str, Any]) -> Completed:
+    """Lowers Euclidean scores to products, and returns what makes the loss theirs."""
 
     def of_negatives(queries: Tensor, negatives: Tensor, options: dict[str, Any]) -> Tensor:
         counts = {"queries": shards.counts["queries"], "candidates": shards.counts["negatives"]}
@@ -111,10 +110,13 @@ def _in_products(shards: Shards, given: dict[str, Any]) -> Tensor:
 
     # All ranks have to move their embeddings by the same vector, to the bit.
     queries, candidates, group = given.pop("queries"), given.pop("candidates"), shards.group
-    of_ranks = collectives.gather_constant(moments(candidates)[None], (1,) * group.size, group)
-    queries, candidates, own = lower_euclidean(queries, candidates, given, of_ranks.sum(0), of_negatives)
+    own = moments(queries, candidates, given["negatives"])
+    of_ranks = collectives.gather_constant(own[None], (1,) * group.size, group)
+    queries, candidates, completed = lower_euclidean(
+        queries, candidates, given, of_ranks.sum(0), of_negatives
+    )
     given |= {"queries": queries, "candidates": candidates}
-    return own
+    return completed
 
 
 def _checked(
@@ -319,7 +321,7 @@ def _problem_of_ring(
     if plan.engine.eager:
         raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
     p.queries, p.candidates, p.negatives = queries, given["candidates"], given["negatives"]
-    if not len(queries) and not isinstance(given["row_negatives"], Mixed):
+    if not len(queries):
         p.row_negatives, p.row_scores = private.values()
     prepare(p, plan)
     return p, plan.engine, lacking

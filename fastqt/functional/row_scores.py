@@ -81,24 +81,29 @@ def one_cell_a_row(queries: Tensor, candidates: Tensor, options: dict[str, Any])
         return None  # The engines score one row negative, or one mixture.
     cells = [] if given is None else [columns_of(given).to(loss_dtype(queries))]
     if rows is not None:
+        options["scale"] = added_up_in_float64(options["scale"])
         cells.append(scores_of_row_negatives(queries, candidates, rows, options))
     options["row_negatives"] = options["row_scores"] = None
-    joined = torch.cat(cells, 1) if len(cells) > 1 else cells[0]
-    if joined.shape[1] == 1:
-        options["row_scores"] = joined[:, 0].contiguous()
-    elif options["link"] == "sigmoid":
-        return F.softplus(joined, threshold=50).sum(1)
-    else:
-        options["row_scores"] = _log_sum_exp(joined)
+    if options["link"] == "sigmoid" and (len(cells) > 1 or cells[0].shape[1] > 1):
+        return F.softplus(torch.cat(cells, 1), threshold=50).sum(1)
+    options["row_scores"] = joined(*cells).contiguous()
     return None
 
 
-def _log_sum_exp(cells: Tensor) -> Tensor:
-    """The logsumexp of each row; -inf with a gradient of 0 where there is no cell."""
-    none = cells.detach().isneginf().all(1)
+def joined(first: Tensor, *others: Tensor) -> Tensor:
+    """The logsumexp of each row of some scores (N, K), (N,); -inf with a gradient of 0 where all are -inf."""
+    if not others and first.shape[1] == 1:
+        return first[:, 0]
     # From float64 it is rounded once, and the gradients of its parts add up to its own.
-    found = cells.double().masked_fill(none[:, None], 0).logsumexp(1)
-    return found.masked_fill(none, -torch.inf).to(cells.dtype)
+    cells = torch.cat([x.double() for x in (first, *others)], 1)
+    none = cells.detach().isneginf().all(1)
+    found = cells.masked_fill(none[:, None], 0).logsumexp(1)
+    return found.masked_fill(none, -torch.inf).to(first.dtype)
+
+
+def added_up_in_float64(scale: float | Tensor) -> float | Tensor:
+    """A scale whose gradient is rounded once its parts, which may cancel each other, are added up."""
+    return scale.double() if isinstance(scale, Tensor) else scale
 
 
 def columns_of(row_scores: Tensor) -> Tensor:

@@ -250,6 +250,12 @@ class Truth:
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
             factor += THREE_ROUNDINGS[self.dtype]
+        if (
+            self.similarity == "euclidean"
+            or "several row negatives" in self.problem.makes
+            or self.row_scores is not None
+        ):
+            factor += 2 * UNIT_ROUNDOFF[self.dtype]  # of the parts that autograd adds up
         factor += 4 * self.rounding  # of dS, of its products, and of a gradient before that of its norm
         flushed = (
             FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest, self.largest_product)
