@@ -32,7 +32,7 @@ SWAPS = {
     "falling back": {f"{LIBRARY}:{name}": f"falling_back:{name}" for name in ("NTXentLoss", "SupConLoss")}
     | MEMORY,
 }
-# What the tests read, unless it is set. They want a GPU by default; on a CPU, some fail in float16 as they are.
+# What the tests read. They want a GPU by default; in float16 some fail on a CPU as they are.
 DEFAULTS = {"TEST_DEVICE": "cpu", "TEST_DTYPES": "float32,float64"}
 ENVIRONMENT = {name: os.environ.get(name, value) for name, value in DEFAULTS.items()}
 
