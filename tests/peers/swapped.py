@@ -124,10 +124,7 @@ class _Recorder:
         self.running: str | None = None
 
     def replace_names(self) -> None:
-        for place, replacement in self.settings["swaps"].items():
-            module, name = place.split(":")
-            home, new = replacement.split(":")
-            setattr(import_module(module), name, getattr(import_module(home), new))
+        # First, since a function that is watched is another object.
         for place in self.settings["reached"]:
             module, path = place.split(":")
             owner: Any = import_module(module)
@@ -135,6 +132,10 @@ class _Recorder:
             for part in classes:
                 owner = getattr(owner, part)
             setattr(owner, name, self._watched(getattr(owner, name)))
+        for place, replacement in self.settings["swaps"].items():
+            module, name = place.split(":")
+            home, new = replacement.split(":")
+            setattr(import_module(module), name, getattr(import_module(home), new))
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
