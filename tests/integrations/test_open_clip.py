@@ -47,6 +47,17 @@ def test_siglip(backend, shape):
     check(loss._loss(a, b, scale, bias, negative_only=True), others, [a, b, scale, bias])
 
 
+@pytest.mark.parametrize("make", [ClipLoss, SigLipLoss])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_not_finite_makes_the_loss_nan(make, scale):
+    """As open_clip's, so that a training may skip the step; world_size=0 is one process there."""
+    a, b = views(N, N)
+    loss = make(world_size=0)(a, b, torch.tensor(scale, requires_grad=True), torch.tensor(0.0))
+    assert not loss.isfinite()
+    loss.backward()
+    assert not a.grad.isfinite().all()
+
+
 def test_scores_and_labels():
     a, b = views(N, N)
     clip, siglip = ClipLoss(cache_labels=True), SigLipLoss()
@@ -92,7 +103,7 @@ def test_arguments_are_theirs(ours):
 REFUSED = {
     "horovod": (lambda: ClipLoss(use_horovod=True), ValueError, "use_horovod: want False, as the ranks"),
     "way": (lambda: SigLipLoss(dist_impl="tree"), ValueError, "dist_impl: want one of 'bidir', 'shift'"),
-    "size": (lambda: ClipLoss(world_size=0), ValueError, "world_size: want at least 1, got 0"),
+    "size": (lambda: ClipLoss(world_size=-1), ValueError, "world_size: want at least 0, got -1"),
     "rank": (lambda: SigLipLoss(rank=2, world_size=2), ValueError, r"rank: want 0\.\.1, got 2"),
     "no group": (
         lambda: ClipLoss(rank=0, world_size=2)(*views(N, N), 1.0),

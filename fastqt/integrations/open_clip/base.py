@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ class LossOfRanks(nn.Module):
             raise ValueError(
                 "use_horovod: want False, as the ranks talk through torch.distributed here, got True"
             )
-        check_size("world_size", world_size)
+        check_size("world_size", world_size, least=0)  # open_clip takes 0 for one process, too.
         check_size("rank", rank, least=0)
         if rank >= world_size > 1:
             raise ValueError(f"rank: want 0..{world_size - 1}, got {rank}")
@@ -76,6 +77,17 @@ class LossOfRanks(nn.Module):
 def number(x: Tensor | float) -> Tensor | float:
     """A tensor of one number as a 0-d tensor: open_clip's models may have parameters of shape (1,)."""
     return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
+
+
+def scaled(features: Tensor, logit_scale: Tensor | float) -> tuple[Tensor, Tensor | float]:
+    """Features and a scale for them, of which the features have a scale that is not finite.
+
+    fastqt's losses refuse such a scale, and open_clip's are NaN then, which a training may skip.
+    """
+    scale = number(logit_scale)
+    if not isinstance(scale, Tensor) or not scale.is_cpu or torch.compiler.is_compiling():
+        return features, scale
+    return (features, scale) if bool(scale.isfinite().all()) else (features * scale, 1.0)
 
 
 def bias_of(x: Tensor | float | None) -> Tensor | float:

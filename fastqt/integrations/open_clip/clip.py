@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt.functional import contrastive_loss
-from fastqt.integrations.open_clip.base import LossOfRanks, number
+from fastqt.integrations.open_clip.base import LossOfRanks, number, scaled
 from fastqt.losses import clip_loss
 
 
@@ -81,8 +81,8 @@ class ClipLoss(LossOfRanks):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        scale = number(logit_scale)
-        if self.world_size == 1:
+        image_features, scale = scaled(image_features, logit_scale)
+        if self.world_size <= 1:
             loss = clip_loss(image_features, text_features, scale=scale, **self.options)
         else:
             loss = self._of_ranks(image_features, text_features, scale)

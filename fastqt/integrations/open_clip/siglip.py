@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastqt.checks import check_option
 from fastqt.functional import sigmoid_loss
-from fastqt.integrations.open_clip.base import LossOfRanks, bias_of, number
+from fastqt.integrations.open_clip.base import LossOfRanks, bias_of, scaled
 from fastqt.losses import siglip_loss
 
 # How ranks exchange text features: at once, or so that one other rank's at a time may visit.
@@ -76,13 +78,14 @@ class SigLipLoss(LossOfRanks):
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
         given = image_features, text_features, logit_scale, logit_bias
-        loss = self._loss(*given) if self.world_size == 1 else self._of_ranks(*given)
+        loss = self._loss(*given) if self.world_size <= 1 else self._of_ranks(*given)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _of_ranks(
         self, images: Tensor, texts: Tensor, logit_scale: Tensor | float, logit_bias: Tensor | float | None
     ) -> Tensor:
-        options = {"scale": number(logit_scale), "bias": bias_of(logit_bias), **self.options}
+        images, scale = scaled(images, logit_scale)
+        options: dict[str, Any] = {"scale": scale, "bias": bias_of(logit_bias), **self.options}
         group = self.group()
         if group.takes_ring(len(texts) * self.world_size, texts):
             return siglip_loss(images, texts, reduction="none", group=group, **options).mean()
@@ -99,7 +102,8 @@ class SigLipLoss(LossOfRanks):
         negative_only: bool = False,
     ) -> Tensor:
         """The loss of one process's images and texts, or with `negative_only` of such that form no pairs."""
-        options = {"scale": number(logit_scale), "bias": bias_of(logit_bias), **self.options}
+        image_features, scale = scaled(image_features, logit_scale)
+        options: dict[str, Any] = {"scale": scale, "bias": bias_of(logit_bias), **self.options}
         if not negative_only:
             return siglip_loss(image_features, text_features, **options)
         none = torch.full((len(image_features),), -100, device=image_features.device)
