@@ -83,7 +83,9 @@ class Operands:
             norm = self.weights.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
         else:
             norm = self.weights[0]
-        if self.p.queries.dtype is torch.float16 and self.p.link == "softmax":
+        t = self.p.targets
+        in_every_cell = t.dense is not None or t.background is not None  # what is stored is less the targets
+        if self.p.queries.dtype is torch.float16 and (self.p.link == "softmax" or in_every_cell):
             norm = norm * _largest_mass(self.p).clamp(min=1)
         return norm
 
