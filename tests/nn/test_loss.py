@@ -175,6 +175,7 @@ WRONG = {
     "partner": "last",
     "reduction": "avg",
     "scale": 0.0,
+    "similarity": "cosine",
     "stop_gradient": "no",
 }
 

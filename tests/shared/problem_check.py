@@ -255,7 +255,7 @@ class Truth:
             or "several row negatives" in self.problem.makes
             or self.row_scores is not None
         ):
-            factor += 2 * UNIT_ROUNDOFF[self.dtype]  # of the parts that autograd adds up
+            factor += 2 * UNIT_ROUNDOFF[self.read_as]  # of the parts that autograd adds up
         factor += 4 * self.rounding  # of dS, of its products, and of a gradient before that of its norm
         flushed = (
             FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest, self.largest_product)
