@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
+import math
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -36,7 +39,8 @@ ROWS, D = (512, 2048, 8192), 384  # the widths of MiniLM
 ERROR_ROWS = 512
 ROWS_A_LABEL = 4
 MOST_MEMORY = 18 * 2**30  # bytes of addresses: an allocation beyond fails, and that is the peer's result
-EFFORT = Effort(warm_ups=1, least_rounds=5, seconds=20.0)
+PATIENCE = 60.0  # seconds of a step
+EFFORT = Effort(warm_ups=1, least_rounds=3, seconds=6.0)
 
 Loss = Callable[..., Tensor]  # of the columns' embeddings, (N, D) each
 
@@ -187,16 +191,27 @@ def steps_of(case: Case) -> dict[str, Callable[[list[Tensor]], Step]]:
     """How the peer's step and ours are made from leaves."""
 
     def made(name: str, leaves: list[Tensor]) -> Step:
-        return step_of(case.make(importlib.import_module(name)), leaves)
+        return step_of(case.make(_module(name)), leaves)
 
     return {"theirs": partial(made, case.library.theirs), "ours": partial(made, case.library.ours)}
 
 
-def measured(case: Case, N: int) -> dict[str, Any]:
-    """Time and memory of both, in turns."""
+def measured(case: Case, N: int, before: dict[str, Any] | None) -> dict[str, Any]:
+    """Time and memory of both, in turns.
+
+    Args:
+        before: what was measured with fewer rows. What would take too long by that, as times grow with the
+            square of N, is left out.
+    """
     leaves = [x.requires_grad_() for x in columns_of(case, N)]
-    results = in_turns(steps_of(case), leaves, Clock(torch.device("cpu")), EFFORT)
-    return {"case": case.label, "N": N, **{name: _stored(result) for name, result in results.items()}}
+    steps, late = steps_of(case), {}
+    for name in list(steps) if before else ():
+        seconds = before[name].get("seconds", math.inf) * (N / before["N"]) ** 2
+        if seconds > PATIENCE:
+            late[name] = Result(reason=before[name].get("reason", f"a step would take {seconds:,.0f} s"))
+            del steps[name]
+    results = {**in_turns(steps, leaves, Clock(torch.device("cpu")), EFFORT), **late}
+    return {"case": case.label, "N": N, **{name: _stored(results[name]) for name in ("theirs", "ours")}}
 
 
 def gradient_errors(case: Case) -> dict[str, float | str]:
@@ -214,6 +229,19 @@ def gradient_errors(case: Case) -> dict[str, float | str]:
         gradient = torch.cat([x.double().flatten() for x in make(leaves)(0)[1:]])
         found[name] = float((gradient - reference).norm() / reference.norm())
     return found
+
+
+def _module(name: str) -> ModuleType:
+    """A module by its name; open_clip's losses without the rest of it, which needs torchvision."""
+    package = importlib.util.find_spec("open_clip") if name == "open_clip.loss" else None
+    if package is None or package.origin is None:
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, Path(package.origin).with_name("loss.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _stored(result: Result) -> dict[str, Any]:
@@ -294,8 +322,10 @@ def main() -> None:
     print(error_table(errors), flush=True)
     found = []
     for case in CASES:
-        for N in options.rows:
-            found.append(measured(case, N))
+        before = None
+        for N in sorted(options.rows):
+            before = measured(case, N, before)
+            found.append(before)
             print(json.dumps(found[-1]), flush=True)
     if options.write:
         run = {"machine_info": processor_and_versions(), "versions": versions(), "D": D}

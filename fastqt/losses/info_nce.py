@@ -58,8 +58,8 @@ def info_nce_loss(
     shards = None
     if guide is not None and label_smoothing:
         raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
-    if similarity != "dot" and label_smoothing:
-        raise ValueError(f"similarity: want 'dot' with label_smoothing, got {similarity!r}")
+    if similarity == "euclidean" and label_smoothing:
+        raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
     if group is None or not label_smoothing:
         check_label_smoothing(label_smoothing)
     else:

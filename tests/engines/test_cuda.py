@@ -17,7 +17,7 @@ from tests.csrc.building import ROOT, why_no_modules
 from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
-UNKNOWN = {"negatives", "bias", "query_groups", "mask"}
+UNKNOWN = {"negatives", "bias", "query_groups", "mask", "row_scores"}
 TAKEN = [
     case
     for case in CASES

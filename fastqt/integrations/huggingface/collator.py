@@ -55,7 +55,7 @@ class ContrastiveCollator:
         batch = self._of_ids(rows) if "input_ids" in first else self._of_text(rows, self._names(first))
         for name in LABELS:
             if name in first and not isinstance(first[name], str):
-                batch["labels"] = torch.as_tensor([row[name] for row in rows])
+                batch["labels"] = torch.as_tensor([row[name] for row in rows], device="cpu")
                 break
         return batch
 
