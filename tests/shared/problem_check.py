@@ -249,7 +249,7 @@ class Truth:
         wanted, size = np.asarray(getattr(self.result, name)), np.asarray(self.result.magnitudes[name])
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
-            factor += THREE_ROUNDINGS[self.dtype]
+            factor += THREE_ROUNDINGS[self.read_as]  # in which its products are taken, under autocast as well
         if (
             self.similarity == "euclidean"
             or "several row negatives" in self.problem.makes
