@@ -303,8 +303,17 @@ class Truth:
         return error.sum(0) if name == "bias" else 0.0
 
     def flushed_result(self) -> float:
-        """What is lost below the smallest number of the dtypes that a gradient is rounded to."""
-        return max(FLUSHED[self.dtype], FLUSHED[self.read_as])
+        """What is lost below the smallest number of the dtypes that a gradient is rounded to.
+
+        Gradients of a scalar loss are rounded before they are multiplied by the upstream gradient, those of a
+        mean in float16 64 times as large.
+        """
+        lost = max(FLUSHED[self.dtype], FLUSHED[self.read_as])
+        upstream = self.problem.upstream
+        if upstream.dim():
+            return lost
+        in_float16_mean = self.dtype is torch.float16 and self.arguments["reduction"] == "mean"
+        return lost * max(1.0, abs(upstream.item()) / (64 if in_float16_mean else 1))
 
     def largest_gradient(self, name: str) -> float:
         """The largest number that the gradient of an argument can hold on its way back."""

@@ -367,7 +367,7 @@ def test_other_libraries_load_what_is_saved(checkpoint, tmp_path):
         ({"pooling": "max"}, ValueError, "pooling: want"),
         ({"group": "all"}, ValueError, "group: want"),
     ],
-    ids=str,
+    ids=["loss", "option", "module and option", "reduction", "module", "pooling", "group"],
 )
 def test_wrong_arguments_are_refused(checkpoint, arguments, error, message):
     with pytest.raises(error, match=message):
