@@ -66,4 +66,13 @@ class Mixed:
 def mixed_rows(candidates: Tensor, mix: float, partners: Tensor) -> Tensor:
     """The negatives (N, D) of `Mixed`, computed from candidates (M, D) and partners (N,)."""
     candidates = candidates.detach()
-    return F.normalize(mix * candidates[: len(partners)] + (1 - mix) * candidates[partners], dim=1)
+    return mixtures(candidates[: len(partners)], candidates[partners], mix)
+
+
+def mixtures(own: Tensor, others: Tensor, mix: float) -> Tensor:
+    """The rows mix * own + (1 - mix) * others at norm 1, (N, D), computed in float32 at least.
+
+    In float16 the smallest norm that is divided by would be 0, and a mixture of zeros no number.
+    """
+    computed = torch.promote_types(own.dtype, torch.float32)
+    return F.normalize(mix * own.to(computed) + (1 - mix) * others.to(computed), dim=1).to(own.dtype)

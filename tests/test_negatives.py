@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from tolerances import FLOAT32, relative
 
 import fastqt
+from fastqt.negatives import mixtures
 
 N, D = 9, 6
 by_backend = pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
@@ -63,6 +64,11 @@ def test_mixed_is_the_oracles(backend, partners, smoothed):
 def test_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_mixtures_of_zeros_are_zeros_in_float16():
+    zeros = torch.zeros(3, 4, dtype=torch.float16)
+    assert torch.equal(mixtures(zeros, zeros, 0.2), zeros)
 
 
 def loss_with(mixed: fastqt.Mixed, M: int = N) -> torch.Tensor:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd, engines
@@ -34,7 +33,7 @@ from fastqt.functional.euclidean import SIMILARITIES, Completed, check_euclidean
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
 from fastqt.functional.row_scores import check_row_scores, one_cell_a_row
 from fastqt.guide import Guide
-from fastqt.negatives import Mixed
+from fastqt.negatives import Mixed, mixtures
 from fastqt.problem import (
     DIAGONALS,
     REDUCTIONS,
@@ -255,7 +254,7 @@ def _mixed(shards: Shards, given: dict[str, Any], rows_at: Callable[[Tensor], Te
     pair = rows_at(torch.cat([own, partners])).detach()
     if given["normalize"]:
         pair = unit_rows(pair)
-    return F.normalize(mixed.mix * pair[:n] + (1 - mixed.mix) * pair[n:], dim=1)
+    return mixtures(pair[:n], pair[n:], mixed.mix)
 
 
 def _with_own_candidates_first(shards: Shards, targets: Targets, options: dict[str, Any]) -> Targets:
