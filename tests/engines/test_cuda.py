@@ -17,7 +17,7 @@ from tests.csrc.building import ROOT, why_no_modules
 from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
-UNKNOWN = {"negatives", "bias", "query_groups", "mask", "row_scores"}
+UNKNOWN = {"negatives", "bias", "row_scores", "query_groups", "mask"}
 TAKEN = [
     case
     for case in CASES
@@ -197,6 +197,7 @@ def test_the_new_setting_of_float32_is_read_for_float32_alone():
         ((4, 4, 4801), {}, "got N=4, M=4, D=4801"),
         ((4, 4, 2), {"negatives": torch.ones(3, 2)}, "does not know negatives"),
         ((4, 4, 2), {"bias": 1.0, "mask": torch.zeros(4, 4, dtype=torch.bool)}, "does not know bias, mask"),
+        ((4, 4, 2), {"row_scores": torch.ones(4)}, "does not know row_scores"),
         ((4, 4, 2), {"targets": fastqt.smoothed(fastqt.Window())}, "does not know smoothed targets"),
     ],
 )
