@@ -44,6 +44,7 @@ def test_python_examples_run(tmp_path, monkeypatch):
         "c": torch.arange(12),
         **dict.fromkeys(("queries", "z1", "images", "latents"), f),
         **dict.fromkeys(("candidates", "z2", "texts"), g),
+        **{"others": x, "u1": f.detach(), "u2": g.detach()},
         **{"z3": x, "log_scale": torch.zeros(()), "b": torch.zeros(()), "bias": torch.zeros(30)},
         **{"token_ids": torch.arange(24), "offsets": torch.arange(0, 24, 2)},
         "weight": torch.randn(30, 8),
