@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer import losses  # noqa: E402
 import fastqt.integrations.sentence_transformers as ours  # noqa: E402
 
 # In a container, where `patch` does not find them.
-THEIRS = {name: getattr(losses, name) for name in ours.REPLACEMENTS}
+THEIRS = {name: getattr(losses, name) for name, module in ours.REPLACEMENTS.items() if module == "ranking"}
 NAMES = tuple(THEIRS)
 PLAIN = "MultipleNegativesRankingLoss"
 COLUMNS = (
