@@ -137,6 +137,9 @@ class Truth:
         self.row_scores = None
         if "row_scores" in arguments:
             self.row_scores = arguments["row_scores"].double().numpy()
+        # Whether embeddings are read by the engine and outside of it, so that autograd adds up two gradients.
+        several = "several row negatives" in problem.makes
+        self.in_parts = several or self.similarity == "euclidean" or self.row_scores is not None
         self.score_error = self.product_error = 0.0
         self.mixed_error, self.mixes_cancel = np.zeros(self.given["queries"].shape), False
         if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
@@ -250,12 +253,8 @@ class Truth:
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
             factor += THREE_ROUNDINGS[self.read_as]  # in which its products are taken, under autocast as well
-        if (
-            self.similarity == "euclidean"
-            or "several row negatives" in self.problem.makes
-            or self.row_scores is not None
-        ):
-            factor += 2 * UNIT_ROUNDOFF[self.read_as]  # of the parts that autograd adds up
+        if self.in_parts:
+            factor += 2 * (UNIT_ROUNDOFF[self.dtype] + UNIT_ROUNDOFF[self.read_as])  # of the two gradients
         factor += 4 * self.rounding  # of dS, of its products, and of a gradient before that of its norm
         flushed = (
             FLUSHED[self.computed] * max(1.0, abs(self.scale)) * max(1.0, self.largest, self.largest_product)
@@ -285,7 +284,9 @@ class Truth:
         dtype = self.arguments[name].dtype
         flushed = flushed + FLUSHED[dtype]
         rounded = UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[self.read_as]  # or cut off, to the inputs' dtype
-        return wanted, factor * size + more + 2 * rounded * np.abs(wanted) + flushed + self.flushed_result()
+        bound = factor * size + more + 2 * rounded * np.abs(wanted) + flushed + self.flushed_result()
+        # Parts that autograd adds up may exceed the dtype's largest number where their sum does not.
+        return wanted, np.where(self.in_parts & (size > self.largest_gradient(name)), np.inf, bound)
 
     def _row_sums(self) -> np.ndarray:
         """For each row the largest sum that its coefficients can have."""
