@@ -46,6 +46,7 @@ SAID = {
     "placement of curl_block_loss": f"queries: {PLACED}",
     "placement of max_margin_loss": f"queries: {PLACED}",
     "placement of simcse_loss": f"z1: {PLACED}",
+    "placement of multiple_negatives_ranking_loss": f"queries: {PLACED}",
 }
 
 

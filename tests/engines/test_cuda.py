@@ -12,7 +12,7 @@ from cases import CASES, Case
 from tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
 import fastqt
-from fastqt.engines import ENGINES, cuda, ops
+from fastqt.engines import ENGINES, cuda, ops, plans
 from tests.csrc.building import ROOT, why_no_modules
 from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
@@ -208,6 +208,7 @@ def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reas
         fastqt.contrastive_loss(*inputs, **options, backend="cuda")
     # Without a request a problem goes to the kernel where it takes it, and to Triton otherwise.
     monkeypatch.setattr(ENGINES["cpu"].module, "why_not", lambda *_: "not asked here")
+    monkeypatch.setattr(plans, "known", {})
     chosen = []
     monkeypatch.setattr(fastqt.autograd, "loss_of", lambda p, reduction, engine, name: chosen.append(engine))
     fastqt.contrastive_loss(*inputs, **options)

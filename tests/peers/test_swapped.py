@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+# A script beside it has the name of a library, which processes that start later must not find in its place.
 sys.path.insert(0, str(Path(__file__).parent))
 import swapped
+
+sys.path.pop(0)
 
 TESTS = """
 import pytest

@@ -314,6 +314,8 @@ class Maker(Draws):
         smoothed = "smoothed" in problem.makes
         if not self.rarely(4) or (smoothed and not self.rarely(8)):
             return
+        if "negatives" in arguments and "similarity" in arguments:
+            return  # refused, since negatives are then a problem of their own
         rows = {"queries": self.N, "candidates": self.M}
         if "negatives" in arguments:
             rows["negatives"] = len(arguments["negatives"])
