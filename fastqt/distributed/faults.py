@@ -13,7 +13,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -68,16 +68,23 @@ def exchange(
         raise ExchangeError(_explained(group, what, time.monotonic() - began)) from error
 
 
+@contextlib.contextmanager
+def leaving_word(group: Group) -> Iterator[None]:
+    """A context whose errors the ranks get to know that wait for this one in vain."""
+    try:
+        yield
+    except Exception as error:  # raised again, whatever it is
+        leave_word(group, error)
+        raise
+
+
 def telling(method: Method) -> Method:
     """A method of what has `shards`; ranks that wait for this one in vain get to know its errors."""
 
     @functools.wraps(method)
     def told(self: Any, *args: Any) -> Any:
-        try:
+        with leaving_word(self.shards.group):
             return method(self, *args)
-        except Exception as error:
-            leave_word(self.shards.group, error)
-            raise
 
     return cast(Method, told)
 

@@ -64,7 +64,7 @@ def checked(
     query_groups: Tensor | None,
     candidate_groups: Tensor | None,
     mask: Tensor | None,
-    guide: Guide | None,
+    guide: Guide | None = None,
     memory: str | int,
     backend: str | None,
 ) -> tuple[Problem, plans.Plan]:

@@ -56,7 +56,8 @@ def loss_from_labels(
         # Every batch has blocks of other sizes: the loss is left out of the graph.
         untraced = torch.compiler.disable(loss_from_labels)
         given_ones = embeddings, labels, candidates, candidate_labels
-        return untraced(link, *given_ones, reduction, group, **options)  # type: ignore[no-any-return]
+        found: Tensor = untraced(link, *given_ones, reduction, group, **options)
+        return found
     given: dict[str, Any] = {
         "embeddings": embeddings,
         "labels": labels,

@@ -273,11 +273,8 @@ def _over_group(group: Group, queries: Tensor, documents: Sequence[Tensor], o: O
     with shards.agreeing():
         has_walks = shares_scores(own[0], shards.total("rows"), walk)
     every = [_all_queries(own[0], o, walk, has_walks), *(gathered(x, shards) for x in own[1:])]
-    try:
+    with faults.leaving_word(shards.group):
         losses = _row_losses(_Rows(own, every, o, walk))
-    except Exception as error:
-        faults.leave_word(shards.group, error)
-        raise
     local = losses if o.reduction == "none" else losses.sum()
     whole = collectives.reduced(local, o.reduction, shards.total("rows"), shards.group)
     return whole.to(loss_dtype(queries))

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,11 @@ from fastqt.losses import simcse_loss
 from fastqt.nn.loss import Loss, check_options
 
 _library: Any = transformers()
-_ModelOutput, _PreTrainedModel = _library.utils.ModelOutput, _library.PreTrainedModel
+if TYPE_CHECKING:  # What a type checker, which does not read the library, has to know of its classes.
+    _ModelOutput = dict[str, Any]
+    _PreTrainedModel = nn.Module
+else:
+    _ModelOutput, _PreTrainedModel = _library.utils.ModelOutput, _library.PreTrainedModel
 
 # How names begin in the state of ContrastiveModel: those of the checkpoint's own weights, and those of the
 # loss's parameters, which have the same names in files.
@@ -29,7 +33,7 @@ Self = TypeVar("Self", bound="ContrastiveModel")
 
 
 @dataclass
-class ContrastiveOutput(_ModelOutput):  # type: ignore[misc, valid-type]
+class ContrastiveOutput(_ModelOutput):
     """What `ContrastiveModel` returns.
 
     Attributes:
@@ -41,7 +45,7 @@ class ContrastiveOutput(_ModelOutput):  # type: ignore[misc, valid-type]
     embeddings: Tensor | None = None
 
 
-class ContrastiveModel(_PreTrainedModel):  # type: ignore[misc, valid-type]
+class ContrastiveModel(_PreTrainedModel):
     """An encoder with a contrastive loss, for `transformers.Trainer(model=...)`.
 
     A batch with one column of sentences gives two views of each, which differ by the model's dropout
@@ -204,11 +208,10 @@ class ContrastiveModel(_PreTrainedModel):  # type: ignore[misc, valid-type]
         columns = [column for column in columns if "input_ids" in column]
         vectors = self._vectors(columns, makes_views=return_loss and not self._takes_labels)
         loss = self._loss_of(vectors, others.get("labels")) if return_loss else None
-        output = ContrastiveOutput(loss=loss, embeddings=torch.stack(vectors, dim=1))
+        embeddings = torch.stack(vectors, dim=1)
         if return_dict is not False:
-            return output
-        as_tuple: tuple[Tensor, ...] = output.to_tuple()
-        return as_tuple
+            return ContrastiveOutput(loss=loss, embeddings=embeddings)
+        return (embeddings,) if loss is None else (loss, embeddings)
 
     def get_input_embeddings(self) -> nn.Module:
         """The table of the model's word vectors."""

@@ -66,7 +66,7 @@ def why_not(distance: Any) -> str | None:
     return None
 
 
-class _FromLabels:
+class _FromLabels(losses.BaseMetricLossFunction):
     """What the two losses share; comes before the library's class among the bases.
 
     Args:
@@ -94,7 +94,7 @@ class _FromLabels:
         fallback: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(temperature=temperature, **options)  # type: ignore[call-arg]
+        super().__init__(temperature=temperature, **options)
         check_memory(memory)
         check_flag("fallback", fallback)
         if backend is not None:
@@ -114,10 +114,10 @@ class _FromLabels:
     ) -> dict[str, dict[str, Any]]:
         """The dictionary that reducers take."""
         if self.reason is not None:
-            computed: Any = super()
-            return computed.compute_loss(  # type: ignore[no-any-return]
+            computed: dict[str, dict[str, Any]] = super().compute_loss(
                 embeddings, labels, indices_tuple, ref_emb, ref_labels
             )
+            return computed
         common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
         self._record_norms(embeddings, ref_emb)
         given = Given(embeddings, labels, ref_emb, ref_labels)
@@ -126,7 +126,8 @@ class _FromLabels:
         else:
             found = self._of_lists(given, indices_tuple)
         if found is None:
-            return self.zero_losses()  # type: ignore[attr-defined, no-any-return]
+            nothing: dict[str, dict[str, Any]] = self.zero_losses()
+            return nothing
         losses_of, indices, reduction_type = found
         of_all = {
             "losses": losses_of.to(embeddings.dtype),
@@ -195,11 +196,11 @@ class _FromLabels:
         """The reducer that the loss itself is given to: with a regularizer there are several."""
         if isinstance(self.reducer, reducers.MultipleReducers):
             held = self.reducer.reducers
-            return held["loss"] if "loss" in held else self.reducer.default_reducer  # noqa: SIM401
+            return held["loss"] if "loss" in held else self.reducer.default_reducer  # noqa: SIM401  # no dict
         return self.reducer
 
 
-class NTXentLoss(_FromLabels, losses.NTXentLoss):  # type: ignore[misc]
+class NTXentLoss(_FromLabels, losses.NTXentLoss):
     """`pytorch_metric_learning.losses.NTXentLoss` without a matrix of scores.
 
     From labels it is `fastqt.ntxent_loss`. With the reducers MeanReducer (the default) and SumReducer no list
@@ -248,7 +249,7 @@ class NTXentLoss(_FromLabels, losses.NTXentLoss):  # type: ignore[misc]
         return ntxent_of_pairs(score(*positive), positive[0], others), positive, "pos_pair"
 
 
-class SupConLoss(_FromLabels, losses.SupConLoss):  # type: ignore[misc]
+class SupConLoss(_FromLabels, losses.SupConLoss):
     """`pytorch_metric_learning.losses.SupConLoss` without a matrix of scores.
 
     From labels it is `fastqt.supcon_loss`; a miner's pairs or triplets are scored one by one. As there, the

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastqt.integrations.metric_learning.losses import OwnColumns, _FromLabels
 
 
-class CrossBatchMemory(losses.CrossBatchMemory):  # type: ignore[misc]
+class CrossBatchMemory(losses.CrossBatchMemory):
     """`pytorch_metric_learning.losses.CrossBatchMemory` without lists of all pairs.
 
     The queue is the library's. With a loss of `fastqt.integrations.metric_learning`, no miner and no
