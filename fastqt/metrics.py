@@ -50,6 +50,8 @@ def view_figures(
     z2: Tensor,  # (N, D)
     *,
     mix: float,
+    partners: Tensor | None = None,  # (N,)
+    mixes_unit_rows: bool = True,
 ) -> dict[str, float]:
     """The figures that the slides of MixCSE plot over training: mean cosines, alignment and uniformity.
 
@@ -57,27 +59,39 @@ def view_figures(
         z1: (N, D) floating point, the first view of each sentence.
         z2: (N, D) floating point, the second view.
         mix: the weight of the sentence's own second view in its mixed negative.
+        partners: (N,) int64, the sentence whose second view the mixed negative of each sentence takes; a
+            number outside 0..N-1 for one that is not here. By default the next sentence, and the first one
+            for the last.
+        mixes_unit_rows: mix second views at norm 1, as the slides do. The authors' code mixes them as they
+            are.
 
     Returns:
-        A dict of five figures, all computed in float64 from rows at norm 1:
+        A dict of five figures, all computed in float64; but for the mixtures, from rows at norm 1:
         positive_cosine: mean cosine of the two views of a sentence;
         negative_cosine: mean cosine of a first view and the second view of another sentence;
         mixed_cosine: mean cosine of a first view and the sentence's mixed negative, which is `mix` times its
-        own second view plus 1 - `mix` times the next sentence's, at norm 1;
+        own second view plus 1 - `mix` times its partner's, over the sentences whose partner is here; without
+        any, this figure is left out;
         alignment: mean squared distance of the two views of a sentence;
         uniformity: `uniformity` of the first views.
 
     Source: Zhang et al. (AAAI 2022); alignment and uniformity: Wang and Isola (2020).
     """
-    z1, z2 = F.normalize(z1.double(), dim=1), F.normalize(z2.double(), dim=1)
-    N = len(z1)
+    z1, z2 = z1.double(), z2.double()
+    unit, N = F.normalize(z2, dim=1), len(z1)
+    if partners is None:
+        partners = torch.arange(1, N + 1, device=z1.device) % max(N, 1)
+    here = (partners >= 0) & (partners < N)
+    mixable = unit if mixes_unit_rows else z2
+    z1, z2 = F.normalize(z1, dim=1), unit
     positive = (z1 * z2).sum(1)
-    mixed = F.normalize(mix * z2 + (1 - mix) * z2.roll(-1, 0), dim=1)
+    mixed = F.normalize(mix * mixable[here] + (1 - mix) * mixable[partners[here]], dim=1)
+    mixed_cosines = (z1[here] * mixed).sum(1)
     pairs = max(N * (N - 1), 1)
     return {
         "positive_cosine": positive.mean().item(),
         "negative_cosine": ((z1.sum(0) @ z2.sum(0) - positive.sum()) / pairs).item(),
-        "mixed_cosine": (z1 * mixed).sum(1).mean().item(),
+        **({"mixed_cosine": mixed_cosines.mean().item()} if len(mixed) else {}),
         "alignment": (z1 - z2).square().sum(1).mean().item(),
         "uniformity": uniformity(z1),
     }

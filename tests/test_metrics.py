@@ -53,6 +53,21 @@ def test_uniformity_is_its_definition(t):
     assert uniformity(torch.from_numpy(x[:1]), t) == 0
 
 
+@pytest.mark.parametrize("mixes_unit_rows", [True, False])
+def test_mixtures_are_of_the_given_partners_that_are_here(mixes_unit_rows):
+    z1, z2 = np.random.default_rng(2).normal(size=(2, 5, 4)) * [[[1.0], [9.0], [0.1], [3.0], [1.0]]]
+    partners = [3, 0, 7, 2, -1]  # those of rows 2 and 4 are elsewhere
+    mixable = z2 / np.linalg.norm(z2, axis=1, keepdims=True) if mixes_unit_rows else z2
+    cosines = []
+    for i in (0, 1, 3):
+        mixed = 0.3 * mixable[i] + 0.7 * mixable[partners[i]]
+        cosines.append(z1[i] @ mixed / np.linalg.norm(z1[i]) / np.linalg.norm(mixed))
+    views, options = [torch.from_numpy(z) for z in (z1, z2)], {"mix": 0.3, "mixes_unit_rows": mixes_unit_rows}
+    figures = view_figures(*views, partners=torch.tensor(partners), **options)
+    assert figures["mixed_cosine"] == pytest.approx(np.mean(cosines), rel=FLOAT64)
+    assert "mixed_cosine" not in view_figures(*views, partners=torch.full((5,), 5), **options)
+
+
 def test_figures_of_views_are_means_over_pairs():
     z1, z2 = np.random.default_rng(1).normal(size=(2, 9, 5))
     a, b = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z1, z2))

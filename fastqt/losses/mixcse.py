@@ -119,6 +119,11 @@ def mixcse_loss(
     return reduce(_composed(z1, z2, mix, flags, _partners(order, N, z1.device), options), reduction)
 
 
+def drawn_partners(N: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """The partners (N,) that `mixcse_loss` draws for partner="random" from a generator in the same state."""
+    return _partners(random_order(N, device, generator), N, device)
+
+
 def check_released_alone(blocks: str, masked_cell: str, hard_negative_weight: float) -> None:
     """Raises ValueError unless the options of the released form alone have their defaults."""
     for name, value, default in (

@@ -129,12 +129,12 @@ class Loss(nn.Module):
         fixed = sorted(batch_arguments.keys() & self.option_names)
         if fixed:
             raise TypeError(f"{', '.join(fixed)}: want it when {type(self).__name__} is made, not in a call")
-        return type(self).function(*data, **batch_arguments, **self._function_options())
+        return type(self).function(*data, **batch_arguments, **self.function_options())
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
-    def _function_options(self) -> dict[str, Any]:
+    def function_options(self) -> dict[str, Any]:
         """The options that are passed to the function in every call."""
         return self.options
 
@@ -197,8 +197,8 @@ class ScaledLoss(Loss):
         options = super().extra_repr()
         return f"scale={self.initial_scale}{learnt}" + (f", {options}" if options else "")
 
-    def _function_options(self) -> dict[str, Any]:
-        return {"scale": self.scale, **super()._function_options()}
+    def function_options(self) -> dict[str, Any]:
+        return {"scale": self.scale, **super().function_options()}
 
 
 class ContrastiveLoss(ScaledLoss):
@@ -321,8 +321,8 @@ class SigLIPLoss(ScaledLoss):
         bias = "learn_bias=True" if isinstance(self.bias, nn.Parameter) else f"bias={self.bias}"
         return f"{super().extra_repr()}, {bias}"
 
-    def _function_options(self) -> dict[str, Any]:
-        return {"bias": self.bias, **super()._function_options()}
+    def function_options(self) -> dict[str, Any]:
+        return {"bias": self.bias, **super().function_options()}
 
 
 class GISTEmbedLoss(ScaledLoss):

@@ -12,6 +12,7 @@ from typing import Any
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.json_text import NAMES, has_type, one_line, read_object
+from fastqt.runs.views_options import check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
@@ -31,10 +32,15 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_length": 50,
         "clip": 5.0,
         "epochs": 1,
+        "valid_every": 500,
     },
     "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
 }
-MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {"batch_size": 64, "max_length": 32}
+MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
+    "batch_size": 64,
+    "max_length": 32,
+    "valid_every": 125,
+}
 MODEL_DEFAULTS["mixcse"] = MODEL_DEFAULTS["simcse"]
 MODEL_DEFAULTS["simcse huggingface"] = MODEL_DEFAULTS["mixcse huggingface"] = {"learning_rate": 3e-5}
 MODEL_DEFAULTS["gloss-bow"] = MODEL_DEFAULTS["quickthoughts"] | {
@@ -152,6 +158,27 @@ class TrainConfig:
         "loss of mixcse: one mixed negative per row, or the 3 N columns of the authors' code",
         choices=("slides", "released"),
     )
+    partner: str = option(
+        "next",
+        "sentence with which mixcse mixes a negative: the next one, or one by a random cycle",
+        choices=("next", "random"),
+    )
+    stop_gradient: str = option(
+        "yes", "whether gradients stop at the mixed negatives of mixcse", choices=("yes", "no")
+    )
+    blocks: str = option(
+        "both",
+        "mixed columns of mixcse --form released: mixtures of both views, or of the candidates alone",
+        choices=("both", "candidates"),
+    )
+    masked_cell: str = option(
+        "zero",
+        "cells of mixcse --form released whose mixture has the sentence as the partner: score 0, or left out",
+        choices=("zero", "exclude"),
+    )
+    hard_negative_weight: float = option(
+        0.0, "added to the scores of a sentence with its own mixtures, of mixcse --form released"
+    )
     radius: float = option(2.0, "radius of the ball that holds the latent vectors of gloss", at_least=1e-6)
     latents: str = option(
         "rows",
@@ -194,7 +221,9 @@ class TrainConfig:
     steps: int | None = option(None, "stop after this many batches", at_least=1)
     seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
     report_every: int = option(50, "steps between reports", at_least=1)
-    valid_every: int = option(500, "steps between validations", at_least=1)
+    valid_every: int = option(
+        None, "steps between validations (default: 500; simcse and mixcse 125)", at_least=1
+    )
     valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
@@ -218,6 +247,7 @@ class TrainConfig:
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         self._check_vocabulary()
+        check_views(self)
         if self.encoder == "transformer" and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:

@@ -21,7 +21,6 @@ from fastqt.nn import (
     Gloss,
     GRUEncoder,
     LSTMEncoder,
-    MixCSE,
     QuickThoughts,
     SimCSE,
     Transformer,
@@ -39,6 +38,7 @@ from fastqt.runs.checkpoint import (
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest, digest_of_folder
 from fastqt.runs.tensor_files import open_tensors
+from fastqt.runs.views_model import build_views_model
 from fastqt.text import Encoded, Lexicon, TokenizerVocabulary, Vocabulary, pad
 from fastqt.text.limits import check_bytes
 from fastqt.text.subwords import SpecialTokens
@@ -111,9 +111,7 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
-    if config.model == "simcse":
-        return SimCSE(encoder, dropout=config.dropout, scale=config.scale)
-    return MixCSE(encoder, dropout=config.dropout, scale=config.scale, mix=config.mix, form=config.form)
+    return build_views_model(config, encoder)
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:

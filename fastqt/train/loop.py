@@ -19,8 +19,9 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, save_lexicon
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
+from fastqt.train.choice import build_objective
 from fastqt.train.log import MetricsLog
-from fastqt.train.objectives import Measured, Turn, build_objective
+from fastqt.train.objectives import Measured, Turn
 from fastqt.train.optim import clip_gradients
 from fastqt.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.train.progress import Display, Silent, StopRequest
@@ -220,7 +221,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         share = self.ranks.share(sizes or [len(batch.lengths)])
-        loss, (a, b) = self.objective.loss(batch, share)
+        loss, measured = self.objective.loss(batch, share)
         loss.backward()
         self.ranks.sum_gradients(self.parameters)
         groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
@@ -228,7 +229,7 @@ class Trainer:
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
         self.objective.constrain(batch)
-        return loss.detach(), (a.detach(), b.detach())
+        return loss.detach(), tuple(each.detach() for each in measured)
 
     def _remaining_turns(self) -> Iterator[Turn]:
         progress = self.progress

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.functional import contrastive_loss
-from fastqt.metrics import context_accuracy, view_figures
+from fastqt.metrics import context_accuracy
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import Model, build_model
@@ -21,7 +21,7 @@ from fastqt.train.optim import Adam, RowAdam
 from fastqt.train.ranks import Ranks, Share
 
 B = TypeVar("B", bound=Batch | Sample)
-Measured = tuple[Tensor, Tensor]  # two tensors of a step, from which `Objective.measure` computes metrics
+Measured = tuple[Tensor, ...]  # tensors of a step, from which `Objective.measure` computes metrics
 
 
 class Turn(NamedTuple):
@@ -170,7 +170,7 @@ class ContextObjective(Objective[Batch]):
             candidates,
             context_size=self.config.context_size,
             document_ids=self._documents(batch, share),
-            **_options(share),
+            **group_options(share),
         )
         return loss, (queries, candidates)
 
@@ -210,27 +210,6 @@ class ShuffledObjective(Objective[Sample]):
             first = taken + sum(sizes[: self.ranks.rank])
             yield Turn(self.sentences.sample(order[first : first + sizes[self.ranks.rank]]), sizes)
             taken += sum(sizes)
-
-
-class ViewsObjective(ShuffledObjective):
-    """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
-
-    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
-        views = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        module = self.model.loss
-        return type(module).function(*views, **module.options, **_options(share)), views
-
-    def measure(self, measured: Measured) -> dict[str, float]:
-        return view_figures(*measured, mix=self.config.mix)
-
-    @contextlib.contextmanager
-    def _validation_mode(self) -> Iterator[None]:
-        # Dropout stays on, because without it both views would be equal. A fixed seed gives the same dropout
-        # masks in every validation, so that the validations of a training can be compared.
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(self.config.seed)
-            yield
 
 
 class GlossObjective(ShuffledObjective):
@@ -285,15 +264,6 @@ def smallest_batch(config: TrainConfig) -> int:
     return 1 if config.model.startswith("gloss") else 2
 
 
-def _options(share: Share | None) -> dict[str, Any]:
+def group_options(share: Share | None) -> dict[str, Any]:
     """The options of a loss for this rank's part in a step."""
     return {} if share is None or share.group is None else {"group": share.group}
-
-
-def build_objective(
-    config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device, ranks: Ranks
-) -> Objective[Any]:
-    """The objective of the model that the settings name. For the arguments see `Objective`."""
-    classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
-    classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
-    return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device, ranks)

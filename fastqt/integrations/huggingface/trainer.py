@@ -252,7 +252,7 @@ class ContrastiveModel(_PreTrainedModel):
         loss: Any = self.loss
         if group is not None and isinstance(self.loss, Loss):
             # A module refuses in a call what is an option.
-            loss, arguments = type(self.loss).function, {**self.loss._function_options(), **arguments}
+            loss, arguments = type(self.loss).function, {**self.loss.function_options(), **arguments}
         value: Tensor = loss(*vectors, **self.options, **arguments)
         if value.dim():
             raise ValueError(f"loss: want one that returns a scalar, got shape {tuple(value.shape)}")
