@@ -13,6 +13,7 @@ from fastqt.errors import InputError
 from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
+from fastqt.runs.skip_thoughts import OUTPUTS
 from fastqt.text import Vocabulary
 from fastqt.text.expansion import expand_table, expand_vocabulary
 from fastqt.text.vocabulary import UNKNOWN
@@ -24,7 +25,8 @@ def add_words(
     """Writes a copy of a trained model whose encoders know further words.
 
     An affine map from the pre-trained vectors to the model's word vectors is fitted to the words that both
-    have; each embedding table has its own map (see `fastqt.text.expansion`). The words of the model keep
+    have; each embedding table has its own map (see `fastqt.text.expansion`), and so has each output table of
+    skip-thoughts. The words of the model keep
     their vectors. A word that the model's tokenizer would split is left out, because no text would ever
     contain it.
 
@@ -73,7 +75,7 @@ def add_words(
 
     weights = encoder.model.state_dict()
     for name, table in weights.items():
-        if name.endswith("embedding.weight"):
+        if name.endswith("embedding.weight") or name in OUTPUTS:
             weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
     vocabulary = expand_vocabulary(vocabulary, new)
     with torch.device("meta"):

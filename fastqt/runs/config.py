@@ -15,7 +15,7 @@ from fastqt.json_text import NAMES, has_type, one_line, read_object
 from fastqt.runs.views_options import check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
-MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
+MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
 ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
@@ -32,9 +32,18 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_length": 50,
         "clip": 5.0,
         "epochs": 1,
+        "vocab_size": 50_000,
         "valid_every": 500,
     },
     "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
+}
+# The batch size and the clipping are of Kiros et al. (2015), the length is of their code; the vocabulary is
+# also that with which Logeswaran and Lee compare the two models.
+MODEL_DEFAULTS["skip-thoughts"] = MODEL_DEFAULTS["quickthoughts"] | {
+    "batch_size": 128,
+    "max_length": 30,
+    "clip": 10.0,
+    "vocab_size": 20_000,
 }
 MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
     "batch_size": 64,
@@ -107,7 +116,7 @@ class TrainConfig:
         None, "sentence pairs with gold scores, such as STS-B's dev.tsv: keep the model that ranks them best"
     )
     model: str = option("quickthoughts", "what to train", choices=MODELS)
-    encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
+    encoder: str = option(None, "sentence encoder (default: bow; skip-thoughts gru)", choices=ENCODERS)
     checkpoint: str | None = option(
         None, "directory with the model and the tokenizer, for --encoder huggingface"
     )
@@ -145,7 +154,7 @@ class TrainConfig:
     batch_size: int = option(
         None,
         "sentences per batch; under torchrun each process takes as many, and a step has all of them "
-        "(default: 400; bow 1500; simcse and mixcse 64; gloss 512)",
+        "(default: 400; bow 1500; skip-thoughts 128; simcse and mixcse 64; gloss 512)",
         at_least=2,
     )
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
@@ -195,14 +204,17 @@ class TrainConfig:
         "none", "special tokens of --vocabulary, such as [CLS], that a sentence gets", choices=("none", "add")
     )
     vocab_size: int = option(
-        50_000, "number of words in the vocabulary, including <unk>", at_least=2, below=(1 << 31)
+        None,
+        "number of words in the vocabulary, including <unk> (default: 50,000; skip-thoughts 20,000)",
+        at_least=2,
+        below=(1 << 31),
     )
     unknown: str = option(
         "keep", "words outside the vocabulary become <unk>, or are dropped", choices=("keep", "drop")
     )
     max_length: int = option(
         None,
-        "longer sentences are cut to this many words (default: 50; simcse and mixcse 32)",
+        "longer sentences are cut to this many words (default: 50; skip-thoughts 30; simcse and mixcse 32)",
         at_least=1,
         below=WIDEST + 1,
     )
@@ -212,7 +224,9 @@ class TrainConfig:
         at_least=0,
     )
     clip: float = option(
-        None, "largest norm of the gradient; 0 for no limit (default: 5; gloss 25)", at_least=0
+        None,
+        "largest norm of the gradient; 0 for no limit (default: 5; skip-thoughts 10; gloss 25)",
+        at_least=0,
     )
     clip_by: str = option(
         "global", "norm over all weights, or of each variable separately", choices=("global", "variable")
@@ -239,6 +253,8 @@ class TrainConfig:
             _check(setting, getattr(self, setting.name))
         if not self.corpus:
             raise InputError("corpus: want at least one file, got none")
+        if self.encoder is None:
+            object.__setattr__(self, "encoder", "gru" if self.model == "skip-thoughts" else "bow")
         for name, value in (
             MODEL_DEFAULTS[self.model] | MODEL_DEFAULTS.get(f"{self.model} {self.encoder}", {})
         ).items():
@@ -248,6 +264,8 @@ class TrainConfig:
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         self._check_vocabulary()
         check_views(self)
+        if self.model == "skip-thoughts":
+            self._check_skip_thoughts()
         if self.encoder == "transformer" and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
         if self.encoder.startswith("bi") and self.hidden_size % 2:
@@ -256,6 +274,12 @@ class TrainConfig:
             raise InputError(
                 f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"
             )
+
+    def _check_skip_thoughts(self) -> None:
+        for name, wanted in (("encoder", ("gru", "bigru")), ("init", ("paper",)), ("context_size", (1,))):
+            if (value := getattr(self, name)) not in wanted:
+                these = " or ".join(map(str, wanted))
+                raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
 
     def _check_vocabulary(self) -> None:
         if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):

@@ -23,6 +23,7 @@ from fastqt.nn import (
     LSTMEncoder,
     QuickThoughts,
     SimCSE,
+    SkipThoughts,
     Transformer,
 )
 from fastqt.nn.init import Init
@@ -37,6 +38,7 @@ from fastqt.runs.checkpoint import (
 )
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest, digest_of_folder
+from fastqt.runs.skip_thoughts import build_skip_thoughts
 from fastqt.runs.tensor_files import open_tensors
 from fastqt.runs.views_model import build_views_model
 from fastqt.text import Encoded, Lexicon, TokenizerVocabulary, Vocabulary, pad
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
 BATCH_SIZE = 512  # sentences that are encoded together
 
-Model = QuickThoughts | SimCSE | Gloss
+Model = QuickThoughts | SimCSE | Gloss | SkipThoughts
 
 
 def build_model(
@@ -108,6 +110,8 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
             max_length=config.max_length,
             radius=config.radius,
         )
+    if config.model == "skip-thoughts":
+        return build_skip_thoughts(config, vocab_size)
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))

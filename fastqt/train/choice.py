@@ -10,6 +10,7 @@ from fastqt.runs.config import TrainConfig
 from fastqt.text import Lexicon
 from fastqt.train.objectives import ContextObjective, GlossObjective, Objective
 from fastqt.train.ranks import Ranks
+from fastqt.train.skip_thoughts import SkipThoughtsObjective
 from fastqt.train.views import ViewsObjective
 
 
@@ -18,5 +19,6 @@ def build_objective(
 ) -> Objective[Any]:
     """The objective of the model that the settings name. For the arguments see `Objective`."""
     classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
+    classes |= {"skip-thoughts": SkipThoughtsObjective}
     classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
     return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device, ranks)

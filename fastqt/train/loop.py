@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, sa
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.choice import build_objective
+from fastqt.train.clock import Moment
 from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, Turn
 from fastqt.train.optim import clip_gradients
@@ -162,7 +162,7 @@ class Trainer:
         """
         config, progress, ranks = self.config, self.progress, self.ranks
         line: dict[str, float] = {}
-        sentences, began = 0, time.perf_counter()
+        sentences, began = 0, Moment.now()
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
@@ -185,16 +185,17 @@ class Trainer:
                 if log is not None and (reports or saves):
                     self._check_finite(loss)
                 if reports:
-                    rate = sentences / (time.perf_counter() - began)
+                    rate = sentences / Moment.now().since(began).seconds
                     line = self._measure(loss, measured, validates)
-                    progress.seconds += time.perf_counter() - began
-                    sentences, began = 0, time.perf_counter()
+                    Moment.now().since(began).add_to(progress)
+                    sentences, began = 0, Moment.now()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
+                    line |= {"cpu_seconds": progress.cpu_seconds}
                     if log is not None:
                         log.write(line)
                     display.report(line)
                 if saves:
-                    self._save(log, time.perf_counter() - began)
+                    self._save(log, began)
                 if stops:
                     break
         ended = progress.step == self.last_step
@@ -281,16 +282,17 @@ class Trainer:
                 f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
-    def _save(self, log: MetricsLog | None, seconds: float) -> None:
-        """Has rank 0 write the model, and a checkpoint of all ranks."""
-        reads_in_order = self.config.model == "quickthoughts"
+    def _save(self, log: MetricsLog | None, began: Moment) -> None:
+        """Has rank 0 write the model, and a checkpoint of all ranks; times are added from `began` on."""
+        reads_in_order = self.objective.reads_in_order
         own = self._rest if reads_in_order else None, checkpoint.generator_states()
         rests, generators = zip(*self.ranks.gather(own), strict=True)
 
         def write() -> None:
             assert log is not None  # for mypy: this is rank 0
             self.progress.metrics_length = log.sync()
-            progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+            progress = replace(self.progress)
+            Moment.now().since(began).add_to(progress)
             if reads_in_order:
                 progress.spans = rests
             # The checkpoint comes last. After a crash between the two, the resumed training writes the model
