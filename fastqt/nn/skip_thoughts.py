@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from fastqt.checks import check_tensor
 from fastqt.functional import contrastive_loss
 from fastqt.nn.encoders import GRUEncoder, check_batch, pack_tokens
 from fastqt.nn.gru import GRU
@@ -121,6 +122,7 @@ class SkipThoughts(nn.Module):
         check_batch(tokens, lengths)
         first = torch.arange(len(tokens) - 1 if len(tokens) else 0, device=tokens.device)
         if document_ids is not None:
+            check_tensor("document_ids", document_ids)
             if document_ids.shape != lengths.shape or document_ids.dtype != torch.int64:
                 raise ValueError(
                     f"document_ids: want ({len(tokens)},) int64, "
