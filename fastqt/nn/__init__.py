@@ -12,7 +12,8 @@ from fastqt.nn.encoders import (
 )
 from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU
-from fastqt.nn.loss import (
+from fastqt.nn.losses import (
+    BinaryWindowLoss,
     CLIPLoss,
     ContrastiveLoss,
     CURLBlockLoss,
@@ -24,6 +25,7 @@ from fastqt.nn.loss import (
     MaxMarginLoss,
     MixCSELoss,
     MultipleNegativesRankingLoss,
+    NegativeSamplingLoss,
     NTXentLoss,
     SigLIPLoss,
     SigmoidLoss,
@@ -40,6 +42,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "BagOfWords",
+    "BinaryWindowLoss",
     "CLIPLoss",
     "CURLBlockLoss",
     "CURLLoss",
@@ -60,6 +63,7 @@ __all__ = [
     "MultiChannel",
     "MultipleNegativesRankingLoss",
     "NTXentLoss",
+    "NegativeSamplingLoss",
     "Queue",
     "QuickThoughts",
     "SigLIPLoss",
