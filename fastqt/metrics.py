@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ def view_figures(
     mix: float,
     partners: Tensor | None = None,  # (N,)
     mixes_unit_rows: bool = True,
+    negatives: Sequence[Tensor] = (),  # (N, D) each
 ) -> dict[str, float]:
     """The figures that the slides of MixCSE plot over training: mean cosines, alignment and uniformity.
 
@@ -64,14 +66,16 @@ def view_figures(
             for the last.
         mixes_unit_rows: mix second views at norm 1, as the slides do. The authors' code mixes them as they
             are.
+        negatives: (N, D) each, hard negatives of the sentences.
 
     Returns:
-        A dict of five figures, all computed in float64; but for the mixtures, from rows at norm 1:
+        A dict of figures, all computed in float64; but for the mixtures, from rows at norm 1:
         positive_cosine: mean cosine of the two views of a sentence;
         negative_cosine: mean cosine of a first view and the second view of another sentence;
         mixed_cosine: mean cosine of a first view and the sentence's mixed negative, which is `mix` times its
         own second view plus 1 - `mix` times its partner's, over the sentences whose partner is here; without
         any, this figure is left out;
+        hard_negative_cosine: mean cosine of a first view and the sentence's hard negatives, if there are any;
         alignment: mean squared distance of the two views of a sentence;
         uniformity: `uniformity` of the first views.
 
@@ -88,10 +92,12 @@ def view_figures(
     mixed = F.normalize(mix * mixable[here] + (1 - mix) * mixable[partners[here]], dim=1)
     mixed_cosines = (z1[here] * mixed).sum(1)
     pairs = max(N * (N - 1), 1)
+    hard = [(z1 * F.normalize(z.double(), dim=1)).sum(1) for z in negatives]
     return {
         "positive_cosine": positive.mean().item(),
         "negative_cosine": ((z1.sum(0) @ z2.sum(0) - positive.sum()) / pairs).item(),
         **({"mixed_cosine": mixed_cosines.mean().item()} if len(mixed) else {}),
+        **({"hard_negative_cosine": torch.stack(hard).mean().item()} if hard else {}),
         "alignment": (z1 - z2).square().sum(1).mean().item(),
         "uniformity": uniformity(z1),
     }

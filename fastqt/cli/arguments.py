@@ -74,7 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="train a model on text",
         description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
         "between documents. Each row of a .parquet or .arrow file, or of a folder that the datasets library "
-        "wrote, is a sentence.",
+        "wrote, is a sentence. With --model simcse or mixcse each line of a .tsv file, also as .tsv.gz or "
+        ".tsv.xz, is an anchor, its positive and, for simcse, any hard negatives, with tabs between them.",
     )
     train.add_argument(
         "corpus",

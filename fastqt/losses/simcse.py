@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,10 +40,11 @@ def simcse_loss(
 
     Args:
         z1, z2: (N, D) two views of N sentences, such as two passes under dropout.
-        z3: (N, D) a hard negative for each sentence, and a further candidate for all others.
+        z3: (N, D) a hard negative for each sentence, and a further candidate for all others; or (N, K, D), K
+            hard negatives for each.
         scale: inverse temperature 1 / tau.
-        hard_negative_weight: added to the score of a sentence with its own hard negative. A weight other
-            than 0 takes eight matrix products of N x N x D in place of six.
+        hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
+            than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
         reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -57,7 +59,7 @@ def simcse_loss(
         return _over_group(
             as_group(group), z1, z2, z3, scale, hard_negative_weight, reduction, memory, backend
         )
-    check_embeddings(("z3",), z1=z1, z2=z2, z3=z3)
+    check_embeddings(("z3",), z1=z1, z2=z2, z3=_all_negatives(z3))
     check_scale(scale, z1.dtype)
     check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
     check_option("reduction", reduction, REDUCTIONS)
@@ -67,30 +69,41 @@ def simcse_loss(
     if z3 is not None and len(z3) != len(z1):
         raise ValueError(f"z3: want a hard negative for each of N={len(z1)} sentences, got {len(z3)}")
     if z3 is None or hard_negative_weight == 0:
+        negatives = _all_negatives(z3)
         return info_nce_loss(
-            z1, z2, scale=scale, negatives=z3, reduction=reduction, memory=memory, backend=backend
+            z1, z2, scale=scale, negatives=negatives, reduction=reduction, memory=memory, backend=backend
         )
-    z1, z2, z3 = (unit_rows(z) for z in (z1, z2, z3))
-    rows = _weighted(z1, z2, z3, z2, z3, scale, hard_negative_weight, memory, backend)
+    z1, z2, *thirds = (unit_rows(z) for z in (z1, z2, *_sets(z3)))
+    rows = _weighted(z1, z2, thirds, scale, hard_negative_weight, memory, backend)
     return reduce(rows, reduction)
+
+
+def _all_negatives(z3: Tensor | None) -> Tensor | None:
+    """The hard negatives of all sentences, (N, D) or (N K, D)."""
+    return z3.flatten(0, 1) if isinstance(z3, Tensor) and z3.dim() == 3 else z3
+
+
+def _sets(z3: Tensor | None) -> tuple[Tensor, ...]:
+    """The first hard negative of each sentence, the second ones, and so on: (N, D) each."""
+    if isinstance(z3, Tensor) and z3.dim() == 3:
+        return z3.unbind(1)
+    return () if z3 is None else (z3,)
 
 
 def _weighted(
     z1: Tensor,
-    own_second: Tensor,
-    own_third: Tensor,
     second: Tensor,
-    third: Tensor,
+    thirds: Sequence[Tensor],
     scale: float | Tensor,
     hard_negative_weight: float,
     memory: str | int,
     backend: str | None,
 ) -> Tensor:
-    """The losses of sentences, whose own second views and hard negatives are the first; rows of norm 1."""
+    """The losses of n sentences, whose own second views and hard negatives come first; rows of norm 1."""
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
-    others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (second, third)]
-    others.append(scores(z1, own_third, scale) + hard_negative_weight)
-    return joined_loss(scores(z1, own_second[: len(z1)], scale), others)
+    others = [log_sum_exp(z1, z, diagonal="exclude", **options) for z in (second, *thirds)]
+    others += [scores(z1, third[: len(z1)], scale) + hard_negative_weight for third in thirds]
+    return joined_loss(scores(z1, second[: len(z1)], scale), others)
 
 
 def _over_group(
@@ -113,28 +126,31 @@ def _over_group(
         check_memory(memory)
         if z3 is None and hard_negative_weight != 0:
             raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
+        if z3 is not None and not sets:
+            raise ValueError(f"z3: want at least one hard negative a sentence, got shape {tuple(z3.shape)}")
         return {"reduction": reduction, "hard_negative_weight": float(hard_negative_weight)}
 
-    shards = agree_on_rows(group, "fastqt.simcse_loss", check, {"scale": scale}, z1=z1, z2=z2, z3=z3)
+    sets = {"z3": z3} if z3 is None or z3.dim() != 3 else {f"z3[:, {k}]": z for k, z in enumerate(_sets(z3))}
+    shards = agree_on_rows(group, "fastqt.simcse_loss", check, {"scale": scale}, z1=z1, z2=z2, **sets)
     group, z1, z2 = shards.group, local_rows("z1", z1), local_rows("z2", z2)
     z3 = None if z3 is None else local_rows("z3", z3)
     if z3 is None or hard_negative_weight == 0:
         return info_nce_loss(
             *(z1, z2),
             scale=scale,
-            negatives=z3,
+            negatives=_all_negatives(z3),
             reduction=reduction,
             memory=memory,
             backend=backend,
             group=group,
         )
-    u1, u2, u3 = (unit_rows(z) for z in (z1, z2, z3))
-    counts, dtype = shards.counts["rows"], input_dtype(u2)
-    second, third = (collectives.gather_own_first(u, counts, group, dtype) for u in (u2, u3))
+    u1, *others = (unit_rows(z) for z in (z1, z2, *_sets(z3)))
+    counts, dtype = shards.counts["rows"], input_dtype(u1)
+    second, *thirds = (collectives.gather_own_first(u, counts, group, dtype) for u in others)
     with shards.agreeing():
         if not len(z1):
-            local = collectives.nothing((u1, second, third, scale), reduction)
+            local = collectives.nothing((u1, second, *thirds, scale), reduction)
         else:
-            rows = _weighted(u1, u2, u3, second, third, scale, hard_negative_weight, memory, backend)
+            rows = _weighted(u1, second, thirds, scale, hard_negative_weight, memory, backend)
             local = rows if reduction == "none" else rows.sum()
     return collectives.reduced(local, reduction, shards.total("rows"), group)

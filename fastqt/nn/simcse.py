@@ -13,7 +13,7 @@ from fastqt.nn.losses import MixCSELoss, SimCSELoss
 
 
 class SimCSE(nn.Module):
-    """An encoder whose dropout makes two views of each sentence.
+    """An encoder whose dropout makes two views of each sentence, or that encodes pairs and triplets.
 
     Args:
         encoder: a sentence encoder. If it has dropout of its own, that differs between the views too.
@@ -60,9 +60,24 @@ class SimCSE(nn.Module):
         Raises:
             ValueError, IndexError: as in `Encoder.forward`.
         """
-        both: Tensor = self.dropout(self.encoder(torch.cat([tokens, tokens]), torch.cat([lengths, lengths])))
-        z1, z2 = both.chunk(2)
+        z1, z2 = self.view(torch.cat([tokens, tokens]), torch.cat([lengths, lengths])).chunk(2)
         return z1, z2
+
+    def view(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """One view of each sentence, for pairs and triplets of different sentences.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+
+        Returns:
+            (B, D).
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
+        """
+        result: Tensor = self.dropout(self.encoder(tokens, lengths))
+        return result
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:

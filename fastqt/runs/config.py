@@ -12,7 +12,7 @@ from typing import Any
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.json_text import NAMES, has_type, one_line, read_object
-from fastqt.runs.views_options import check_views
+from fastqt.runs.views_options import check_same_files, check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
@@ -186,7 +186,9 @@ class TrainConfig:
         choices=("zero", "exclude"),
     )
     hard_negative_weight: float = option(
-        0.0, "added to the scores of a sentence with its own mixtures, of mixcse --form released"
+        0.0,
+        "added to the scores of a sentence with its own hard negatives: those of simcse in a .tsv, or the "
+        "mixtures of mixcse --form released",
     )
     radius: float = option(2.0, "radius of the ball that holds the latent vectors of gloss", at_least=1e-6)
     latents: str = option(
@@ -331,6 +333,7 @@ class TrainConfig:
         Raises:
             InputError: a setting differs that must not; the message names the first one.
         """
+        check_same_files(self, stored)
         for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:

@@ -9,8 +9,12 @@ from fastqt.runs.config import TrainConfig
 def build_views_model(config: TrainConfig, encoder: Encoder) -> SimCSE:
     """SimCSE or MixCSE, whichever the settings name, around an encoder."""
     if config.model == "simcse":
-        return SimCSE(encoder, dropout=config.dropout, scale=config.scale)
-    options = {"hard_negative_weight": config.hard_negative_weight} if config.form == "released" else {}
+        return SimCSE(
+            encoder,
+            dropout=config.dropout,
+            scale=config.scale,
+            hard_negative_weight=config.hard_negative_weight,
+        )
     return MixCSE(
         encoder,
         dropout=config.dropout,
@@ -21,5 +25,5 @@ def build_views_model(config: TrainConfig, encoder: Encoder) -> SimCSE:
         stop_gradient=config.stop_gradient == "yes",
         blocks=config.blocks,
         masked_cell=config.masked_cell,
-        **options,
+        hard_negative_weight=config.hard_negative_weight,
     )

@@ -5,6 +5,7 @@ from fastqt.text.corpus import Corpus, Sample
 from fastqt.text.reader import Block, Position, read_blocks
 from fastqt.text.subwords import TokenizerVocabulary
 from fastqt.text.tables import Columns
+from fastqt.text.triplets import TripletCorpus, read_triplets
 from fastqt.text.vocabulary import Encoded, Lexicon, Vocabulary
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "Sample",
     "Span",
     "TokenizerVocabulary",
+    "TripletCorpus",
     "Vocabulary",
     "batches",
     "pad",
     "read_blocks",
+    "read_triplets",
 ]

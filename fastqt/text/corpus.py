@@ -37,7 +37,10 @@ class Corpus:
     """
 
     def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, columns: Columns | None = None) -> None:
-        parts = [vocabulary.encode(block.sentences) for block in read_blocks(files, columns=columns)]
+        self._keep([vocabulary.encode(block.sentences) for block in read_blocks(files, columns=columns)])
+
+    def _keep(self, parts: Sequence[Encoded]) -> None:
+        """Takes the sentences of all parts, one part after the other."""
         self._ids = np.concatenate([np.zeros(0, np.int32), *(part.ids.astype(np.int32) for part in parts)])
         self._lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
         self._starts = np.cumsum(self._lengths) - self._lengths

@@ -23,7 +23,7 @@ HELD_OUT = "validation_"
 PANELS = {
     "loss": ("loss",),
     "accuracy": ("forward_accuracy", "backward_accuracy", "chance"),
-    "cosine": ("positive_cosine", "negative_cosine", "mixed_cosine"),
+    "cosine": ("positive_cosine", "negative_cosine", "mixed_cosine", "hard_negative_cosine"),
     "alignment": ("alignment",),
     "uniformity": ("uniformity",),
     "loss per word": ("loss_per_word",),

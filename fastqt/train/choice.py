@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.views_options import reads_rows
 from fastqt.text import Lexicon
 from fastqt.train.objectives import ContextObjective, GlossObjective, Objective
 from fastqt.train.ranks import Ranks
 from fastqt.train.skip_thoughts import SkipThoughtsObjective
-from fastqt.train.views import ViewsObjective
+from fastqt.train.views import TripletsObjective, ViewsObjective
 
 
 def build_objective(
@@ -21,4 +22,5 @@ def build_objective(
     classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
     classes |= {"skip-thoughts": SkipThoughtsObjective}
     classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
-    return classes.get(config.model, ViewsObjective)(config, corpus, vocabulary, device, ranks)
+    of_views = TripletsObjective if reads_rows(config) else ViewsObjective
+    return classes.get(config.model, of_views)(config, corpus, vocabulary, device, ranks)

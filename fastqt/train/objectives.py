@@ -136,7 +136,7 @@ class Objective(ABC, Generic[B]):
         yield
         self.model.train()
 
-    def _held_out_batches(self) -> Iterator[Batch]:
+    def _held_out_batches(self) -> Iterator[B | Batch]:
         config = self.config
         if config.valid is None or not self.ranks.is_first:
             return
@@ -204,8 +204,11 @@ class ShuffledObjective(Objective[Sample]):
         device: torch.device,
         ranks: Ranks,
     ) -> None:
-        self.sentences = Corpus(corpus, vocabulary, columns=Columns(config.column, config.document_column))
+        self.sentences = self._read(config, corpus, vocabulary)
         super().__init__(config, corpus, vocabulary, device, ranks)
+
+    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> Corpus:
+        return Corpus(corpus, vocabulary, columns=Columns(config.column, config.document_column))
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
         taken = progress.taken or 0

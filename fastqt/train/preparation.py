@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -21,7 +22,8 @@ from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lock import locked
 from fastqt.runs.model import lexicon_digest, load_lexicon, load_tokenizer
-from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks
+from fastqt.runs.views_options import check_width, reads_rows
+from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.text.batches import Span, split, too_short
 from fastqt.text.reader import STDIN
 from fastqt.text.tables import data_files, is_table
@@ -130,7 +132,7 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
     With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
-    given.
+    given. In a corpus of pairs and triplets, rows are counted as sentences.
 
     Args:
         config: the settings.
@@ -147,6 +149,12 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
 
     def sentences() -> Iterator[str]:
+        if reads_rows(config):
+            for rows in read_triplets(corpus):
+                check_width(config, len(rows[0]))
+                progress.sentences += len(rows)
+                yield from chain.from_iterable(rows)
+            return
         for block in read_blocks(corpus, columns=columns):
             progress.sentences += len(block.sentences)
             yield from block.sentences

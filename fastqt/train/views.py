@@ -1,16 +1,20 @@
-"""The training objective of SimCSE and MixCSE: two views of each sentence."""
+"""The training objectives of SimCSE and MixCSE: views of each sentence by dropout, or rows of texts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fastqt.errors import InputError
 from fastqt.losses.mixcse import drawn_partners
 from fastqt.metrics import view_figures
-from fastqt.text import Batch, Sample
+from fastqt.runs.config import TrainConfig
+from fastqt.text import Batch, Lexicon, Sample, TripletCorpus
+from fastqt.text.batches import too_short
 from fastqt.train.objectives import Measured, ShuffledObjective, group_options
 from fastqt.train.ranks import Share
 
@@ -18,14 +22,17 @@ from fastqt.train.ranks import Share
 class ViewsObjective(ShuffledObjective):
     """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
 
+    # Whether the views of a validation differ by dropout, without which both would be equal.
+    _validates_with_dropout = True
+
     def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
         """Computes the loss of a batch; arguments as of `Objective.loss`.
 
         Returns:
-            The loss, as in `Objective.loss`; of this rank's sentences both views, (B, D) each, and the
-            partners of their mixed negatives, (B,), as numbers of sentences of all ranks.
+            The loss, as in `Objective.loss`; of this rank's sentences both views, (B, D) each, the partners
+            of their mixed negatives, (B,), as numbers of sentences of all ranks, and any hard negatives.
         """
-        z1, z2 = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        z1, z2, *negatives = self._views(batch)
         module, options = self.model.loss, group_options(share)
         N = len(z1) if share is None else share.sentences
         if self.config.partner == "random":
@@ -37,20 +44,60 @@ class ViewsObjective(ShuffledObjective):
         else:
             partners = torch.arange(1, N + 1, device=z1.device) % N
         options |= module.function_options()
+        hard = [torch.stack(negatives, 1)] if negatives else []
+        loss = type(module).function(z1, z2, *hard, **options)
         # Metrics are of rank 0, whose sentences are the first of all ranks.
-        return type(module).function(z1, z2, **options), (z1, z2, partners[: len(z1)])
+        return loss, (z1, z2, partners[: len(z1)], *negatives)
+
+    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
+        """Two views of each sentence, (B, D) each."""
+        z1, z2 = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        return z1, z2
 
     def measure(self, measured: Measured) -> dict[str, float]:
-        z1, z2, partners = measured
+        z1, z2, partners, *negatives = measured
         config = self.config
-        mixes_unit_rows = config.model == "simcse" or config.form == "slides"
-        return view_figures(z1, z2, mix=config.mix, partners=partners, mixes_unit_rows=mixes_unit_rows)
+        return view_figures(
+            *(z1, z2),
+            mix=config.mix,
+            partners=partners,
+            mixes_unit_rows=config.model == "simcse" or config.form == "slides",
+            negatives=negatives,
+        )
 
     @contextlib.contextmanager
     def _validation_mode(self) -> Iterator[None]:
-        # Dropout stays on, because without it both views would be equal. A fixed seed gives the same dropout
-        # masks in every validation, so that the validations of a training can be compared.
+        # A fixed seed gives the same dropout masks and partners in every validation, so that the validations
+        # of a training can be compared.
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(self.config.seed)
+            self.model.train(self._validates_with_dropout)
             yield
+            self.model.train()
+
+
+class TripletsObjective(ViewsObjective):
+    """The same where an anchor's second view and its hard negatives are further texts of its row."""
+
+    sentences: TripletCorpus
+    _validates_with_dropout = False
+
+    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> TripletCorpus:
+        return TripletCorpus(corpus, vocabulary)
+
+    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
+        """A view of each column of the rows: anchors, positives and any hard negatives, (B, D) each."""
+        views: Tensor = self.model.view(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        return views.chunk(self.sentences.width)
+
+    def _held_out_batches(self) -> Iterator[Sample]:
+        config = self.config
+        if config.valid is None or not self.ranks.is_first:
+            return
+        rows = TripletCorpus([config.valid], self.vocabulary, width=self.sentences.width)
+        size = config.batch_size
+        if len(rows) < size:
+            raise InputError(too_short([config.valid], len(rows), size))
+        for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
+            yield rows.sample(np.arange(begin, begin + size))

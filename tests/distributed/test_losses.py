@@ -111,6 +111,10 @@ LOSSES = {
     ),
     "simcse": Case("simcse_loss", given=("scale", "z3")),
     "simcse-weighted": Case("simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "z3")),
+    "simcse-several": Case("simcse_loss", given=("scale", "stacked_z3")),
+    "simcse-several-weighted": Case(
+        "simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "stacked_z3")
+    ),
     "mixcse": Case("mixcse_loss", given=("scale",)),
     "mixcse-random": Case("mixcse_loss", options={"partner": "random"}, given=("scale", "generator")),
     "mixcse-through-mixtures": Case("mixcse_loss", options={"stop_gradient": False}, given=("scale",)),

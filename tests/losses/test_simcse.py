@@ -35,3 +35,48 @@ def test_a_weighted_loss_keeps_its_digits_in_float32_once_the_views_agree(backen
     options = {"scale": 40.0, "hard_negative_weight": weight, "backend": backend}
     loss, truth = (fastqt.simcse_loss(*z, **options) for z in (inputs, exact))
     check(loss, truth, inputs, FLOAT32, exact)
+
+
+@by_backend
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("weight", [0.0, 1.5, -20.0])
+def test_several_hard_negatives_are_columns_for_all(backend, K, weight):
+    z1, z2, flat = views(N, N, N * K)
+    z3 = flat.detach().view(N, K, -1).requires_grad_()
+    hard = torch.cat(
+        [20 * cosines(z1, z3[:, k]) + weight * torch.eye(N, dtype=torch.float64) for k in range(K)], 1
+    )
+    expected = F.cross_entropy(torch.cat([20 * cosines(z1, z2), hard], 1), torch.arange(N))
+    loss = fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=weight, backend=backend)
+    check(loss, expected, [z1, z2, z3])
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0])
+def test_several_hard_negatives_keep_their_digits_once_all_agree(weight):
+    """Compared with float64, where second views are nearly the first ones, and one negative is near."""
+    z1, z2, z3, z4 = (z.detach() for z in views(N, N, N, N))
+    inputs = [z1.float().requires_grad_(), (z1 + 0.1 * z2).float().requires_grad_()]
+    near = torch.stack([z1 + 0.3 * z3, z4 - z1], 1)
+    inputs.append(near.float().requires_grad_())
+    exact = [z.detach().double().requires_grad_() for z in inputs]
+    options = {"hard_negative_weight": weight, "scale": 40.0}
+    loss = fastqt.simcse_loss(*inputs, **options)
+    columns = [cosines(exact[0], exact[1]), *(cosines(exact[0], z) for z in exact[2].unbind(1))]
+    eye = weight * torch.eye(N, dtype=torch.float64)
+    logits = torch.cat([40 * columns[0], *(40 * each + eye for each in columns[1:])], 1)
+    check(loss, F.cross_entropy(logits, torch.arange(N)), inputs, FLOAT32, exact)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((N, 0, 5), "z3: want at least one row"),
+        ((N, 2, 4), "z3: want D=5 columns as z1 has, got 4"),
+        ((N - 1, 2, 5), "z3: want a hard negative for each of N=9"),
+        ((N, 2, 2, 5), r"z3: want shape \(rows, D\)"),
+    ],
+)
+def test_refuses_hard_negatives_of_another_shape(shape, message):
+    z1, z2 = views(N, N)
+    with pytest.raises(ValueError, match=message):
+        fastqt.simcse_loss(z1, z2, torch.zeros(shape, dtype=torch.float64))

@@ -26,12 +26,29 @@ RELEASED = {"model": "mixcse", "form": "released"}
             {"model": "mixcse", "hard_negative_weight": 1.0},
             "hard_negative_weight: want 0.0 with form slides of mixcse, got 1.0",
         ),
+        (
+            {"model": "simcse", "hard_negative_weight": 1.0},
+            "hard_negative_weight: want 0.0 with model simcse, got 1.0",
+        ),
+        (
+            {"model": "simcse", "corpus": ("a.tsv", "b.txt")},
+            r"corpus: want all files or none to end in .tsv, .tsv.gz or .tsv.xz, got 'b.txt' among others",
+        ),
+        (
+            {"model": "mixcse", "corpus": ("a.txt", "b.tsv.gz")},
+            r"corpus: want all files or none to end in .*, got 'a.txt' among others",
+        ),
+        (
+            {"model": "simcse", "corpus": ("a.tsv",), "valid": "held.txt"},
+            "valid: want rows as the corpus has, a file that ends in .*, got 'held.txt'",
+        ),
+        ({"model": "simcse", "valid": "held.tsv"}, "valid: want sentences, got 'held.tsv'"),
         (RELEASED | {"partner": "previous"}, "partner: want one of next, random, got 'previous'"),
     ],
 )
 def test_options_that_a_loss_does_not_have_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        TrainConfig(("x",), **settings)
+        TrainConfig(**{"corpus": ("x",)} | settings)
 
 
 def test_options_reach_the_loss():
@@ -40,6 +57,19 @@ def test_options_reach_the_loss():
     config = TrainConfig(("x",), **RELEASED | given, stop_gradient="no", word_dim=4)
     options = build_model(config, 9).loss.function_options()
     assert options == {"form": "released", "stop_gradient": False, **given}
+
+
+def test_the_weight_of_hard_negatives_reaches_simcse():
+    config = TrainConfig(("x.tsv.xz",), model="simcse", hard_negative_weight=0.5, word_dim=4)
+    assert build_model(config, 9).loss.function_options() == {"scale": 20.0, "hard_negative_weight": 0.5}
+
+
+def test_a_renamed_corpus_stays_what_it_was():
+    rows, sentences = (TrainConfig((name,), model="simcse") for name in ("x.tsv", "x.txt"))
+    with pytest.raises(
+        InputError, match=r"cannot resume: corpus: want names that end as in x.tsv, got x.txt"
+    ):
+        sentences.check_resumes(rows)
 
 
 @pytest.mark.parametrize(

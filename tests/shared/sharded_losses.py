@@ -94,6 +94,8 @@ class Batch:
             self.leaves[name], self.counts[name] = draw(N, WIDTH), case.counts
         elif name == "curl_negatives":
             self.leaves["negatives"], self.counts["negatives"] = draw(N, WIDTH), case.counts
+        elif name == "stacked_z3":
+            self.leaves["z3"], self.counts["z3"] = draw(N, 2, WIDTH), case.counts
         elif name == "stacked":
             self.leaves["row_negatives"] = draw(N, 3, WIDTH)
             self.counts["row_negatives"] = case.counts
