@@ -217,7 +217,10 @@ def build_parser() -> argparse.ArgumentParser:
     expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
     expand.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
     expand.add_argument(
-        "vectors", type=_path, metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
+        "vectors",
+        type=_path,
+        metavar="VECTORS",
+        help="word vectors: .npz, text, JSON, .npy, or a folder, see --vectors of train",
     )
     expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
 
