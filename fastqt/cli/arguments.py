@@ -257,6 +257,14 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
+    if setting.type == "bool":
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help=metadata["help"],
+        )
+        return
     kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(
@@ -265,5 +273,5 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary") else letter,
+        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary", "vectors") else letter,
     )
