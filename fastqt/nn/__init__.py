@@ -1,14 +1,13 @@
 """Sentence encoders, recurrent layers, models, and loss modules."""
 
 from fastqt.nn.cached import CachedContrastive
+from fastqt.nn.combine import Combine, MultiChannel
 from fastqt.nn.encoders import (
     LSTM,
     BagOfWords,
-    Combine,
     Encoder,
     GRUEncoder,
     LSTMEncoder,
-    MultiChannel,
 )
 from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU

@@ -22,6 +22,7 @@ from fastqt.text import Position, Span
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
 EVALUATION = "evaluation.json"
+VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 LARGEST_COUNT = 1 << 62
 

@@ -16,11 +16,15 @@ from fastqt.runs.views_options import check_same_files, check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
-ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
+# The name of an encoder of two channels, one of them on frozen word vectors, begins with "mc-".
+ENCODERS = (
+    *("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface"),
+    *("mc-bow", "mc-gru", "mc-bigru"),
+)
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
 MOST_LAYERS = 1 << 8
-KINDS = {"int": int, "float": float, "str": str}  # of the settings
+KINDS = {"int": int, "float": float, "str": str, "bool": bool}  # of the settings
 
 # The defaults that depend on the model, or on the model and its encoder ("quickthoughts bow"), as in the
 # papers.
@@ -37,6 +41,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
 }
+MODEL_DEFAULTS["quickthoughts mc-bow"] = MODEL_DEFAULTS["quickthoughts bow"]
 # The batch size and the clipping are of Kiros et al. (2015), the length is of their code; the vocabulary is
 # also that with which Logeswaran and Lee compare the two models.
 MODEL_DEFAULTS["skip-thoughts"] = MODEL_DEFAULTS["quickthoughts"] | {
@@ -125,9 +130,25 @@ class TrainConfig:
         "how a huggingface encoder pools its token states",
         choices=("cls", "cls_before_pooler", "mean"),
     )
+    vectors: str | None = option(
+        None,
+        "pre-trained word vectors to start from: .npz, text, the JSON of wink's embeddings, or a folder with "
+        "an .npy and the .parquet of its words; a word takes its own vector, or else that of its lower-case "
+        "form, and words without one are drawn",
+    )
+    vectors_scale: float = option(
+        1.0,
+        "factor of the vectors of --vectors; sums of GloVe's vectors as they are have scores of thousands",
+        at_least=1e-6,
+        below=1e6,
+    )
+    freeze_vectors: bool = option(
+        False, "do not train the table of --vectors, with the vectors that were drawn for other words"
+    )
     word_dim: int = option(
-        300,
-        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss",
+        None,
+        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss "
+        "(default: that of --vectors, or 300)",
         at_least=1,
         below=WIDEST + 1,
     )
@@ -262,15 +283,16 @@ class TrainConfig:
         ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        self._check_vectors()
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         self._check_vocabulary()
         check_views(self)
         if self.model == "skip-thoughts":
             self._check_skip_thoughts()
-        if self.encoder == "transformer" and self.word_dim % self.heads:
+        if self.encoder == "transformer" and self.word_dim is not None and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
-        if self.encoder.startswith("bi") and self.hidden_size % 2:
+        if self.encoder.removeprefix("mc-").startswith("bi") and self.hidden_size % 2:
             raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
         if self.context_size >= self.batch_size:
             raise InputError(
@@ -282,6 +304,29 @@ class TrainConfig:
             if (value := getattr(self, name)) not in wanted:
                 these = " or ".join(map(str, wanted))
                 raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
+
+    def _check_vectors(self) -> None:
+        if self.vectors is None:
+            for what, needs_vectors in (
+                (f"encoder {self.encoder}", self.encoder.startswith("mc-")),
+                ("freeze_vectors", self.freeze_vectors),
+                ("vectors_scale", self.vectors_scale != 1),
+            ):
+                if needs_vectors:
+                    raise InputError(f"vectors: want a file of word vectors with {what}, got None")
+            if self.word_dim is None:
+                object.__setattr__(self, "word_dim", 300)
+            return
+        for where, has_none in (
+            (f"model {self.model}", self.model.startswith("gloss")),
+            ("encoder huggingface", self.encoder == "huggingface"),
+            ("a vocabulary of a file", self.vocabulary is not None),
+        ):
+            if has_none:
+                raise InputError(f"vectors: want none with {where}, got {self.vectors!r}")
+        if self.freeze_vectors and (self.encoder == "bow" or self.encoder.startswith("mc-")):
+            reason = "has no other weights" if self.encoder == "bow" else "has a frozen and a trained table"
+            raise InputError(f"freeze_vectors: want none with encoder {self.encoder}, which {reason}")
 
     def _check_vocabulary(self) -> None:
         if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):
@@ -323,7 +368,10 @@ class TrainConfig:
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
         corpus = values.pop("corpus", None)
         try:
-            return cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+            config = cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+            if config.word_dim is None:
+                raise InputError("word_dim: want an integer, got None")
+            return config
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -338,6 +386,10 @@ class TrainConfig:
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:
                 raise InputError(f"cannot resume: {name} is {now!r}, but the run was started with {was!r}")
+        if (self.vectors is None) != (stored.vectors is None):
+            raise InputError(
+                f"cannot resume: vectors is {self.vectors!r}, but the run was started with {stored.vectors!r}"
+            )
 
 
 # These settings do not change what a step computes, so a resumed run may change them.
@@ -346,6 +398,7 @@ CHANGEABLE_ON_RESUME = {
     "valid",
     "dev",
     "checkpoint",
+    "vectors",  # only where the file lies: the run has its own table, and does not read the file again
     "vocabulary",  # only where the file lies: the run has a copy, which is the one that is used
     "epochs",
     "steps",

@@ -24,6 +24,7 @@ from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, Turn
 from fastqt.train.optim import clip_gradients
 from fastqt.train.preparation import check_same_settings, own_directory, prepare
+from fastqt.train.pretrained import start_from_vectors, width_of_words
 from fastqt.train.progress import Display, Silent, StopRequest
 from fastqt.train.ranks import Ranks, joined
 from fastqt.train.state import follow_first, part_generators
@@ -73,6 +74,9 @@ def train(
     directory = Path(out)
     with joined(config.device, config.batch_size, config.timeout) as ranks:
         check_same_settings(config, ranks.first(lambda: config))
+        if config.vectors is not None:
+            width = ranks.first(lambda: width_of_words(config, directory, resume))
+            config = replace(config, word_dim=width)
         with _own(directory, config, ranks):
             return _trainer(config, directory, resume, display, ranks).run(display)
 
@@ -97,8 +101,11 @@ def _trainer(
     )
     trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
     path = directory / checkpoint.CHECKPOINT
+    coverage = None
     if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+    elif ranks.is_first and config.vectors is not None:
+        coverage = start_from_vectors(trainer.model, vocabulary, config, display.note)
     if ranks.size > 1:
         follow_first(ranks, trainer.model, trainer.optimizer)
         part_generators(ranks, config.seed, progress.step, path if begun else None)
@@ -106,6 +113,8 @@ def _trainer(
         checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
         if not begun:
             save_lexicon(vocabulary, directory)
+        if coverage is not None:
+            checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
         progress.vocabulary_digest = lexicon_digest(config, directory)
     return trainer
 
