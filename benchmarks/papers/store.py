@@ -1,0 +1,34 @@
+"""The stored runs of the papers' tables: one file a table, with a record for each run by its name."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.runs import STORED, Run
+
+
+def stored(table: str) -> dict[str, dict[str, Any]]:
+    """The records of a table's runs; none if nothing is stored."""
+    path = STORED / f"{table}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def missing(table: str, runs: Iterable[Run]) -> list[Run]:
+    """The runs that are not stored, or were made with other settings."""
+    known = stored(table)
+    return [run for run in runs if known.get(run.name, {}).get("settings") != run.settings()]
+
+
+def add(table: str, name: str, record: dict[str, Any]) -> None:
+    """Stores a run's record. Several processes may store runs of a table."""
+    STORED.mkdir(parents=True, exist_ok=True)
+    with Path(tempfile.gettempdir(), f"fastqt-papers-{table}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = {**stored(table), name: record}
+        ordered = {key: found[key] for key in sorted(found)}
+        (STORED / f"{table}.json").write_text(json.dumps(ordered, indent=1) + "\n")
