@@ -30,6 +30,7 @@ from fastqt.nn.loss import (
     SimCSELoss,
     SupConLoss,
 )
+from fastqt.nn.masked_words import MaskedWordHead, mask_words
 from fastqt.nn.queue import Queue
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
@@ -54,6 +55,7 @@ __all__ = [
     "GlossPositionalLoss",
     "InfoNCELoss",
     "LSTMEncoder",
+    "MaskedWordHead",
     "MaxMarginLoss",
     "MixCSE",
     "MixCSELoss",
@@ -69,4 +71,5 @@ __all__ = [
     "SkipThoughts",
     "SupConLoss",
     "Transformer",
+    "mask_words",
 ]
