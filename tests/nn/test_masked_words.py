@@ -12,7 +12,7 @@ V, MASK = 50, 50
 KEPT = (0, 7)
 
 
-def masked(B=4000, L=30):
+def masked(B=40_000, L=30):
     torch.manual_seed(0)
     tokens, lengths = torch.randint(V, (B, L)), torch.randint(L + 1, (B,))
     return tokens, lengths, mask_words(tokens, lengths, vocab_size=V, mask_id=MASK, kept=KEPT)
