@@ -62,6 +62,9 @@ def add_words(
         kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
         raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")
 
+    if config.masked_words:
+        raise InputError(f"{directory}: want a model that was trained without masked words")
+
     ids = vocabulary.tokenizer.get_vocab()
     split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
     find = WordRows(words).find

@@ -31,6 +31,7 @@ from fastqt.nn.losses import (
     SimCSELoss,
     SupConLoss,
 )
+from fastqt.nn.masked_words import MaskedWordHead, mask_words
 from fastqt.nn.queue import Queue
 from fastqt.nn.quickthoughts import QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
@@ -56,6 +57,7 @@ __all__ = [
     "GlossPositionalLoss",
     "InfoNCELoss",
     "LSTMEncoder",
+    "MaskedWordHead",
     "MaxMarginLoss",
     "MixCSE",
     "MixCSELoss",
@@ -72,4 +74,5 @@ __all__ = [
     "SkipThoughts",
     "SupConLoss",
     "Transformer",
+    "mask_words",
 ]

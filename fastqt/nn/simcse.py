@@ -1,6 +1,6 @@
 """SimCSE and MixCSE: one encoder, trained to tell the second view of a sentence from other sentences."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from fastqt.checks import check_dropout
 from fastqt.nn.encoders import Encoder
 from fastqt.nn.loss import Loss
 from fastqt.nn.losses import MixCSELoss, SimCSELoss
+from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
 
 
 class SimCSE(nn.Module):
@@ -18,11 +19,12 @@ class SimCSE(nn.Module):
     Args:
         encoder: a sentence encoder. If it has dropout of its own, that differs between the views too.
         dropout: the probability with which a coordinate of a sentence vector is set to zero in a view.
+        head: predicts masked words from the encoder's token states, for SimCSE's further term.
         **options: the options of `fastqt.simcse_loss`.
 
     Raises:
         ValueError: a dropout outside [0, 1).
-        TypeError: an option that the loss does not have.
+        TypeError: an option that the loss does not have, or a head with an encoder without states of tokens.
 
     Attributes:
         loss: the module that computes the loss of two views.
@@ -32,10 +34,15 @@ class SimCSE(nn.Module):
 
     loss: Loss
 
-    def __init__(self, encoder: Encoder, *, dropout: float = 0.1, **options: Any) -> None:
+    def __init__(
+        self, encoder: Encoder, *, dropout: float = 0.1, head: MaskedWordHead | None = None, **options: Any
+    ) -> None:
         check_dropout(dropout)
+        if head is not None and not hasattr(encoder, "states"):
+            raise TypeError(f"head: want None with a {type(encoder).__name__}, which has no states of tokens")
         super().__init__()
         self.encoder = encoder
+        self.head = head
         self.dropout = nn.Dropout(dropout)
         self.loss = self._make_loss(**options)
 
@@ -79,6 +86,25 @@ class SimCSE(nn.Module):
         result: Tensor = self.dropout(self.encoder(tokens, lengths))
         return result
 
+    def masked_word_loss(self, tokens: Tensor, lengths: Tensor, masking: Masking) -> Tensor:
+        """The cross-entropy of masked words, summed over all that were chosen.
+
+        Args:
+            tokens: (B, L) int64, token ids as they were.
+            lengths: (B,) int64 in 0..L.
+            masking: what `fastqt.nn.mask_words` returned for them.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            ValueError: the model has no head; or as in `Encoder.forward`.
+            IndexError: as in `Encoder.forward`.
+        """
+        if self.head is None:
+            raise ValueError("head: want one that predicts masked words, got None")
+        return masked_word_loss(cast("TokenEncoder", self.encoder), self.head, tokens, lengths, masking)
+
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
         """The sentence vectors for downstream use.
@@ -104,7 +130,7 @@ class MixCSE(SimCSE):
     """SimCSE with a hard negative per sentence, mixed from its own positive and that of another sentence.
 
     Args:
-        encoder, dropout: as in `SimCSE`.
+        encoder, dropout, head: as in `SimCSE`.
         **options: the options of `fastqt.mixcse_loss`.
 
     Raises:

@@ -72,7 +72,39 @@ class Transformer(Encoder):
         self.norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def word_table(self) -> Tensor:
+        """(V, dim), the word vectors."""
+        return self.embedding.weight
+
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        states, layout = self._states(tokens, lengths)
+        if layout is None:
+            return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)
+        if self.summary is None:
+            return layout.pad(self.norm(states)).sum(1) / lengths.clamp(min=1).unsqueeze(1)
+        summaries = self.norm(states[: len(tokens)])
+        return torch.where(lengths.unsqueeze(1) > 0, summaries, 0)
+
+    def states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The final states of all words, one sentence after the other.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+
+        Returns:
+            (n, dim), n the sum of the lengths.
+
+        Raises:
+            ValueError, IndexError: as in `forward`.
+        """
+        states, _ = self._states(tokens, lengths)
+        result: Tensor = self.norm(states if self.summary is None else states[len(tokens) :])
+        return result
+
+    def _states(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, PaddedLayout | None]:
+        """The states before the final norm, those of summary tokens first; no layout where no word is."""
         check_batch(tokens, lengths)
         longest = int(lengths.max()) if len(lengths) else 0
         if longest > self.max_length:
@@ -80,7 +112,8 @@ class Transformer(Encoder):
                 f"lengths: want at most max_length={self.max_length} words a sentence, got {longest}"
             )
         if longest == 0:
-            return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)
+            rows = 0 if self.summary is None else len(tokens)
+            return self.embedding.weight.new_zeros(rows, self.embedding_dim), None
         valid = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)
         sentence, position = valid.nonzero(as_tuple=True)
         words = self.embedding(tokens[sentence, position]) + self.positions(position)
@@ -95,10 +128,7 @@ class Transformer(Encoder):
         words = self.dropout(math.sqrt(self.embedding_dim) * words)
         for layer in self.layers:
             words = layer(words, layout)
-        if self.summary is None:
-            return layout.pad(self.norm(words)).sum(1) / lengths.clamp(min=1).unsqueeze(1)
-        summaries = self.norm(words[: len(tokens)])
-        return torch.where(lengths.unsqueeze(1) > 0, summaries, 0)
+        return words, layout
 
 
 @dataclass(frozen=True)

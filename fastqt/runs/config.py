@@ -211,6 +211,13 @@ class TrainConfig:
         "added to the scores of a sentence with its own hard negatives: those of simcse in a .tsv, or the "
         "mixtures of mixcse --form released",
     )
+    masked_words: float = option(
+        0.0,
+        "weight of the prediction of masked words in simcse and mixcse, with transformer or huggingface; the "
+        "source has 0.1",
+        at_least=0,
+        below=1e38,
+    )
     radius: float = option(2.0, "radius of the ball that holds the latent vectors of gloss", at_least=1e-6)
     latents: str = option(
         "rows",

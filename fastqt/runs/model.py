@@ -120,7 +120,7 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrain
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
-    return build_views_model(config, encoder)
+    return build_views_model(config, encoder, pretrained=pretrained)
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
@@ -147,15 +147,16 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
     if config.encoder == "bow":
         return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
     if config.encoder == "transformer":
+        predicts_words = config.masked_words > 0
         return Transformer(
-            vocab_size,
+            vocab_size + predicts_words,  # the last one is the mask token's, which no vocabulary has
             config.word_dim,
             layers=config.layers,
             heads=config.heads,
             feedforward=config.feedforward,
             dropout=config.dropout,
             max_length=config.max_length,
-            sparse=True,
+            sparse=not predicts_words,  # a softmax over all words gives all of them a gradient
         )
     sizes = (vocab_size, config.word_dim, config.hidden_size)
     bidirectional = config.encoder.startswith("bi")

@@ -30,6 +30,13 @@ def check_views(config: TrainConfig) -> None:
         InputError: a setting that this model or form does not have; the message names it.
     """
     _check_files(config)
+    if config.masked_words and config.model not in ("simcse", "mixcse"):
+        raise InputError(f"masked_words: want 0.0 with model {config.model}, got {config.masked_words}")
+    if config.masked_words and config.encoder not in ("transformer", "huggingface"):
+        raise InputError(
+            f"masked_words: want encoder transformer or huggingface, which have a state for each word, "
+            f"got {config.encoder}"
+        )
     defaults, where = OF_MIXCSE | OF_RELEASED, f"model {config.model}"
     if config.model == "mixcse":
         defaults, where = ({}, "") if config.form == "released" else (OF_RELEASED, "form slides of mixcse")

@@ -139,6 +139,14 @@ class TokenizerVocabulary:
         """One more than the highest id, which some files have beyond their number of tokens."""
         return self._size
 
+    def special_ids(self) -> list[int]:
+        """The ids that stand for no part of a text: of special tokens, of what is unknown, and `filler`."""
+        named = self.tokenizer.get_added_tokens_decoder().items()
+        special = [number for number, token in named if token.special]
+        with _errors_in_words():
+            special += self.tokenizer.encode("", add_special_tokens=True).ids
+        return sorted({self.filler, *special, *([] if self.unknown_id is None else [self.unknown_id])})
+
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences.
 

@@ -50,6 +50,10 @@ class Lexicon(Protocol):
 
     def encode(self, sentences: Sequence[str]) -> Encoded: ...
 
+    def special_ids(self) -> list[int]:
+        """The ids that stand for no word of a text, such as those of [CLS] and of unknown words."""
+        ...
+
 
 class Vocabulary:
     """Words and their ids. Case matters, and every punctuation mark is a word of its own.
@@ -155,6 +159,10 @@ class Vocabulary:
     def __len__(self) -> int:
         size: int = self.tokenizer.get_vocab_size()
         return size
+
+    def special_ids(self) -> list[int]:
+        """The id of `<unk>`, which stands for no word."""
+        return [UNKNOWN_ID]
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences.

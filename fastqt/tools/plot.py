@@ -27,6 +27,7 @@ PANELS = {
     "alignment": ("alignment",),
     "uniformity": ("uniformity",),
     "loss per word": ("loss_per_word",),
+    "loss of masked words": ("masked_word_loss",),
     "norm": ("latent_norm",),
     "development pairs": ("dev_spearman",),
 }

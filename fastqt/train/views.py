@@ -12,7 +12,10 @@ from torch import Tensor
 from fastqt.errors import InputError
 from fastqt.losses.mixcse import drawn_partners
 from fastqt.metrics import view_figures
+from fastqt.nn import mask_words
+from fastqt.nn.masked_words import Masking
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.views_model import mask_token
 from fastqt.text import Batch, Lexicon, Sample, TripletCorpus
 from fastqt.text.batches import too_short
 from fastqt.train.objectives import Measured, ShuffledObjective, group_options
@@ -30,7 +33,8 @@ class ViewsObjective(ShuffledObjective):
 
         Returns:
             The loss, as in `Objective.loss`; of this rank's sentences both views, (B, D) each, the partners
-            of their mixed negatives, (B,), as numbers of sentences of all ranks, and any hard negatives.
+            of their mixed negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or
+            nothing (0,), and any hard negatives.
         """
         z1, z2, *negatives = self._views(batch)
         module, options = self.model.loss, group_options(share)
@@ -46,8 +50,30 @@ class ViewsObjective(ShuffledObjective):
         options |= module.function_options()
         hard = [torch.stack(negatives, 1)] if negatives else []
         loss = type(module).function(z1, z2, *hard, **options)
+        words = loss.new_zeros(0)
+        if self.config.masked_words:
+            words = self._masked_words(batch, share)
+            loss = loss + self.config.masked_words * words
         # Metrics are of rank 0, whose sentences are the first of all ranks.
-        return loss, (z1, z2, partners[: len(z1)], *negatives)
+        return loss, (z1, z2, partners[: len(z1)], words.detach(), *negatives)
+
+    def _masked_words(self, batch: Batch | Sample, share: Share | None) -> Tensor:
+        """The mean cross-entropy of the masked words of all ranks, whose gradients are this rank's part."""
+        model, tokens = self.model, batch.tokens
+        table = len(model.encoder.word_table)
+        masking = mask_words(
+            *(tokens, batch.lengths),
+            vocab_size=len(self.vocabulary),
+            mask_id=mask_token(self.config, self.vocabulary, table),
+            kept=self.vocabulary.special_ids(),
+        )
+        masking = Masking(*(each.to(self.device) for each in masking))
+        loss: Tensor = model.masked_word_loss(tokens.to(self.device), batch.lengths.to(self.device), masking)
+        chosen = masking.chosen.sum()
+        if share is None or share.group is None:
+            return loss / chosen.clamp(min=1)
+        part = loss / self.ranks.total(chosen).clamp(min=1)
+        return part + (self.ranks.total(part) - part.detach())
 
     def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
         """Two views of each sentence, (B, D) each."""
@@ -55,15 +81,16 @@ class ViewsObjective(ShuffledObjective):
         return z1, z2
 
     def measure(self, measured: Measured) -> dict[str, float]:
-        z1, z2, partners, *negatives = measured
+        z1, z2, partners, words, *negatives = measured
         config = self.config
-        return view_figures(
+        figures = view_figures(
             *(z1, z2),
             mix=config.mix,
             partners=partners,
             mixes_unit_rows=config.model == "simcse" or config.form == "slides",
             negatives=negatives,
         )
+        return figures | ({"masked_word_loss": words.item()} if words.dim() == 0 else {})
 
     @contextlib.contextmanager
     def _validation_mode(self) -> Iterator[None]:

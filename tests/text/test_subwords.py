@@ -71,6 +71,11 @@ def test_special_tokens_are_added_when_asked_for(write):
         TokenizerVocabulary.load(path, max_length=2, special_tokens="add")
 
 
+@pytest.mark.parametrize(("name", "ids"), [("bpe", [263]), ("word_piece", [0, 1, 2, 3]), ("unigram", [0])])
+def test_special_ids_are_of_tokens_that_no_text_has(write, name, ids):
+    assert TokenizerVocabulary.load(write(TOKENIZERS[name]())).special_ids() == ids
+
+
 def test_unknown_tokens_are_dropped_before_sentences_are_cut(write):
     vocabulary = TokenizerVocabulary.load(write(word_piece()), unknown="drop", max_length=2)
     assert rows(vocabulary.encode(["☃ ☃ a ☃ cat a", "☃"])) == [[8, 9], [1]]

@@ -86,22 +86,51 @@ class HuggingFaceEncoder(Encoder):
         config = self.model.config
         return pad(CheckpointVocabulary(self.tokenizer, config, max_length=self.max_length).encode(sentences))
 
+    @property
+    def word_table(self) -> Tensor:
+        """(V, embedding_dim), the word vectors of the model."""
+        table: Tensor = self.model.get_input_embeddings().weight
+        return table
+
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         check_batch(tokens, lengths)
-        longest = int(lengths.max()) if len(lengths) else 0
-        if longest == 0:
+        if not len(lengths) or not lengths.any():
             return torch.zeros(len(tokens), self.embedding_dim, device=tokens.device, dtype=self.model.dtype)
+        output, valid = self._output(tokens, lengths)
+        vectors = self.pooled(output, valid)
+        result: Tensor = vectors.masked_fill((lengths == 0).unsqueeze(1), 0)
+        return result
+
+    def states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The last hidden states of all tokens, one sentence after the other.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+
+        Returns:
+            (n, embedding_dim), n the sum of the lengths.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
+        """
+        check_batch(tokens, lengths)
+        if not len(lengths) or not lengths.any():
+            return torch.zeros(0, self.embedding_dim, device=tokens.device, dtype=self.model.dtype)
+        output, valid = self._output(tokens, lengths)
+        states: Tensor = output.last_hidden_state[valid]
+        return states
+
+    def _output(self, tokens: Tensor, lengths: Tensor) -> tuple[Any, Tensor]:
+        """The model's output for sentences of which one has a token, and (B, longest), where tokens are."""
+        longest = int(lengths.max())
         tokens = tokens[:, :longest]
         valid = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)
         # Some models derive the positions of words from which ids are padding ids.
         padded = tokens.masked_fill(~valid, self.tokenizer.pad_token_id or 0)
-        # A softmax over no key is NaN. An empty sentence therefore attends to its padding; its vector is
-        # replaced by zeros below.
+        # A softmax over no key is NaN. An empty sentence attends to its padding, which nothing reads.
         attended = valid | (lengths == 0).unsqueeze(1)
-        output = self.model(input_ids=padded, attention_mask=attended.long())
-        vectors = self.pooled(output, valid)
-        result: Tensor = vectors.masked_fill((lengths == 0).unsqueeze(1), 0)
-        return result
+        return self.model(input_ids=padded, attention_mask=attended.long()), valid
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor | None = None, **features: Tensor) -> Tensor:
         """Encodes a batch as the models of `transformers` take it.

@@ -41,6 +41,10 @@ class CheckpointVocabulary:
     def __len__(self) -> int:
         return len(self.tokenizer)
 
+    def special_ids(self) -> list[int]:
+        """The ids of the tokenizer's special tokens."""
+        return list(self.tokenizer.all_special_ids)
+
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences with special tokens, at most `max_length` tokens each."""
         ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]

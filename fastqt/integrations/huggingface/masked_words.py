@@ -1,0 +1,47 @@
+"""The head of a checkpoint that predicts masked words, if its files have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fastqt.integrations.huggingface.loading import tensors_of
+from fastqt.nn.masked_words import MaskedWordHead
+
+# By the prefix in a checkpoint's files, what the parameters of the head are called there: BERT's, RoBERTa's.
+NAMES = {
+    "cls.predictions.": ("transform.dense", "transform.LayerNorm", "bias"),
+    "lm_head.": ("dense", "layer_norm", "bias"),
+}
+
+
+def load_masked_word_head(head: MaskedWordHead, directory: str | Path) -> bool:
+    """Gives a head the weights of a checkpoint's own one, if there is one of these shapes.
+
+    A checkpoint that was saved as a model without a head has none, and the fresh weights stay.
+
+    Args:
+        head: it is changed in place.
+        directory: that of the checkpoint.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    for prefix, (dense, norm, bias) in NAMES.items():
+        found = tensors_of(Path(directory), prefix)
+        named = {
+            **{f"dense.{each}": found.get(f"{dense}.{each}") for each in ("weight", "bias")},
+            **{f"norm.{each}": found.get(f"{norm}.{each}") for each in ("weight", "bias")},
+            "bias": found.get(bias),
+        }
+        own = head.state_dict()
+        if all(tensor is not None and tensor.shape == own[name].shape for name, tensor in named.items()):
+            with torch.no_grad():
+                for name, tensor in named.items():
+                    own[name].copy_(tensor)
+            return True
+    return False
