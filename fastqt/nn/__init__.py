@@ -30,7 +30,7 @@ from fastqt.nn.loss import (
     SupConLoss,
 )
 from fastqt.nn.queue import Queue
-from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.quickthoughts import CombinedQuickThoughts, QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
 from fastqt.nn.transformer import Transformer
@@ -44,6 +44,7 @@ __all__ = [
     "CURLLoss",
     "CachedContrastive",
     "Combine",
+    "CombinedQuickThoughts",
     "ContrastiveLoss",
     "Encoder",
     "GISTEmbedLoss",

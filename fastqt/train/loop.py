@@ -232,8 +232,7 @@ class Trainer:
         loss, (a, b) = self.objective.loss(batch, share)
         loss.backward()
         self.ranks.sum_gradients(self.parameters)
-        groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
-        for group in groups if self.config.clip else ():
+        for group in self.objective.clip_groups() if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
         self.objective.constrain(batch)
