@@ -33,7 +33,7 @@ from fastqt.nn.losses import (
 )
 from fastqt.nn.masked_words import MaskedWordHead, mask_words
 from fastqt.nn.queue import Queue
-from fastqt.nn.quickthoughts import QuickThoughts
+from fastqt.nn.quickthoughts import CombinedQuickThoughts, QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
 from fastqt.nn.transformer import Transformer
@@ -48,6 +48,7 @@ __all__ = [
     "CURLLoss",
     "CachedContrastive",
     "Combine",
+    "CombinedQuickThoughts",
     "ContrastiveLoss",
     "Encoder",
     "GISTEmbedLoss",

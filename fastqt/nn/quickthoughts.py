@@ -1,5 +1,8 @@
 """QuickThoughts: two encoders, trained to tell the neighbours of a sentence from the rest of the batch."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -68,3 +71,76 @@ class QuickThoughts(nn.Module):
         """
         halves = self(tokens, lengths)
         return torch.cat([F.normalize(half, dim=1) if normalize else half for half in halves], dim=1)
+
+
+class CombinedQuickThoughts(nn.Module):
+    """Models that are trained apart and joined at test time: the combined model of QuickThoughts.
+
+    Each model has a loss of its own. No gradient of it depends on another model.
+
+    Args:
+        *models: at least one, of one vocabulary; the paper joins a uni-GRU model and a bi-GRU model.
+
+    Raises:
+        ValueError: no model.
+
+    Attributes:
+        models: the models in the order given.
+
+    Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
+    (arXiv:1803.02893), combine-QT.
+    """
+
+    def __init__(self, *models: QuickThoughts) -> None:
+        if not models:
+            raise ValueError("models: want at least one model, got none")
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    @property
+    def parts(self) -> Sequence[QuickThoughts]:
+        """The models, as what they are."""
+        return cast("Sequence[QuickThoughts]", self.models)
+
+    @property
+    def embedding_dim(self) -> int:
+        """The width of the vectors that `encode` returns, the sum of those of the models."""
+        return sum(model.embedding_dim for model in self.parts)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encodes sentences with all models. A product of the results is the sum of the models' scores.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+
+        Returns:
+            The queries and the candidates: those of the models beside each other, in their order.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
+        """
+        queries, candidates = zip(*(model(tokens, lengths) for model in self.models), strict=True)
+        return torch.cat(queries, dim=1), torch.cat(candidates, dim=1)
+
+    def split(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """Takes queries or candidates of `forward` apart: those of each model."""
+        return torch.split(vectors, [model.query_encoder.embedding_dim for model in self.parts], dim=1)
+
+    @torch.no_grad()
+    def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
+        """The sentence vectors for downstream use: [f1(s) ; g1(s) ; f2(s) ; g2(s) ; …].
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+            normalize: scale each half of each model's vector to norm 1, as in the paper's code. The whole is
+                not normalised.
+
+        Returns:
+            (B, embedding_dim), without gradient.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
+        """
+        return torch.cat([model.encode(tokens, lengths, normalize=normalize) for model in self.parts], dim=1)

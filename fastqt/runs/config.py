@@ -12,6 +12,7 @@ from typing import Any
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.json_text import NAMES, has_type, one_line, read_object
+from fastqt.runs.vector_settings import check_vectors
 from fastqt.runs.views_options import check_same_files, check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
@@ -20,7 +21,9 @@ MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gl
 ENCODERS = (
     *("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface"),
     *("mc-bow", "mc-gru", "mc-bigru"),
+    "combine",  # two models, one of each encoder in COMBINED
 )
+COMBINED = ("gru", "bigru")
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
 MOST_LAYERS = 1 << 8
@@ -290,7 +293,9 @@ class TrainConfig:
         ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        self._check_vectors()
+        check_vectors(self)
+        if self.vectors is None and self.word_dim is None:
+            object.__setattr__(self, "word_dim", 300)
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         self._check_vocabulary()
@@ -299,7 +304,10 @@ class TrainConfig:
             self._check_skip_thoughts()
         if self.encoder == "transformer" and self.word_dim is not None and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
-        if self.encoder.removeprefix("mc-").startswith("bi") and self.hidden_size % 2:
+        if self.encoder == "combine" and self.model != "quickthoughts":
+            raise InputError(f"encoder: want combine with model quickthoughts alone, got {self.model}")
+        has_halves = self.encoder == "combine" or self.encoder.removeprefix("mc-").startswith("bi")
+        if has_halves and self.hidden_size % 2:
             raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
         if self.context_size >= self.batch_size:
             raise InputError(
@@ -311,29 +319,6 @@ class TrainConfig:
             if (value := getattr(self, name)) not in wanted:
                 these = " or ".join(map(str, wanted))
                 raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
-
-    def _check_vectors(self) -> None:
-        if self.vectors is None:
-            for what, needs_vectors in (
-                (f"encoder {self.encoder}", self.encoder.startswith("mc-")),
-                ("freeze_vectors", self.freeze_vectors),
-                ("vectors_scale", self.vectors_scale != 1),
-            ):
-                if needs_vectors:
-                    raise InputError(f"vectors: want a file of word vectors with {what}, got None")
-            if self.word_dim is None:
-                object.__setattr__(self, "word_dim", 300)
-            return
-        for where, has_none in (
-            (f"model {self.model}", self.model.startswith("gloss")),
-            ("encoder huggingface", self.encoder == "huggingface"),
-            ("a vocabulary of a file", self.vocabulary is not None),
-        ):
-            if has_none:
-                raise InputError(f"vectors: want none with {where}, got {self.vectors!r}")
-        if self.freeze_vectors and (self.encoder == "bow" or self.encoder.startswith("mc-")):
-            reason = "has no other weights" if self.encoder == "bow" else "has a frozen and a trained table"
-            raise InputError(f"freeze_vectors: want none with encoder {self.encoder}, which {reason}")
 
     def _check_vocabulary(self) -> None:
         if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):

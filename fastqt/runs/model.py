@@ -17,6 +17,7 @@ from fastqt.errors import InputError
 from fastqt.json_text import one_line
 from fastqt.nn import (
     BagOfWords,
+    CombinedQuickThoughts,
     Encoder,
     Gloss,
     GRUEncoder,
@@ -36,6 +37,7 @@ from fastqt.runs.checkpoint import (
     stored_shape,
     write_text,
 )
+from fastqt.runs.combined import combined
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest, digest_of_folder
 from fastqt.runs.skip_thoughts import build_skip_thoughts
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
 BATCH_SIZE = 512  # sentences that are encoded together
 
-Model = QuickThoughts | SimCSE | Gloss | SkipThoughts
+Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
 
 
 def build_model(
@@ -105,7 +107,7 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
     return settle_tables(_new_model(config, vocab_size, sentences=sentences, pretrained=pretrained), config)
 
 
-def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrained: bool) -> Model:
+def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True) -> Model:
     if config.model.startswith("gloss"):
         return Gloss(
             vocab_size,
@@ -117,6 +119,8 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrain
         )
     if config.model == "skip-thoughts":
         return build_skip_thoughts(config, vocab_size)
+    if config.encoder == "combine":
+        return combined(lambda encoder: _new_model(replace(config, encoder=encoder), vocab_size))
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))

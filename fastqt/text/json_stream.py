@@ -15,6 +15,7 @@ from fastqt.json_text import one_line
 READ_BYTES = 1 << 18
 LONGEST_VALUE = 1 << 20  # characters of a value that is taken whole
 WHITE = re.compile(r"[ \t\n\r]*")
+OF_NUMBERS = re.compile(r"[-+.eE0-9]*")
 
 
 class JsonStream:
@@ -61,11 +62,12 @@ class JsonStream:
             except (ValueError, RecursionError) as error:
                 raise self._damaged(one_line(error)) from error
             else:
-                # A number could go on in what has not been read.
-                if end < len(self._text) or self._ended:
+                # A number, even "1" of "1e-7", could go on in what has not been read.
+                behind = OF_NUMBERS.match(self._text, end)
+                if self._ended or (behind and behind.end() < len(self._text)):
                     self._at = end
                     return value
-                if end - self._at > LONGEST_VALUE:
+                if len(self._text) - self._at > LONGEST_VALUE:
                     raise self._damaged(f"want values of at most {LONGEST_VALUE:,} characters")
             self._read_more()
 

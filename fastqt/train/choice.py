@@ -9,6 +9,7 @@ import torch
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.views_options import reads_rows
 from fastqt.text import Lexicon
+from fastqt.train.combined import CombinedObjective
 from fastqt.train.objectives import ContextObjective, GlossObjective, Objective
 from fastqt.train.ranks import Ranks
 from fastqt.train.skip_thoughts import SkipThoughtsObjective
@@ -22,5 +23,7 @@ def build_objective(
     classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
     classes |= {"skip-thoughts": SkipThoughtsObjective}
     classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
+    if config.encoder == "combine":
+        return CombinedObjective(config, corpus, vocabulary, device, ranks)
     of_views = TripletsObjective if reads_rows(config) else ViewsObjective
     return classes.get(config.model, of_views)(config, corpus, vocabulary, device, ranks)

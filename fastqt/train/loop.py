@@ -105,7 +105,7 @@ def _trainer(
     if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
     elif ranks.is_first and config.vectors is not None:
-        coverage = start_from_vectors(trainer.model, vocabulary, config, display.note)
+        coverage = start_from_vectors(trainer.model, vocabulary, config, display.say)
     if ranks.size > 1:
         follow_first(ranks, trainer.model, trainer.optimizer)
         part_generators(ranks, config.seed, progress.step, path if begun else None)
@@ -234,8 +234,7 @@ class Trainer:
         loss, measured = self.objective.loss(batch, share)
         loss.backward()
         self.ranks.sum_gradients(self.parameters)
-        groups = [self.parameters] if self.config.clip_by == "global" else [[p] for p in self.parameters]
-        for group in groups if self.config.clip else ():
+        for group in self.objective.clip_groups() if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
         self.objective.constrain(batch)

@@ -71,6 +71,12 @@ class Objective(ABC, Generic[B]):
     def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary))
 
+    def clip_groups(self) -> list[list[Tensor]]:
+        """The parameters of which each group has a norm of the gradient that is limited."""
+        if self.config.clip_by == "global":
+            return [list(self.model.parameters())]
+        return [[parameter] for parameter in self.model.parameters()]
+
     def optimizer(self) -> Adam:
         """The optimiser of the model's parameters."""
         return Adam(self.model.parameters(), lr=self.config.learning_rate)
@@ -169,14 +175,16 @@ class ContextObjective(Objective[Batch]):
 
     def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
         queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        loss = contrastive_loss(
+        return self.context_loss(queries, candidates, batch, share), (queries, candidates)
+
+    def context_loss(self, queries: Tensor, candidates: Tensor, batch: Batch, share: Share | None) -> Tensor:
+        return contrastive_loss(
             queries,
             candidates,
             context_size=self.config.context_size,
             document_ids=self._documents(batch, share),
             **group_options(share),
         )
-        return loss, (queries, candidates)
 
     def _documents(self, batch: Batch, share: Share | None) -> Tensor | None:
         """What windows stop at."""

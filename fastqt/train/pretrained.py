@@ -43,7 +43,7 @@ def width_of_words(config: TrainConfig, directory: Path, resume: bool) -> int:
 
 
 def start_from_vectors(
-    model: nn.Module, vocabulary: Lexicon, config: TrainConfig, note: Callable[[str], None]
+    model: nn.Module, vocabulary: Lexicon, config: TrainConfig, say: Callable[[str], None]
 ) -> str:
     """Gives the words of a new model their pre-trained vectors. Other words keep those that were drawn.
 
@@ -51,7 +51,7 @@ def start_from_vectors(
         model: it is changed in place.
         vocabulary: its words.
         config: the settings, which name a file of vectors.
-        note: says how many words have a vector.
+        say: prints how many words have a vector.
 
     Returns:
         JSON for the run's directory: what was read, and which shares of the vocabulary's words and of the
@@ -81,7 +81,7 @@ def start_from_vectors(
         tokens, covered = int(counts.sum()), int(counts[known].sum())
         coverage |= {"tokens": tokens, "tokens_with_a_vector": covered}
         text += f", which are {covered / max(tokens, 1):.1%} of the corpus's tokens"
-    note(text)
+    say(text)
     coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
     files = {each.name: digest(each) for each in parts(path)}
     return json.dumps({"vectors": path, "sha256": files, **coverage}, indent=2) + "\n"

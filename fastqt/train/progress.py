@@ -65,6 +65,11 @@ class Display:
         if sys.stderr.isatty():
             _say(text)
 
+    @staticmethod
+    def say(text: str) -> None:
+        """Prints what a user has to know before the first step."""
+        _say(text)
+
     def advance(self, sentences: int) -> None:
         """Counts the sentences of one more step."""
         self.done += sentences

@@ -70,3 +70,18 @@ def test_a_damaged_file_is_refused(run, name, text):
     (directory / "huggingface" / name).write_text(text)
     with pytest.raises(InputError, match="huggingface holds no "):
         SentenceEncoder.load(directory)
+
+
+def test_evaluation_tells_runs_with_other_files_apart(run):
+    """The key of cached vectors depends on the tokenizer too; such a run has no vocabulary.json."""
+    from fastqt.evaluation import load_encoder
+
+    directory, _ = run
+    named = load_encoder(str(directory))
+    assert (named.encode(["the cat"]) == SentenceEncoder.load(directory).encode(["the cat"])).all()
+    keys = [named.key, load_encoder(f"random:{directory}").key]
+    assert keys == [load_encoder(str(directory)).key, load_encoder(f"random:{directory}").key]
+    path = directory / "huggingface" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"cat"', '"dog"'))
+    keys += [load_encoder(str(directory)).key, load_encoder(f"random:{directory}").key]
+    assert len(set(keys)) == 4
