@@ -103,8 +103,9 @@ def random_net(seed: int = 0) -> nn.Sequential:
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
         for before, after in pairwise(CHANNELS):
-            layers += [nn.Conv2d(before, after, 5, stride=2, padding=2), nn.ReLU()]
-            nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]  # of Conv2d
+            convolution = nn.Conv2d(before, after, 5, stride=2, padding=2)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            layers += [convolution, nn.ReLU()]
         return nn.Sequential(*layers).eval()
 
 
