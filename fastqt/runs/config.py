@@ -14,7 +14,7 @@ from fastqt.errors import InputError
 from fastqt.json_text import NAMES, has_type, one_line, read_object
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
-MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
+MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos", "skip-thoughts")
 ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
@@ -290,6 +290,8 @@ class TrainConfig:
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
         corpus = values.pop("corpus", None)
+        if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
+            raise InputError(f"{path}: encoder: want a text, got None")
         try:
             return cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
         except InputError as error:
