@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from fastqt.cli import analogy, retrieve
 from fastqt.cli.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError, OtherRankError
 from fastqt.runs.config import TrainConfig
@@ -182,7 +183,7 @@ def _neighbors(
     for text, found in zip(query, neighbors, strict=True):
         print(text)
         for neighbor in found:
-            print(f"  {neighbor.cosine:.3f}  {neighbor.sentence}  ({neighbor.file}:{neighbor.line})")
+            print(f"  {neighbor}")
     return 0
 
 
@@ -281,6 +282,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "plot": _plot,
     "expand": _expand,
     "interpolate": _interpolate,
+    "analogy": analogy.run,
+    "retrieve": retrieve.run,
     "bench": _bench,
     "config": _config,
 }

@@ -9,33 +9,13 @@ from dataclasses import Field, fields
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
+from fastqt.cli import analogy, retrieve
+from fastqt.cli.kinds import integer as _integer
+from fastqt.cli.kinds import number as _number
+from fastqt.cli.kinds import path as _path
 from fastqt.runs.config import TrainConfig
 
 BAD_INPUT = 2  # exit status; argparse uses the same
-
-
-def _path(text: str) -> str:
-    """An empty text, which an unset variable of a shell gives, would be the current directory."""
-    if not text:
-        raise argparse.ArgumentTypeError("want a path, got an empty text")
-    return text
-
-
-def _integer(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"want a whole number, got {text!r}") from None
-    if not -(2**63) <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"want a whole number of at most 64 bits, got {text}")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
 
 
 # How the value of a field of TrainConfig is read, and what stands for it in the help text.
@@ -247,6 +227,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
     )
     interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    analogy.add_parser(commands)
+    retrieve.add_parser(commands)
 
     commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 BLOCK_ROWS = 1024  # queries that are compared at once
+ROUNDING = 1e-9  # of a product of probabilities
 
 
 class Retrieval(NamedTuple):
@@ -20,11 +22,22 @@ class Retrieval(NamedTuple):
     r1: float  # recall@1: the share of queries whose best answer has rank 1
     r5: float
     r10: float
-    median_rank: float  # ranks are counted from 1
+    median_rank: float  # ranks are counted from 1; among equal scores, the right one has the middle rank
+
+
+class Pairs(NamedTuple):
+    """Images, and their captions."""
+
+    images: NDArray[np.floating]  # (I, image_dim)
+    captions: NDArray[np.floating]  # (N, caption_dim)
+    owners: NDArray[np.int64]  # (N,) the number of each caption's image
 
 
 class LinearMaps(nn.Module):
     """Maps images and captions into a common space, in which their similarity is the cosine.
+
+    Attributes:
+        epochs: the number of passes that `fit_maps` made to get these maps.
 
     Args:
         image_dim: width of the image vectors.
@@ -36,6 +49,7 @@ class LinearMaps(nn.Module):
         super().__init__()
         self.image = nn.Linear(image_dim, dim)
         self.caption = nn.Linear(caption_dim, dim)
+        self.epochs = 0
 
     def forward(self, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
         """Maps both sides into the common space.
@@ -69,17 +83,18 @@ class LinearMaps(nn.Module):
         """
         x, y = self(_tensor(images), _tensor(captions))
         own = torch.from_numpy(owners)
-        image_ranks = torch.full((len(x),), len(y), dtype=torch.int64, device="cpu")
+        image_ranks = torch.full((len(x),), float(len(y)), dtype=torch.float64, device="cpu")
         caption_ranks = []
         for begin in range(0, len(y), BLOCK_ROWS):
             rows = slice(begin, begin + BLOCK_ROWS)
             scores = y[rows] @ x.T  # (rows, I)
-            caption_ranks.append(_rank(scores, scores.gather(1, own[rows, None])))
+            right = scores.gather(1, own[rows, None])
+            caption_ranks.append(_rank(scores.scatter(1, own[rows, None], -torch.inf), right))
         for begin in range(0, len(x), BLOCK_ROWS):
             scores = x[begin : begin + BLOCK_ROWS] @ y.T
             theirs = own == torch.arange(begin, begin + len(scores), device="cpu")[:, None]
             highest = scores.masked_fill(~theirs, -torch.inf).amax(dim=1, keepdim=True)
-            image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores, highest)
+            image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores.masked_fill(theirs, -torch.inf), highest)
         return _figures(image_ranks[torch.unique(own)]), _figures(torch.cat(caption_ranks))
 
 
@@ -95,6 +110,8 @@ def fit_maps(
     batch_size: int = 128,
     learning_rate: float = 1e-3,
     seed: int = 0,
+    dev: Pairs | None = None,
+    patience: int = 5,
     progress: bool = True,
 ) -> LinearMaps:
     """Learns the maps with a margin loss in both directions.
@@ -113,6 +130,9 @@ def fit_maps(
         batch_size: number of captions in a batch; their images are the batch's images.
         learning_rate: of Adam.
         seed: seed of the initial maps, the batches and the contrasts.
+        dev: pairs on which the maps are tried after each pass. The best ones are returned: those with the
+            highest sum of R@1, R@5 and R@10 in both directions; the earliest of several.
+        patience: with `dev`, stop after so many passes without better maps.
         progress: show a bar on a terminal.
 
     Returns:
@@ -133,14 +153,47 @@ def fit_maps(
         torch.manual_seed(seed)
         maps = LinearMaps(x.shape[1], y.shape[1], dim)
         optimizer = torch.optim.Adam(maps.parameters(), learning_rate)
-        for _ in tqdm(range(epochs), desc="maps", unit="epoch", disable=None if progress else True):
+        best, highest = copy.deepcopy(maps), -1.0
+        bar = tqdm(range(1, epochs + 1), desc="maps", unit="epoch", disable=None if progress else True)
+        for maps.epochs in bar:  # a copy of the maps keeps it
             for rows in torch.randperm(len(y), device="cpu").split(batch_size):
                 u, v = maps(x[own[rows]], y[rows])
                 loss = _margin_loss(u, v, own[rows], margin, contrasts)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    return maps.eval()
+            if dev is None:
+                continue
+            if (score := sum(sum(found[:3]) for found in maps.retrieve(*dev))) > highest:
+                best, highest = copy.deepcopy(maps), score
+            elif maps.epochs - best.epochs >= patience:
+                break
+    return (maps if dev is None else best).eval()
+
+
+def chance(owners: NDArray[np.int64], images: int) -> tuple[Retrieval, Retrieval]:
+    """What `LinearMaps.retrieve` finds on average where all orders are equally likely.
+
+    Args:
+        owners: (N,) the number of each caption's image.
+        images: I, the number of images.
+
+    Returns:
+        The results of both directions. Half of the ranks are at most the median.
+    """
+    N = len(owners)
+    counts, times = np.unique(np.unique(owners, return_counts=True)[1], return_counts=True)
+    drawn = np.arange(N)
+    # The chance that none of an image's c captions is among the first r: a product over the first r draws.
+    missed = np.clip((N - counts[:, None] - drawn) / (N - drawn), 0, 1).cumprod(axis=1)
+    found = 1 - times @ missed / times.sum()
+    shares = [float(found[min(limit, N) - 1]) for limit in (1, 5, 10)]
+    median = 1 + int(np.argmax(found >= 0.5 - ROUNDING))
+    by_caption = [min(limit / images, 1.0) for limit in (1, 5, 10)]
+    return (
+        Retrieval(shares[0], shares[1], shares[2], median),
+        Retrieval(by_caption[0], by_caption[1], by_caption[2], (images + 1) // 2),
+    )
 
 
 def _margin_loss(
@@ -163,9 +216,12 @@ def _margin_loss(
     return loss
 
 
-def _rank(scores: Tensor, right: Tensor) -> Tensor:
-    """The rank, counted from 1, that the score of the right answer has among the scores of its row."""
-    return 1 + (scores > right).sum(dim=1)
+def _rank(others: Tensor, right: Tensor) -> Tensor:
+    """The rank, counted from 1, that the score of the right answer has among those of other answers.
+
+    Among equal scores it is the middle one, so that vectors which are all alike do not count as found.
+    """
+    return 1 + (others > right).sum(dim=1) + (others == right).sum(dim=1).double() / 2
 
 
 def _figures(ranks: Tensor) -> Retrieval:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ class Neighbor(NamedTuple):
     sentence: str
     file: str
     line: int  # counted from 1
+
+    def __str__(self) -> str:
+        return f"{self.cosine:.3f}  {self.sentence}  ({self.file}:{self.line})"
 
 
 def nearest(
@@ -45,24 +48,61 @@ def nearest(
     Raises:
         InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
     """
-    query_vectors = encode_queries(encoder, queries, k)
-    best, places, first = Best(len(queries), k), dict[int, tuple[str, str, int]](), 0
+    return nearest_to(encoder, encode_queries(encoder, queries, k), corpus, k)
+
+
+def nearest_to(
+    encoder: SentenceEncoder,
+    vectors: Tensor,  # (Q, D)
+    corpus: Sequence[str],
+    k: int = 5,
+    *,
+    excluded: Collection[str] = (),
+) -> list[list[Neighbor]]:
+    """The k sentences of a corpus with the highest cosine to each of the vectors, as `nearest`.
+
+    Args:
+        encoder: the model.
+        vectors: (Q, D) float32 at norm 1.
+        corpus: paths of text files, see `fastqt.text.read_blocks`.
+        k: number of sentences for each vector.
+        excluded: sentences of the corpus that are passed over.
+
+    Returns:
+        One list for each vector; shorter than k if the corpus holds fewer sentences.
+
+    Raises:
+        InputError: k < 1, or the corpus cannot be read or holds no sentence that is not excluded.
+    """
+    check_k(k)
+    best, places, first = Best(len(vectors), k), dict[int, tuple[str, str, int]](), 0
     for block in read_blocks(corpus):
-        vectors = normalized(encoder, block.sentences)
-        best.add(query_vectors @ vectors.T, first)
+        found = [
+            (sentence, corpus[block.file], line)
+            for sentence, line in zip(block.sentences, block.lines, strict=True)
+            if sentence not in excluded
+        ]
+        if not found:
+            continue
+        best.add(vectors @ normalized(encoder, [sentence for sentence, _, _ in found]).T, first)
         places = {
-            row: places[row]
-            if (index := row - first) < 0
-            else (block.sentences[index], corpus[block.file], block.lines[index])
-            for row in best.rows.unique().tolist()
+            row: places[row] if row < first else found[row - first] for row in best.rows.unique().tolist()
         }
-        first += len(vectors)
+        first += len(found)
     if not places:
-        raise InputError(f"nothing to search: no sentence in {', '.join(corpus)}")
+        raise InputError(
+            f"nothing to search: no {'other ' if excluded else ''}sentence in {', '.join(corpus)}"
+        )
     return [
         [Neighbor(score, *places[row]) for score, row in zip(scores, rows, strict=True)]
         for scores, rows in zip(best.scores.tolist(), best.rows.tolist(), strict=True)
     ]
+
+
+def check_k(k: int) -> None:
+    """Raises InputError if a search is to find less than one sentence."""
+    if k < 1:
+        raise InputError(f"k: want at least 1, got {k}")
 
 
 def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
@@ -71,8 +111,7 @@ def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> 
     Raises:
         InputError: k < 1, there is no query, or one is blank or not UTF-8.
     """
-    if k < 1:
-        raise InputError(f"k: want at least 1, got {k}")
+    check_k(k)
     if not queries:
         raise InputError("query: want at least one sentence, got none")
     for query in queries:

@@ -359,6 +359,8 @@ class TrainConfig:
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
         corpus = values.pop("corpus", None)
+        if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
+            raise InputError(f"{path}: encoder: want a text, got None")
         try:
             config = cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
             if config.word_dim is None:

@@ -1,9 +1,10 @@
-"""Reads .npz files that may be damaged or made to harm: sizes are checked before memory is taken for them."""
+"""Reads .npz and .npy files that may be damaged or made to harm: sizes are checked before memory is taken."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +76,30 @@ def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     # What Python's zip reader raises for damaged files, one kind for each thing that it does not expect.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError) as error:
         raise InputError(f"{path} is not an .npz, or is damaged: {one_line(error)}") from error
+
+
+def read_npy(path: str | Path, wanted: Wanted) -> NDArray[Any]:
+    """Reads the array of an .npy file; nothing in it is ever executed.
+
+    Args:
+        path: the file.
+        wanted: what the array must be.
+
+    Returns:
+        The array.
+
+    Raises:
+        InputError: the file is missing or damaged, or the array is larger than memory or of another kind.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            check_bytes(size, str(path))
+            return _read_array(file, size, wanted, str(path))
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _arrays(

@@ -6,6 +6,7 @@ import torch
 from tolerances import FLOAT32
 
 from fastqt.evaluation import LinearMaps, analogies, fit_maps, nearest_rows, pools, retrieval
+from fastqt.evaluation.retrieval import Pairs, chance
 
 
 def planted(images=120, captions=3, seed=0):
@@ -51,6 +52,54 @@ def test_ranks_by_hand(monkeypatch):
     # Captions 10° and 40° find their images first. Caption 80° has 90° before its 50°, and 20° has 0° and 50°
     # before 90°.
     assert by_caption == (2 / 4, 1, 1, 1.5)
+
+
+def test_among_equal_scores_the_right_one_has_the_middle_rank():
+    maps = LinearMaps(2, 2, 2)
+    for side in (maps.image, maps.caption):
+        torch.nn.init.eye_(side.weight)
+        torch.nn.init.zeros_(side.bias)
+    images, captions = np.ones((5, 2)), np.ones((6, 2))
+    by_image, by_caption = maps.retrieve(images, captions, np.array([0, 0, 1, 2, 3, 4]))
+    # A caption is found as one of five equal images. Of six equal captions an image has one or two.
+    assert by_caption == (0, 1, 1, 3)
+    assert by_image == (0, 1, 1, 3.5)
+
+
+def test_the_maps_that_are_best_on_the_development_pairs_are_kept():
+    x, y, owners = planted(40)
+    dev = Pairs(*planted(25, seed=1))
+    options = {"dim": 8, "batch_size": 30, "learning_rate": 0.02}  # too high: later maps are worse again
+    each = [fit_maps(x, y, owners, **options, epochs=epochs) for epochs in range(1, 13)]
+    scores = [sum(sum(found[:3]) for found in maps.retrieve(*dev)) for maps in each]
+    best = 1 + int(np.argmax(scores))
+    kept = fit_maps(x, y, owners, **options, epochs=12, dev=dev, patience=12)
+    assert kept.epochs == best
+    assert torch.equal(kept.image.weight, each[best - 1].image.weight)
+    assert each[-1].epochs == 12
+    # The first pass after which as many were in vain ends the training.
+    in_vain = highest = first = 0
+    for number, score in enumerate(scores, start=1):
+        in_vain, highest, first = (0, score, number) if score > highest else (in_vain + 1, highest, first)
+        if in_vain == 2:
+            break
+    assert fit_maps(x, y, owners, **options, epochs=12, dev=dev, patience=2).epochs == first
+
+
+@pytest.mark.parametrize("owners", [range(30), [*range(12), *range(12), *range(6)], [0] * 9 + [1]])
+def test_chance_is_what_random_orders_find(owners):
+    owners = np.array(owners)
+    images = owners.max() + 1
+    generator = np.random.default_rng(0)
+    ranks_of_images, ranks_of_captions = [], []
+    for _ in range(4000):
+        order = 1 + generator.permutation(len(owners))
+        ranks_of_images += [order[owners == image].min() for image in range(images)]
+        ranks_of_captions += [1 + generator.integers(images)]
+    for found, ranks in zip(chance(owners, images), (ranks_of_images, ranks_of_captions), strict=True):
+        shares = [np.mean(np.array(ranks) <= limit) for limit in (1, 5, 10)]
+        assert found[:3] == pytest.approx(shares, abs=0.03)  # 4,000 draws err by 0.008
+        assert found.median_rank == pytest.approx(np.median(ranks), abs=1)
 
 
 def test_the_margin_loss_with_all_contrasts_and_with_a_sample():

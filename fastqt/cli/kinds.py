@@ -1,0 +1,31 @@
+"""The kinds of values of options: from the words of a command line, or the reason why not."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def path(text: str) -> str:
+    """A path. An empty text, which an unset variable of a shell gives, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("want a path, got an empty text")
+    return text
+
+
+def integer(text: str) -> int:
+    """A whole number of at most 64 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a whole number, got {text!r}") from None
+    if not -(2**63) <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"want a whole number of at most 64 bits, got {text}")
+    return value
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
