@@ -145,7 +145,10 @@ def _blocks(
     negatives: str,
     order: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the n rows from `first` on: the means of neighbours and of others, (n, D), and who has neighbours."""
+    """The means of neighbours and those of others, (n, D) each, for the n rows from `first` on.
+
+    And (n,) bool, whether a row has a neighbour.
+    """
     N = len(candidates)
     starts, columns, weights = window.rows(n, N, candidates.device).compressed()
 

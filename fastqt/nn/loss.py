@@ -24,6 +24,7 @@ from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.functional.euclidean import SIMILARITIES
 from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses.curl import BLOCK_NEGATIVES
+from fastqt.losses.gloss import POSITION_LOSSES
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import check_released_alone
 from fastqt.losses.ranking_options import (
@@ -356,6 +357,7 @@ class GlossPositionalLoss(Loss):
     """`fastqt.gloss_pos_loss` with its options fixed."""
 
     function = staticmethod(losses.gloss_pos_loss)
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"position_loss": POSITION_LOSSES}
 
 
 class SupConLoss(ScaledLoss):

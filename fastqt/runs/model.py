@@ -107,6 +107,7 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
             decoder=config.model.removeprefix("gloss-"),
             max_length=config.max_length,
             radius=config.radius,
+            position_loss=config.position_loss,
         )
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":

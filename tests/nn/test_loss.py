@@ -173,6 +173,7 @@ WRONG = {
     "normalize": "no",
     "partition_mode": "each",
     "partner": "last",
+    "position_loss": "max",
     "reduction": "avg",
     "scale": 0.0,
     "similarity": "cosine",
