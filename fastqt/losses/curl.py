@@ -56,10 +56,16 @@ def curl_loss(
     return reduce(_losses(queries, positives, negatives), reduction)
 
 
-def _losses(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """The loss of each row, (N,)."""
-    margins = (queries * (positives - negatives)).sum(1)
-    return -F.logsigmoid(margins)  # softplus rounds beyond 20
+def _losses(
+    queries: Tensor, positives: Tensor, negatives: Tensor, has_positive: Tensor | None = None
+) -> Tensor:
+    """The loss of each row, (N,); 0 and without gradient where `has_positive`, (N,) bool, is False."""
+    differences = positives - negatives
+    if has_positive is not None:
+        # The zeros keep a candidate that is not finite out of the gradient too, where the loss is 0.
+        differences = differences.where(has_positive[:, None], 0)
+    losses = -F.logsigmoid((queries * differences).sum(1))  # softplus rounds beyond 20
+    return losses if has_positive is None else losses.where(has_positive, 0)
 
 
 def _facts(reduction: str, **more: Hashable) -> dict[str, Hashable]:
@@ -84,6 +90,9 @@ def curl_block_loss(
     group: GroupLike | None = None,
 ) -> Tensor:
     """`curl_loss` of each query with the mean of its neighbours against the mean of as many others.
+
+    A row without a neighbour, such as the only sentence of a document, adds nothing to the loss and gets no
+    gradient from it. "mean" divides by all N rows, as the mean of `contrastive_loss` does.
 
     Args:
         queries, candidates: (N, D).
@@ -117,7 +126,7 @@ def curl_block_loss(
     window.check(N, M, "zero")
     order = _order(negatives, N, queries.device, generator)
     blocks = _blocks(window, candidates, N, 0, context_size, negatives, order)
-    return curl_loss(queries, *blocks, reduction=reduction)
+    return reduce(_losses(queries, *blocks), reduction)
 
 
 def _order(negatives: str, N: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
@@ -135,8 +144,11 @@ def _blocks(
     context_size: int,
     negatives: str,
     order: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The means of neighbours and those of others, (n, D) each, for the n rows from `first` on."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of neighbours and those of others, (n, D) each, for the n rows from `first` on.
+
+    And (n,) bool, whether a row has a neighbour.
+    """
     N = len(candidates)
     starts, columns, weights = window.rows(n, N, candidates.device).compressed()
 
@@ -144,8 +156,9 @@ def _blocks(
         weights = weights.to(matrix.dtype)
         return F.embedding_bag(columns, matrix, starts[:-1], mode="sum", per_sample_weights=weights)
 
+    neighbours = means(candidates.new_ones(N, 1), weights > 0)
     if negatives == "complement":
-        counts = means(candidates.new_ones(N, 1), (weights > 0)) + 1
+        counts = neighbours + 1
         if bool((counts >= N).any()):
             raise ValueError(f"context_size: leaves no sentence of N={N} for negatives='complement'")
         own = candidates[first : first + n]
@@ -158,7 +171,7 @@ def _blocks(
         others = means(candidates.roll(-(N // 2), 0), weights)
     else:
         others = means(candidates[order], weights)
-    return means(candidates, weights), others
+    return means(candidates, weights), others, neighbours[:, 0] > 0
 
 
 def _blocks_over_group(

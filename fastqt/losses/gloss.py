@@ -34,6 +34,8 @@ from fastqt.losses.gloss_factored import (
 from fastqt.problem import REDUCTIONS, check_memory, reduce
 from fastqt.targets import Bags
 
+POSITION_LOSSES = ("sum", "mean")
+
 
 def gloss_bow_loss(
     latents: Tensor,
@@ -79,12 +81,13 @@ def gloss_pos_loss(
     token_ids: Tensor,
     lengths: Tensor,
     *,
+    position_loss: str = "sum",
     reduction: str = "mean",
     memory: str | int = "fast",
     backend: str | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
-    """Cross-entropy of the word at each position given the sentence's latent vector, summed over positions.
+    """Cross-entropy of the word at each position given the sentence's latent vector.
 
     In float32 and float64 it takes two matrix products of (B, V) and (L, V) scores each way, whatever the
     number of words, unless a backend is asked for.
@@ -95,6 +98,7 @@ def gloss_pos_loss(
         weight: (V, D), bias: (V,): the decoder, of logits (latent + position) @ weight.T + bias.
         token_ids: (B, L) integers in [0, V), padded on the right with anything.
         lengths: (B,) integers in [0, L].
+        position_loss: "sum" over a sentence's positions, or their "mean". A sentence without words costs 0.
         group: as of `gloss_bow_loss`.
 
     Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
@@ -102,12 +106,13 @@ def gloss_pos_loss(
     if group is not None:
         decoder: dict[str, Any] = {"positions": positions, "weight": weight, "bias": bias}
         words: dict[str, Any] = {"token_ids": token_ids, "lengths": lengths}
-        options: dict[str, Any] = {"memory": memory, "backend": backend}
+        options: dict[str, Any] = {"memory": memory, "backend": backend, "position_loss": position_loss}
         return _over_group(
             as_group(group), gloss_pos_loss, latents, reduction, {**decoder, **words, **options}
         )
     check_embeddings(latents=latents, positions=positions, weight=weight)
     check_option("reduction", reduction, REDUCTIONS)
+    check_option("position_loss", position_loss, POSITION_LOSSES)
     check_memory(memory)
     B, L, device = len(latents), len(positions), latents.device
     check_tensor("token_ids", token_ids)
@@ -122,7 +127,8 @@ def gloss_pos_loss(
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
     check_bias(bias, V, device, latents.dtype)
     if engines.requested(backend) is None:
-        loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction)
+        given = latents, positions, weight, bias, token_ids, within
+        loss = factored_pos_loss(*given, reduction, mean=position_loss == "mean")
         if loss is not None:
             return loss
     sentence, position = within.nonzero(as_tuple=True)
@@ -134,13 +140,15 @@ def gloss_pos_loss(
         token_ids[sentence, position],
         diagonal="keep",
         bias=bias,
-        reduction="none" if reduction == "none" else "sum",
+        reduction="none" if reduction == "none" or position_loss == "mean" else "sum",
         memory=memory,
         backend=backend,
     )
+    if position_loss == "mean":
+        loss = loss / lengths.to(loss.dtype)[sentence]
     if reduction == "none":
         return loss.new_zeros(B).index_add(0, sentence, loss)
-    return loss / B if reduction == "mean" else loss
+    return loss.sum() / B if reduction == "mean" else loss.sum()
 
 
 def _over_group(
@@ -156,7 +164,13 @@ def _over_group(
 
     def facts() -> dict[str, Hashable]:
         check_option("reduction", reduction, REDUCTIONS)
-        return {"reduction": reduction, "words": len(others["weight"])}
+        position_loss = others.get("position_loss", "sum")
+        check_option("position_loss", position_loss, POSITION_LOSSES)
+        return {
+            "reduction": reduction,
+            "words": len(others["weight"]),
+            "position_loss": position_loss,
+        }
 
     decoder: dict[str, Any] = {
         name: others[name] for name in ("positions", "weight", "bias") if name in others
@@ -180,6 +194,8 @@ def factored_pos_loss(
     within: Tensor,  # (B, L) bool: whether the sentence has this position
     reduction: str,
     position_scores: PositionScores | None = None,  # score_positions(positions, weight), if it is known
+    *,
+    mean: bool = False,  # over a sentence's positions, in place of their sum
 ) -> Tensor | None:
     """`gloss_pos_loss` by the factored algorithm; None where that cannot compute it.
 
@@ -191,6 +207,7 @@ def factored_pos_loss(
         p = PositionalProblem(
             *(latents, positions, weight, bias.to(latents.dtype), token_ids.where(within, 0), within),
             position_scores or score_positions(positions, weight),
+            mean,
         )
         try:
             return autograd.loss_of(p, reduction, FACTORED, "fastqt.gloss_pos_loss")

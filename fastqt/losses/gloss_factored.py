@@ -72,6 +72,7 @@ class PositionalProblem:
     ids: Tensor  # (B, L) int64 in [0, V), 0 beyond a sentence's length
     within: Tensor  # (B, L) bool: whether the sentence has this position
     position_scores: PositionScores
+    mean: bool = False  # over a sentence's positions, in place of their sum
 
     needs_type: ClassVar[type[PositionalNeeds]] = PositionalNeeds
 
@@ -125,6 +126,9 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     """The loss of each sentence, (B,) float64; adds the gradients of sum_i row_weights_i loss_i."""
     dlatents, dpositions, dweight, dbias = gradients
     places, weight = p.position_scores, p.weight
+    of_position = 1 / p.within.sum(1).clamp(min=1).double() if p.mean else None
+    if of_position is not None and row_weights is not None:
+        row_weights = row_weights * of_position.to(row_weights.dtype)
     losses = p.queries.new_empty(len(p.ids), dtype=torch.float64)
     # Sums over sentences of the positions' probabilities, before the factor that the position gives.
     sums = torch.zeros_like(places.scores) if dpositions is not None or dweight is not None else None
@@ -167,7 +171,7 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
             dpositions.addmm_(dscores, weight)
         if dweight is not None:
             dweight.addmm_(dscores.T, p.positions)
-    return losses
+    return losses if of_position is None else losses * of_position
 
 
 FACTORED = Factored()

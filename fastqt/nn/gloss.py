@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import INTEGERS, as_ids, check_number, check_option, check_size, check_tensor
+from fastqt.checks import as_ids, check_number, check_option, check_size
 from fastqt.distributed.group import GroupLike
-from fastqt.losses import gloss_bow_loss, gloss_pos_loss
-from fastqt.losses.gloss import factored_pos_loss
-from fastqt.losses.gloss_factored import PositionScores, score_positions
+from fastqt.losses.gloss import POSITION_LOSSES
+from fastqt.nn.gloss_decoder import Decoder, projected, within
+from fastqt.nn.gloss_inference import Inference, infer_latents
 
 DECODERS = ("bow", "pos")
-STEP_GROWTH = 1.2  # a step size grows by this factor after each step that is accepted
-# Inference pads a batch to a multiple of so many sentences. Most BLAS libraries then run the same kernels for
-# batches of any size, so that a sentence's result has the same bits in each; others differ by rounding.
-ROW_MULTIPLE = 16
 
 
 class Gloss(nn.Module):
@@ -39,8 +34,10 @@ class Gloss(nn.Module):
         max_length: L, the number of positions of the decoder "pos".
         radius: r > 0, the radius of the ball.
         unknown_id: the id that "bow" does not predict, or None.
+        position_loss: "sum" over a sentence's positions or their "mean", for the decoder "pos".
 
     Attributes:
+        inference: how `infer` and `encode` find latent vectors, if they are not told; an `Inference`.
         latents: (n, d), drawn from N(0, I) and projected. Its gradient is sparse and holds the rows of the
             batch.
         weight: (V, d), drawn from U[-1/sqrt(d), 1/sqrt(d)] as in `torch.nn.Linear`.
@@ -48,7 +45,7 @@ class Gloss(nn.Module):
         positions: (L, d), drawn likewise; None for the decoder "bow".
 
     Raises:
-        ValueError: an unknown decoder, or a size or radius out of range.
+        ValueError: an unknown decoder, or a size, radius or option out of range.
 
     Source: Singh, Fan and Auli, "GLOSS: Generative latent optimization of sentence representations" (2019).
     """
@@ -65,8 +62,12 @@ class Gloss(nn.Module):
         max_length: int = 50,
         radius: float = 2.0,
         unknown_id: int | None = 0,
+        position_loss: str = "sum",
     ) -> None:
         check_option("decoder", decoder, DECODERS)
+        check_option("position_loss", position_loss, POSITION_LOSSES)
+        if position_loss != "sum" and decoder != "pos":
+            raise ValueError(f"position_loss: want 'sum' for the decoder {decoder!r}, got {position_loss!r}")
         sizes = {"vocab_size": (vocab_size, 1), "dim": (dim, 1), "sentences": (sentences, 0)}
         for name, (size, least) in (sizes | {"max_length": (max_length, 1)}).items():
             check_size(name, size, least)
@@ -74,7 +75,7 @@ class Gloss(nn.Module):
         if radius <= 0:
             raise ValueError(f"radius: want a positive number, got {radius}")
         super().__init__()
-        self.unknown_id = unknown_id
+        self.unknown_id, self.position_loss, self.inference = unknown_id, position_loss, Inference()
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.bias = nn.Parameter(torch.empty(vocab_size))
         self.positions = nn.Parameter(torch.empty(max_length, dim)) if decoder == "pos" else None
@@ -103,8 +104,10 @@ class Gloss(nn.Module):
     def extra_repr(self) -> str:
         V, d = self.weight.shape
         places = "" if self.positions is None else f", max_length={len(self.positions)}"
+        mean = "" if self.position_loss == "sum" else f", position_loss={self.position_loss!r}"
         return (
-            f"{V}, {d}, sentences={len(self.latents)}, decoder={self.decoder!r}{places}, radius={self.radius}"
+            f"{V}, {d}, sentences={len(self.latents)}, decoder={self.decoder!r}{places}, "
+            f"radius={self.radius}{mean}"
         )
 
     def forward(
@@ -159,11 +162,9 @@ class Gloss(nn.Module):
             ValueError: a wrong shape, or a length or token id out of range.
             TypeError: no tensor of integers.
         """
-        self._check(tokens, lengths)
-        options: dict[str, Any] = {"reduction": reduction, "group": group}
-        if self.positions is None:
-            return self._bow_loss(latents, self.weight, self.bias, tokens, lengths, **options)
-        return _pos_loss(latents, self.positions, self.weight, self.bias, tokens, lengths, **options)
+        decoder = self._decoder()
+        decoder.check(tokens, lengths)
+        return decoder.loss(latents, tokens, lengths, reduction=reduction, group=group)
 
     def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Which tokens the decoder should predict: all in the sentence, for "bow" without the unknown id.
@@ -175,10 +176,7 @@ class Gloss(nn.Module):
         Returns:
             (B, L) bool.
         """
-        within = _within(lengths, tokens.shape[1])
-        if self.positions is not None or self.unknown_id is None:
-            return within
-        return within & (tokens != self.unknown_id)
+        return self._decoder().targets(tokens, lengths)
 
     def project(self, rows: Tensor | None = None) -> None:
         """Projects latent vectors onto the ball, in place.
@@ -188,9 +186,9 @@ class Gloss(nn.Module):
         """
         with torch.no_grad():
             if rows is None:
-                self.latents.copy_(self._projected(self.latents))
+                self.latents.copy_(projected(self.latents, self.radius))
             else:
-                self.latents.index_copy_(0, rows, self._projected(self.latents[rows]))
+                self.latents.index_copy_(0, rows, projected(self.latents[rows], self.radius))
 
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
         """The sentence vectors for downstream use: `infer` with its default options.
@@ -214,55 +212,34 @@ class Gloss(nn.Module):
         tokens: Tensor,
         lengths: Tensor,
         *,
-        steps: int = 250,
-        learning_rate: float = 1.0,
+        steps: int | None = None,
+        learning_rate: float | None = None,
         seed: int = 0,
-        safeguard: bool = True,
+        safeguard: bool | None = None,
     ) -> Tensor:
         """Finds latent vectors of any sentences by projected gradient descent; the decoder stays fixed.
 
-        The initial vector of a sentence is random and depends on the seed and on the sentence's own words.
-        The result therefore depends neither on the other sentences of the batch nor on their order, but for
-        rounding with some BLAS libraries.
+        The initial vector of a sentence is random and depends on the seed and on the sentence's own words,
+        and matrix products have shapes that do not depend on the batch. The result therefore has the same
+        bits whatever the other sentences of the batch and their order are, on one machine with one number
+        of threads.
 
         Args:
             tokens, lengths: as in `loss`.
-            steps: number of gradient steps on the loss of each sentence, each followed by a projection.
-            learning_rate: step size.
+            steps, learning_rate, safeguard: as of `Inference`; by default those of the attribute `inference`.
             seed: >= 0, for the random initial vectors.
-            safeguard: undo a step that overshot and halve the step size of that sentence; after each accepted
-                step it grows by a fifth, up to `learning_rate`. A step overshot if the gradient at its end
-                has a positive inner product with the step: the loss is convex, so its minimum along the step
-                lies before the end. If no step overshoots, this option changes nothing.
 
         Returns:
             (B, d), without gradient.
 
         Raises:
-            ValueError: as in `loss`.
+            ValueError: as in `loss`, or an option out of range.
         """
-        self._check(tokens, lengths)
-        B = len(tokens)
-        extra = -B % ROW_MULTIPLE
-        # Autograd refuses tensors that the caller made in inference mode, so `pad` copies them outside of it.
-        with torch.inference_mode(False), torch.enable_grad():
-            tokens, lengths = F.pad(tokens, (0, 0, 0, extra)), F.pad(lengths, (0, extra))
-            loss = self._loss_of_latents(tokens, lengths)
-            latents = self._initial_latents(tokens, lengths, seed)
-            if not safeguard:
-                for _ in range(steps):
-                    latents = self._projected(latents - learning_rate * _gradient(loss, latents))
-                return latents[:B]
-            gradients = _gradient(loss, latents)
-            rates = torch.full_like(latents[:, :1], learning_rate)
-            for _ in range(steps):
-                proposed = self._projected(latents - rates * gradients)
-                end_gradients = _gradient(loss, proposed)
-                overshot = (end_gradients * (proposed - latents)).sum(1, keepdim=True) > 0
-                latents = proposed.where(~overshot, latents)
-                gradients = end_gradients.where(~overshot, gradients)
-                rates = torch.where(overshot, rates / 2, rates * STEP_GROWTH).clamp(max=learning_rate)
-        return latents[:B]
+        given = {"steps": steps, "learning_rate": learning_rate, "safeguard": safeguard}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        how, decoder = replace(self.inference, **changes), self._decoder()
+        decoder.check(tokens, lengths)
+        return infer_latents(decoder, self.radius, tokens, lengths, how, seed)
 
     @torch.no_grad()
     def generate(self, latents: Tensor, lengths: Tensor) -> Tensor:
@@ -288,94 +265,7 @@ class Gloss(nn.Module):
             if self.unknown_id is not None:
                 logits[:, self.unknown_id] = -math.inf
             words = logits.topk(L, dim=1).indices
-        return words.where(_within(lengths, L), 0)
+        return words.where(within(lengths, L), 0)
 
-    def _loss_of_latents(self, tokens: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
-        """The summed loss of the sentences as a function of their latent vectors, the decoder being fixed."""
-        # memory="low" uses tiles of fixed width, so that a sentence's loss does not depend on its batch.
-        options = {"reduction": "sum", "memory": "low"}
-        weight, bias = self.weight.detach(), self.bias.detach()
-        if self.positions is None:
-            return lambda latents: self._bow_loss(latents, weight, bias, tokens, lengths, **options)
-        positions = self.positions.detach()
-        scores = score_positions(positions[: tokens.shape[1]], weight)
-        return lambda latents: _pos_loss(
-            latents, positions, weight, bias, tokens, lengths, position_scores=scores, **options
-        )
-
-    def _bow_loss(
-        self,
-        latents: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        tokens: Tensor,
-        lengths: Tensor,
-        **options: Any,
-    ) -> Tensor:
-        is_target = self.targets(tokens, lengths)
-        counts = is_target.sum(1)
-        ids, offsets = tokens[is_target], counts.cumsum(0) - counts
-        return gloss_bow_loss(latents, weight, bias, ids, offsets, **options)
-
-    def _check(self, tokens: Tensor, lengths: Tensor) -> None:
-        check_tensor("tokens", tokens)
-        as_ids("lengths", lengths)
-        V, most = len(self.weight), math.inf if self.positions is None else len(self.positions)
-        if tokens.dim() != 2 or tokens.shape[1] > most:
-            raise ValueError(f"tokens: want shape (B, L), L at most {most}, got {tuple(tokens.shape)}")
-        if tokens.dtype not in INTEGERS:
-            raise TypeError(f"tokens: want an integer dtype, got {tokens.dtype}")
-        B, L = tokens.shape
-        if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > L)).any()):
-            raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")
-        used = tokens[_within(lengths, L)]
-        if bool(((used < 0) | (used >= V)).any()):
-            raise ValueError(f"tokens: want integers in 0..{V - 1}, got {int(used.min())}..{int(used.max())}")
-
-    def _projected(self, latents: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(latents, dim=1, keepdim=True)
-        factors: Tensor = self.radius / norms.clamp(min=self.radius)
-        return latents * factors.to(latents.dtype)
-
-    def _initial_latents(self, tokens: Tensor, lengths: Tensor, seed: int) -> Tensor:
-        """One projected draw from N(0, I) per sentence, determined by the seed and the sentence's targets."""
-        rows = []
-        for ids, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
-            words = ids[:length]
-            if self.positions is None:
-                words = sorted(set(words) - {self.unknown_id})
-            generator = np.random.default_rng([seed, len(words), *words])
-            rows.append(generator.standard_normal(self.embedding_dim))
-        return self._projected(torch.from_numpy(np.stack(rows)).to(self.weight))
-
-
-def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.detach().requires_grad_()
-    return torch.autograd.grad(loss(at), at)[0]
-
-
-def _within(lengths: Tensor, L: int) -> Tensor:
-    """Whether position l lies inside sentence b, (B, L) bool."""
-    return torch.arange(L, device=lengths.device) < lengths[:, None]
-
-
-def _pos_loss(
-    latents: Tensor,
-    positions: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
-    *,
-    position_scores: PositionScores | None = None,
-    **options: Any,
-) -> Tensor:
-    """`gloss_pos_loss` of checked arguments, whose positions' scores may be known already."""
-    L = tokens.shape[1]
-    arguments = latents, positions[:L], weight, bias, tokens
-    loss = None
-    if position_scores is not None:
-        loss = factored_pos_loss(*arguments, _within(lengths, L), options["reduction"], position_scores)
-    if loss is None:
-        loss = gloss_pos_loss(*arguments, lengths, **options)
-    return loss
+    def _decoder(self) -> Decoder:
+        return Decoder(self.weight, self.bias, self.positions, self.unknown_id, self.position_loss)

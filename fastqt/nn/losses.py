@@ -13,6 +13,7 @@ from fastqt import losses
 from fastqt.checks import check_flag, check_number
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.curl import BLOCK_NEGATIVES
+from fastqt.losses.gloss import POSITION_LOSSES
 from fastqt.losses.mixcse import check_released_alone
 from fastqt.losses.ranking_options import check_partition
 from fastqt.nn.loss import Loss, ScaledLoss
@@ -187,6 +188,7 @@ class GlossPositionalLoss(Loss):
     """`fastqt.gloss_pos_loss` with its options fixed."""
 
     function = staticmethod(losses.gloss_pos_loss)
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"position_loss": POSITION_LOSSES}
 
 
 class SupConLoss(ScaledLoss):

@@ -227,6 +227,11 @@ class TrainConfig:
         "latent vectors that a step of gloss moves: those of the batch, or all of them by momentum",
         choices=("rows", "all"),
     )
+    position_loss: str = option(
+        "sum",
+        "loss of a sentence of gloss-pos: the sum over its words, or their mean",
+        choices=("sum", "mean"),
+    )
     documents: str = option(
         "cut", "context windows end at document boundaries, or cross them", choices=("cut", "cross")
     )
@@ -309,6 +314,8 @@ class TrainConfig:
         has_halves = self.encoder == "combine" or self.encoder.removeprefix("mc-").startswith("bi")
         if has_halves and self.hidden_size % 2:
             raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
+        if self.position_loss != "sum" and self.model != "gloss-pos":
+            raise InputError(f"position_loss: want 'sum' with model {self.model}, got {self.position_loss!r}")
         if self.context_size >= self.batch_size:
             raise InputError(
                 f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"

@@ -116,6 +116,7 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
             decoder=config.model.removeprefix("gloss-"),
             max_length=config.max_length,
             radius=config.radius,
+            position_loss=config.position_loss,
         )
     if config.model == "skip-thoughts":
         return build_skip_thoughts(config, vocab_size)

@@ -251,7 +251,7 @@ class GlossObjective(ShuffledObjective):
 
         Returns:
             The loss, as in `Objective.loss`; of this rank's sentences the latent vectors (B, d) and the loss
-            per word, a scalar.
+            per word, a scalar; with position_loss "mean" the mean over sentences of it, which is the loss.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):
@@ -259,8 +259,10 @@ class GlossObjective(ShuffledObjective):
         else:
             latents = self.model.infer(tokens, lengths)
         loss = self.model.loss(latents, tokens, lengths)
-        words = self.model.targets(tokens, lengths).sum().clamp(min=1)
-        loss_per_word = loss * len(lengths) / words
+        loss_per_word = loss
+        if self.model.position_loss == "sum":
+            words = self.model.targets(tokens, lengths).sum().clamp(min=1)
+            loss_per_word = loss * len(lengths) / words
         if share is not None and share.group is not None:
             # A sentence's loss depends on no other sentence.
             part = loss * (len(lengths) / share.sentences)

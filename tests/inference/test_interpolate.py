@@ -67,6 +67,23 @@ def test_steps_agree_with_numpy(planted, tmp_path, model):
             assert (stored.double() - torch.from_numpy(oracle.values[name])).abs().max() < 1e-6, name
 
 
+def test_the_mean_over_positions_is_trained(planted, tmp_path):
+    """The steps are those of numpy, and the loss per word is the loss."""
+    config = TrainConfig((planted[0],), model="gloss-pos", position_loss="mean", steps=3, seed=5, **SMALL)
+    train(config, tmp_path / "run")
+    encoder = SentenceEncoder.load(tmp_path / "run")
+    assert encoder.model.position_loss == "mean"
+    corpus = Corpus([planted[0]], encoder.vocabulary)
+    torch.manual_seed(5)
+    oracle = Oracle(build_model(config, len(encoder.vocabulary), sentences=len(corpus)), lr=3e-4, clip=25.0)
+    for _, batch in zip(range(3), corpus.shuffled(48, seed=5, epoch=0), strict=False):
+        loss, _ = oracle.step(batch.rows.numpy(), batch.tokens.numpy(), batch.lengths.numpy())
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["loss"] == line["loss_per_word"] == pytest.approx(loss, rel=FLOAT32)
+    with pytest.raises(InputError, match="position_loss: want 'sum' with model gloss-bow, got 'mean'"):
+        TrainConfig(("x",), model="gloss-bow", position_loss="mean")
+
+
 @pytest.mark.parametrize("latents", ["rows", "all"])
 def test_a_step_moves_the_right_latent_vectors(planted, tmp_path, latents):
     config = TrainConfig((planted[0],), model="gloss-bow", latents=latents, steps=3, **SMALL)

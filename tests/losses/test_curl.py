@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,79 @@ def test_curl_blocks(negatives):
         f, g, context_size=k, negatives=negatives, generator=generator, reduction="none"
     )
     check(loss, torch.stack(expected), inputs)
+
+
+DOCUMENTS = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 5, 6]  # rows 3, 10 and 13 have no neighbour
+LONELY = [3, 10, 13]
+
+
+def curl_blocks_oracle(f, g, documents, k, negatives, order):
+    """The loss of each row and its gradients dF (N, N, D) and dG (N, N, D), cell by cell in numpy float64."""
+    n, width = f.shape
+    losses, df, dg = np.zeros(n), np.zeros((n, n, width)), np.zeros((n, n, width))
+    for i in range(n):
+        around = [j for j in range(n) if 0 < abs(i - j) <= k and documents[i] == documents[j]]
+        if not around:
+            continue
+        if negatives == "complement":
+            others = [j for j in range(n) if j != i and j not in around]
+        else:
+            others = [(j + n // 2) % n if negatives == "shift" else order[j] for j in around]
+        shares = np.zeros(n)
+        for j in around:
+            shares[j] += 1 / len(around)
+        for j in others:
+            shares[j] -= 1 / len(others)
+        margin = f[i] @ (shares @ g)
+        losses[i] = np.log1p(np.exp(-margin))
+        slope = -1 / (1 + np.exp(margin))
+        df[i, i], dg[i] = slope * (shares @ g), slope * np.outer(shares, f[i])
+    return losses, df, dg
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("negatives", ["shift", "complement", "random"])
+def test_rows_without_a_neighbour_cost_nothing(negatives, k, reduction):
+    """Their loss is exactly 0 and no gradient comes from it; the mean is over all rows."""
+    f, g = inputs = views(14, 14)
+    order = torch.randperm(14, generator=torch.Generator().manual_seed(3)).numpy()
+    rows, df, dg = curl_blocks_oracle(*(x.detach().numpy() for x in inputs), DOCUMENTS, k, negatives, order)
+    loss = fastqt.curl_block_loss(
+        f,
+        g,
+        context_size=k,
+        document_ids=torch.tensor(DOCUMENTS),
+        negatives=negatives,
+        generator=torch.Generator().manual_seed(3) if negatives == "random" else None,
+        reduction=reduction,
+    )
+    if reduction == "none":
+        assert loss[LONELY].tolist() == [0, 0, 0]
+        assert (loss.detach() > 0).sum() == 11
+        weights = np.linspace(-1, 2, 14)
+        found = torch.autograd.grad(loss @ torch.from_numpy(weights), inputs)
+        assert relative(loss, rows) < FLOAT64
+    else:
+        weights = np.full(14, 1 / 14 if reduction == "mean" else 1.0)
+        found = torch.autograd.grad(loss, inputs)
+        assert relative(loss, weights @ rows) < FLOAT64
+    assert not found[0][LONELY].any()
+    for ours, wanted in zip(found, (df, dg), strict=True):
+        assert relative(ours, np.einsum("i,ijd->jd", weights, wanted)) < FLOAT64
+
+
+@pytest.mark.parametrize("largest", [1.0, math.inf])
+@pytest.mark.parametrize("negatives", ["shift", "complement", "random"])
+def test_where_no_row_has_a_neighbour_the_loss_is_0(negatives, largest):
+    """Also where a candidate is infinite, and with it the mean of the others."""
+    f, g = inputs = views(8, 8)
+    with torch.no_grad():
+        g[5] *= largest
+    loss = fastqt.curl_block_loss(f, g, document_ids=torch.arange(8), negatives=negatives)
+    assert loss == 0
+    for gradient in torch.autograd.grad(loss, inputs):
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize("k", [1, 2])

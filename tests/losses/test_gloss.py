@@ -1,10 +1,15 @@
 """GLOSS's losses equal their definitions, written out with whole matrices, in value and gradients."""
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from gloss_oracle import Oracle
 from loss_views import by_backend, by_memory, check, views
+from tolerances import FLOAT64, relative
 
 import fastqt
+from fastqt.nn import Gloss
 
 
 @by_backend
@@ -46,3 +51,43 @@ def test_gloss_pos(backend, memory):
         fastqt.gloss_pos_loss(*inputs, token_ids, lengths, reduction="sum", **options), expected.sum(), inputs
     )
     assert fastqt.gloss_pos_loss(*inputs, token_ids, lengths * 0) == 0
+
+
+@pytest.mark.parametrize("backend", [None, "cpu", "reference"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_gloss_pos_of_the_mean_over_positions(backend, reduction):
+    """Value and gradients equal those of numpy, which scores each word; a sentence without words costs 0."""
+    torch.manual_seed(2)
+    gloss = Gloss(11, 4, sentences=5, decoder="pos", max_length=5, position_loss="mean").double()
+    tokens, lengths = torch.randint(0, 11, (5, 5)), torch.tensor([3, 0, 5, 1, 2])
+    parameters = dict(gloss.named_parameters())
+    oracle = Oracle(gloss)
+    inputs = [parameters[name] for name in ("latents", "positions", "weight", "bias")]
+    loss = fastqt.gloss_pos_loss(
+        *inputs, tokens, lengths, position_loss="mean", reduction=reduction, backend=backend
+    )
+    weights = np.array([0.5, -1, 2, 3, 0.25]) if reduction == "none" else np.ones(5)
+    if reduction == "mean":
+        weights /= 5
+    rows, wanted = np.zeros(5), dict.fromkeys(parameters, 0.0)
+    for i, weight in enumerate(weights):
+        own = slice(i, i + 1)
+        rows[i], of_row = oracle.loss_and_gradients(
+            oracle.values["latents"][own], tokens[own].numpy(), lengths[own].numpy()
+        )
+        of_row["latents"] = np.eye(5)[i][:, None] * of_row["latents"]
+        wanted = {name: value + weight * of_row[name] for name, value in wanted.items()}
+    assert relative(loss, rows if reduction == "none" else weights @ rows) < FLOAT64
+    assert rows[1] == 0
+    names = ("latents", "positions", "weight", "bias")
+    found = torch.autograd.grad(
+        (loss * torch.from_numpy(weights)).sum() if reduction == "none" else loss, inputs
+    )
+    for name, gradient in zip(names, found, strict=True):
+        assert relative(gradient, wanted[name]) < FLOAT64, name
+
+
+def test_a_wrong_position_loss_is_refused():
+    x, ids = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="position_loss: want one of 'sum', 'mean', got 'max'"):
+        fastqt.gloss_pos_loss(x, x[:1], x, x[:, 0], ids[:, None], ids, position_loss="max")

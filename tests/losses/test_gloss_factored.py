@@ -39,16 +39,19 @@ def only_factored(monkeypatch):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("chunk", [1, 2**20])
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (3,), (0, 1, 2, 3)])
-def test_loss_and_gradients(monkeypatch, chunk, needs, reduction):
+@pytest.mark.parametrize("position_loss", ["sum", "mean"])
+def test_loss_and_gradients(monkeypatch, chunk, needs, reduction, position_loss):
     """In chunks of 16 sentences, the last one of them smaller, and in one chunk."""
     monkeypatch.setattr(gloss_factored, "CHUNK_BYTES", chunk)
     parameters, tokens = inputs(torch.float64)
     tokens, lengths = tokens.repeat(5, 1), LENGTHS.repeat(5)
     many = [torch.cat([parameters[0].detach() * k for k in range(1, 6)]).requires_grad_(), *parameters[1:]]
     rows = each_score(*many, tokens.clamp(min=0), lengths)
+    if position_loss == "mean":
+        rows = rows / lengths.clamp(min=1)
     wanted = {"mean": rows.mean(), "sum": rows.sum(), "none": rows}[reduction]
     given = [x if i in needs else x.detach() for i, x in enumerate(many)]
-    loss = gloss_pos_loss(*given, tokens, lengths, reduction=reduction)
+    loss = gloss_pos_loss(*given, tokens, lengths, reduction=reduction, position_loss=position_loss)
     assert relative(loss, wanted) < FLOAT64
     chosen = [many[i] for i in needs]
     upstream = torch.linspace(-1, 3, len(rows), dtype=torch.float64) if reduction == "none" else 3.0

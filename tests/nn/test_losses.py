@@ -187,6 +187,7 @@ WRONG = {
     "normalize": "no",
     "partition_mode": "each",
     "partner": "last",
+    "position_loss": "max",
     "reduction": "avg",
     "samples": 0,
     "scale": 0.0,

@@ -11,13 +11,14 @@ class Oracle:
     def __init__(self, model, lr=0.0, clip=np.inf):
         self.values = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
         self.radius, self.lr, self.clip = float(model.radius), lr, clip
+        self.mean = getattr(model, "position_loss", "sum") == "mean"
         self.states = {}
         self.clipped, self.projected = set(), False
 
     def step(self, rows, tokens, lengths):
         """One step of training; returns the loss and the norm of the gradients."""
         values = self.values
-        loss, gradients = self._gradients(values["latents"][rows], tokens, lengths)
+        loss, gradients = self.loss_and_gradients(values["latents"][rows], tokens, lengths)
         for gradient in gradients.values():
             gradient /= len(rows)
         norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
@@ -33,7 +34,7 @@ class Oracle:
         return loss / len(rows), norm
 
     def latent_gradient(self, latents, tokens, lengths):
-        return self._gradients(latents, tokens, lengths)[1]["latents"]
+        return self.loss_and_gradients(latents, tokens, lengths)[1]["latents"]
 
     def descend(self, latents, tokens, lengths, steps, rate, safeguard=True):
         """Projected gradient descent, sentence by sentence."""
@@ -54,7 +55,7 @@ class Oracle:
         norms = np.sqrt((latents**2).sum(1, keepdims=True))
         return self.radius * latents / np.maximum(norms, self.radius)
 
-    def _gradients(self, latents, tokens, lengths):
+    def loss_and_gradients(self, latents, tokens, lengths):
         """Summed over sentences."""
         W, b, p = self.values["weight"], self.values["bias"], self.values.get("positions")
         gradients = {name: np.zeros_like(value) for name, value in self.values.items()}
@@ -69,11 +70,12 @@ class Oracle:
                 cases = [(z, o - t, None)]
             else:
                 cases = []
+                share = 1 / len(words) if self.mean and len(words) else 1.0
                 for place, word in enumerate(words):
                     scores = np.exp(W @ (z + p[place]) + b)
                     o = scores / scores.sum()
-                    loss -= np.log(o[word])
-                    cases.append((z + p[place], o - (np.arange(len(b)) == word), place))
+                    loss -= share * np.log(o[word])
+                    cases.append((z + p[place], share * (o - (np.arange(len(b)) == word)), place))
             for x, d, place in cases:
                 gradients["weight"] += np.outer(d, x)
                 gradients["bias"] += d
