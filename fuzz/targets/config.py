@@ -28,8 +28,11 @@ IMPOSSIBLE = 10**12  # no machine holds a model of this size
 def run(data: bytes) -> bool:
     source = Bytes(data)
     model, encoder = source.choice(MODELS), source.choice(ENCODERS)
-    checkpoint = "checkpoint" if encoder == "huggingface" else None
-    whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, checkpoint=checkpoint, **TINY)
+    if encoder == "combine" or encoder.startswith("mc-"):
+        model = "quickthoughts"  # others have no such encoder
+    files = {"checkpoint": "checkpoint"} if encoder == "huggingface" else {}
+    files |= {"vectors": "vectors.npz"} if encoder.startswith("mc-") else {}
+    whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)
     builds = source.integer(0, 7) == 7  # a model, which takes most of the time
     path = write("config.json", json_text(source, json.loads(whole.to_json())))
     try:
