@@ -18,6 +18,7 @@ from fastqt.text import Vocabulary
 from fuzz.files import XZ_FILTERS
 from fuzz.targets.checkpoint import WHOLE
 from fuzz.targets.tokenizer import WHOLE as TOKENIZERS
+from fuzz.targets.word_vectors import WHOLE as WORD_VECTORS
 
 CORPUS = Path(__file__).parent / "corpus"
 TEXT = "\ufeffOne two, three!\nZwei — drei…\r\n\n  \nfour\u2028five\n\nsix".encode()
@@ -45,6 +46,8 @@ def seeds() -> dict[str, list[bytes]]:
     changes = [b"\0", b"\0\1\4\1\2", b"\1\2\3\1\0\x09", b"\2\1\7\2\1\5\3\2\1"]
     archive = io.BytesIO()
     np.savez(archive, words=["the", "of"], vectors=np.ones((2, 3), np.float32), counts=[4, 3])
+    array = io.BytesIO()
+    np.save(array, np.ones((3, 2), np.float32))
     npz = b"\2\0\2\1\0\1\0\0\x0ct\0\0\0h\0\0\0e\0\0\0\0\2\0\0\0\0\0\x10" + bytes(16)
     rng = random.Random(0)
     return {
@@ -66,6 +69,7 @@ def seeds() -> dict[str, list[bytes]]:
                 for model in range(5)
                 for encoder in range(7)
             ),
+            *(bytes([0, encoder, 7, 0]) + changes[encoder % 4] for encoder in range(7, 11)),
         ],
         "checkpoint": [
             b"\1\0" + WHOLE,
@@ -80,6 +84,12 @@ def seeds() -> dict[str, list[bytes]]:
             *(b"\0" + text for text in text_files(VECTORS)),
             *(b"\1" + text for text in text_files(COUNTS)),
             *(npz, npz[:20], b"\3" + archive.getvalue()),
+        ],
+        "word_vectors": [
+            b"\0\1" + json.dumps(WORD_VECTORS).encode(),
+            *(b"\0\0" + change for change in changes),
+            b"\1\7" + bytes([len(array.getvalue())]) + array.getvalue(),
+            *(b"\1" + npz[start:] for start in (4, 5, 6)),
         ],
         "evaluation": [
             *(b"\0" + text for text in text_files(TABLE)),

@@ -13,6 +13,7 @@ INSTRUMENTED = {
     "config": ("fastqt.runs",),
     "checkpoint": ("fastqt.runs",),
     "vectors": ("fastqt.text", "fastqt.evaluation", "numpy.lib", "zipfile", "gzip", "lzma"),
+    "word_vectors": ("fastqt.text", "numpy.lib", "json"),
     "evaluation": ("fastqt.evaluation", "fastqt.text", "numpy.lib"),
     "contrastive_loss": (
         *("fastqt.functional", "fastqt.checks", "fastqt.targets", "fastqt.negatives", "fastqt.autograd"),

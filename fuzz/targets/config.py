@@ -29,8 +29,11 @@ def run(data: bytes) -> bool:
     source = Bytes(data)
     model = source.choice(MODELS)
     encoder = source.choice(("gru", "bigru") if model == "skip-thoughts" else ENCODERS)
-    checkpoint = "checkpoint" if encoder == "huggingface" else None
-    whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, checkpoint=checkpoint, **TINY)
+    if encoder == "combine" or encoder.startswith("mc-"):
+        model = "quickthoughts"  # others have no such encoder
+    files = {"checkpoint": "checkpoint"} if encoder == "huggingface" else {}
+    files |= {"vectors": "vectors.npz"} if encoder.startswith("mc-") else {}
+    whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)
     builds = source.integer(0, 7) == 7  # a model, which takes most of the time
     path = write("config.json", json_text(source, json.loads(whole.to_json())))
     try:

@@ -67,14 +67,15 @@ def any_archive(source: Bytes, names: Sequence[str]) -> bytes:
     compression = source.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name in names[: source.integer(1, len(names))]:
-            archive.writestr(f"{name}.npy", _array(source))
+            archive.writestr(f"{name}.npy", any_array(source))
     damaged = bytearray(file.getvalue())
     if source.integer(0, 3) == 3:
         damaged[source.integer(0, 65535) % len(damaged)] ^= source.integer(1, 255)
     return bytes(damaged)
 
 
-def _array(source: Bytes) -> bytes:
+def any_array(source: Bytes) -> bytes:
+    """An .npy with any header and payload."""
     if source.integer(0, 7) == 7:
         return source.take(source.integer(0, 255))
     shape = tuple(source.choice(SIZES) for _ in range(source.integer(0, 3)))

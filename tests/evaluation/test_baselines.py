@@ -1,5 +1,6 @@
 """Averages of word vectors, checked by hand, and models with random weights."""
 
+import json
 import lzma
 
 import numpy as np
@@ -66,6 +67,8 @@ def files(tmp_path):
     (tmp_path / "w.txt").write_text("".join(lines))
     with lzma.open(tmp_path / "w.txt.xz", "wt") as file:
         file.writelines(lines)
+    rows = {word: [*row, 0.5, 1] for word, row in zip(WORDS, VECTORS.tolist(), strict=True)}
+    (tmp_path / "w.json").write_text(json.dumps({"dimensions": VECTORS.shape[1], "vectors": rows}))
     counts = dict(zip(WORDS, COUNTS.tolist(), strict=True)) | {"dog": 500, "of": 500}
     del counts["!"]
     (tmp_path / "counts.txt").write_text("".join(f"{word} {count}\n" for word, count in counts.items()))
@@ -76,7 +79,7 @@ def test_word_vectors_are_read_from_all_formats(files):
     texts = ["the cat don't", "2 !"]
     wanted = WordVectors(WORDS, VECTORS)(texts)
     keys = set()
-    for name in ("w.npz", "w.txt", "w.txt.xz"):
+    for name in ("w.npz", "w.txt", "w.txt.xz", "w.json"):
         named = load_encoder(f"word-vectors:{files}/{name}")
         np.testing.assert_array_equal(named.encode(texts), wanted)
         keys.add(named.key)
@@ -85,7 +88,24 @@ def test_word_vectors_are_read_from_all_formats(files):
     # The file of counts has 1,000 further occurrences, so that each share is halved.
     halved = SIF(WORDS, VECTORS, COUNTS, total=2000)
     np.testing.assert_allclose(other.encode(texts), halved(texts), rtol=FLOAT32)
-    assert len({*keys, own.key, other.key}) == 5
+    assert len({*keys, own.key, other.key}) == 6
+
+
+def test_word_vectors_are_read_from_an_array_beside_its_words(files):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    np.save(files / "emb.npy", np.asfortranarray(VECTORS))
+    parquet.write_table(pyarrow.table({"index": WORDS}), files / "index.parquet")
+    texts = ["the cat don't", "The CAT"]
+    for path in (files, files / "emb.npy"):
+        named = load_encoder(f"word-vectors:{path}")
+        np.testing.assert_array_equal(named.encode(texts), WordVectors(WORDS, VECTORS)(texts))
+    sif = load_encoder(f"sif:{files},{files}/counts.txt")
+    wanted = SIF(WORDS, VECTORS, COUNTS, total=2000)(texts)
+    np.testing.assert_allclose(sif.encode(texts), wanted, rtol=FLOAT32)
+    np.save(files / "emb.npy", np.asfortranarray(-VECTORS))
+    assert load_encoder(f"word-vectors:{files}").key != named.key
 
 
 def test_files_without_word_vectors_are_refused(files):

@@ -20,6 +20,7 @@ ENCODERS = {
     "bilstm": lambda: LSTMEncoder(V, W, H, bidirectional=True),
     "combine": lambda: Combine(GRUEncoder(V, W, H), GRUEncoder(V, W, H, bidirectional=True)),
     "multichannel": lambda: MultiChannel(torch.randn(V, W), hidden_size=H),
+    "multichannel-bow": lambda: MultiChannel(torch.randn(V, W), kind="bow"),
 }
 each_encoder = pytest.mark.parametrize("name", ENCODERS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def width_of(path: str | Path) -> int:
     with open_text(str(path)) as file:
         stream = JsonStream(file, path)
         width = 0
-        for key in stream.members():
+        for key in _fields(stream, path):
             if key == "dimensions":
                 width = _width(stream.value(), path)
             elif key == "vectors":
@@ -47,7 +47,7 @@ def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
     rows: _Rows | None = None
     with open_text(str(path)) as file:
         stream = JsonStream(file, path)
-        for key in stream.members():
+        for key in _fields(stream, path):
             if key == "dimensions":
                 width = _width(stream.value(), path)
             elif key == "size":
@@ -111,6 +111,16 @@ class _Rows:
                 f"{self._path}: vectors: want finite numbers, got a larger one for {one_line(word, 40)!r}"
             ) from None
         check_bytes(self._bytes, f"{self._path}: vectors")
+
+
+def _fields(stream: JsonStream, path: str | Path) -> Iterator[str]:
+    """The names of the fields of the whole, none of which may occur twice."""
+    seen: set[str] = set()
+    for key in stream.members():
+        if key in seen:
+            raise InputError(f"{path} is damaged: the key {one_line(key, 40)!r} occurs twice")
+        seen.add(key)
+        yield key
 
 
 def _skip(stream: JsonStream, key: str) -> None:

@@ -94,6 +94,14 @@ def test_a_word_that_occurs_twice_is_refused(tmp_path):
         read_vectors(path)
 
 
+def test_a_field_that_occurs_twice_is_refused(tmp_path):
+    path = write(tmp_path / "x.json", document())
+    path.write_text(path.read_text().replace('"precision":8', '"dimensions":5'))
+    for read in (read_vectors, width_of):
+        with pytest.raises(InputError, match=r"x\.json is damaged: the key 'dimensions' occurs twice"):
+            read(path)
+
+
 def test_every_cut_of_the_file_is_refused(tmp_path):
     whole = write(tmp_path / "x.json", document()).read_bytes()
     for length in range(0, len(whole), 3):
