@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.guide import Guide
     from fastqt.losses import (
+        binary_window_loss,
         clip_loss,
         curl_block_loss,
         curl_loss,
@@ -22,21 +23,24 @@ if TYPE_CHECKING:
         max_margin_loss,
         mixcse_loss,
         multiple_negatives_ranking_loss,
+        negative_sampling_loss,
         ntxent_loss,
         siglip_loss,
         simcse_loss,
         supcon_loss,
     )
-    from fastqt.negatives import Mixed
+    from fastqt.negatives import Mixed, Noise
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
     "Diagonal",
     "Guide",
     "Mixed",
+    "Noise",
     "Sparse",
     "Window",
     "__version__",
+    "binary_window_loss",
     "cached_backward",
     "clip_loss",
     "contrastive_loss",
@@ -51,6 +55,7 @@ __all__ = [
     "max_margin_loss",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",
+    "negative_sampling_loss",
     "nn",
     "ntxent_loss",
     "show_config",

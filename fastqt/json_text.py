@@ -98,6 +98,7 @@ def one_line(text: object, longest: int = 300) -> str:
 
 
 NAMES = {int: "an integer", float: "a number", str: "a text", list: "a list", dict: "an object"}
+NAMES[bool] = "true or false"
 
 
 def _kind(value: Any) -> str:

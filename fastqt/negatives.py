@@ -1,4 +1,4 @@
-"""Hard negatives that are mixed from the candidates of the batch."""
+"""Negatives that are made for each row: mixed from the candidates of the batch, or drawn from all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import as_ids, require, shown
+from fastqt.checks import FLOATING, INTEGERS, as_ids, check_number, check_tensor, require, shown
 
 
 class Mixed:
@@ -76,3 +76,60 @@ def mixtures(own: Tensor, others: Tensor, mix: float) -> Tensor:
     """
     computed = torch.promote_types(own.dtype, torch.float32)
     return F.normalize(mix * own.to(computed) + (1 - mix) * others.to(computed), dim=1).to(own.dtype)
+
+
+class Noise:
+    """A distribution over candidates that negatives are drawn from: their counts to a power, as in word2vec.
+
+    Args:
+        counts: (M,) numbers that are finite and at least 0, some of them above 0; how often each candidate
+            occurs. All ones give the uniform distribution.
+        power: the exponent of the counts, at least 0. A candidate with the count 0 is never drawn.
+
+    Attributes:
+        shares: (M,) float64, the probability of each candidate.
+
+    Raises:
+        ValueError: counts that are not 1-D, negative, not finite or all 0, or a negative power.
+        TypeError: counts that are no tensor of numbers, or a power that is no number.
+
+    Source: Mikolov et al., "Distributed representations of words and phrases and their compositionality"
+    (2013), section 2.2: unigram counts to the power of 3/4.
+    """
+
+    shares: Tensor
+
+    def __init__(self, counts: Tensor, *, power: float = 0.75) -> None:
+        check_tensor("counts", counts)
+        if counts.dim() != 1:
+            raise ValueError(f"counts: want shape (M,), got {tuple(counts.shape)}")
+        if counts.dtype not in INTEGERS | FLOATING:
+            raise TypeError(f"counts: want integers or floating-point numbers, got {counts.dtype}")
+        check_number("power", power)
+        if power < 0:
+            raise ValueError(f"power: want at least 0, got {power}")
+        weights = counts.detach().double()
+        require((weights.isfinite() & (weights >= 0)).all(), "counts: want finite numbers >= 0")
+        require((weights > 0).any(), "counts: want at least one above 0")
+        # Divided by the greatest, no power overflows. 0 to the power of 0 would be 1.
+        weights = torch.where(weights > 0, (weights / weights.max()) ** power, 0.0)
+        self.shares = weights / weights.sum()
+        self._ends = self.shares.cumsum(0)
+        self._last = weights.nonzero()[-1, 0]
+
+    def draw(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws candidates with replacement.
+
+        Args:
+            shape: of the result, for example N, K.
+            generator: on the device of the counts; torch's default generator if None.
+
+        Returns:
+            int64 in [0, M), on the device of the counts.
+        """
+        device = self._ends.device
+        places = torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
+        # To the right of a share's end begins the next that is not 0, so that no candidate without a share is
+        # drawn. A place is less than 1, but rounding may make it the end of the last share.
+        found = torch.searchsorted(self._ends, places * self._ends[-1], right=True)
+        return found.clamp(max=self._last)

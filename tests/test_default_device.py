@@ -69,9 +69,8 @@ WAYS = {
     "curl random": ("curl_block", {"negatives": "random", "generator": torch.Generator()}),
     "gloss_pos by scores": ("gloss_pos", {"backend": "cpu"}),
 }  # fmt: skip
-TENSOR_RESULTS = [
-    name for name in CALLS if name not in ("Guide", "Mixed", "Window", "smoothed", "Sparse", "MultiChannel")
-]
+OBJECTS = ("Guide", "Mixed", "Noise", "Window", "smoothed", "Sparse", "MultiChannel")
+TENSOR_RESULTS = [name for name in CALLS if name not in OBJECTS]
 
 
 def result_and_gradients(name, options):

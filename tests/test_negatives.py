@@ -1,11 +1,11 @@
-"""Mixed negatives equal the oracle's with the mixtures written out, on every engine; bad ones are refused."""
+"""Mixed negatives equal the oracle's on every engine; noise is drawn by its counts; bad input is refused."""
 
 import numpy as np
 import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import FLOAT32, relative
+from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
 from fastqt.negatives import mixtures
@@ -73,3 +73,45 @@ def test_mixtures_of_zeros_are_zeros_in_float16():
 
 def loss_with(mixed: fastqt.Mixed, M: int = N) -> torch.Tensor:
     return fastqt.contrastive_loss(torch.randn(N, D), torch.randn(M, D), row_negatives=mixed)
+
+
+def test_noise_is_drawn_by_counts_to_a_power():
+    counts = torch.tensor([8, 0, 1, 16, 0, 4])
+    noise = fastqt.Noise(counts)
+    wanted = np.array([8, 0, 1, 16, 0, 4]) ** 0.75
+    wanted /= wanted.sum()
+    assert relative(noise.shares, wanted) < FLOAT64
+    drawn = noise.draw(300, 1000, generator=torch.Generator().manual_seed(0))
+    assert drawn.shape == (300, 1000)
+    share = np.bincount(drawn.flatten(), minlength=6) / drawn.numel()
+    assert not share[[1, 4]].any()
+    # Five standard deviations of a share of 300,000 draws.
+    assert np.abs(share - wanted).max() < 5 * (0.25 / drawn.numel()) ** 0.5
+
+
+def test_noise_of_equal_counts_and_of_power_0_is_uniform_over_what_occurs():
+    assert relative(fastqt.Noise(torch.ones(4)).shares, np.full(4, 0.25)) < FLOAT64
+    assert relative(fastqt.Noise(torch.tensor([5, 0, 1]), power=0).shares, [0.5, 0, 0.5]) < FLOAT64
+
+
+def test_noise_never_draws_beyond_its_ends(monkeypatch):
+    noise = fastqt.Noise(torch.tensor([0.0, 3, 0, 1e-3, 0]))
+    for place, wanted in ((0.0, 1), (1 - 2.0**-53, 3)):
+        monkeypatch.setattr(torch, "rand", lambda shape, place=place, **_: torch.tensor([place]).double())
+        assert noise.draw(1).tolist() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "said"),
+    [
+        (torch.zeros(3), {}, "counts: want at least one above 0"),
+        (torch.tensor([1.0, -1]), {}, "counts: want finite numbers >= 0"),
+        (torch.tensor([1.0, torch.inf]), {}, "counts: want finite numbers >= 0"),
+        (torch.ones(2, 2), {}, "counts: want shape"),
+        (torch.ones(2, dtype=torch.bool), {}, "counts: want integers or"),
+        (torch.ones(2), {"power": -1}, "power: want at least 0"),
+    ],
+)
+def test_noise_that_is_none_is_refused(counts, options, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        fastqt.Noise(counts, **options)

@@ -223,7 +223,10 @@ def build_parser() -> argparse.ArgumentParser:
     expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
     expand.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
     expand.add_argument(
-        "vectors", type=_path, metavar="VECTORS", help="word vectors: .npz, or text with one word per line"
+        "vectors",
+        type=_path,
+        metavar="VECTORS",
+        help="word vectors: .npz, text, JSON, .npy, or a folder, see --vectors of train",
     )
     expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
 
@@ -260,6 +263,14 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
+    if setting.type == "bool":
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help=metadata["help"],
+        )
+        return
     kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(
@@ -268,5 +279,5 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
         choices=choices,
         default=argparse.SUPPRESS,
         help=help,
-        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary") else letter,
+        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary", "vectors") else letter,
     )

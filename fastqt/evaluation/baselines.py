@@ -14,7 +14,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
 from fastqt.runs.model import SentenceEncoder
-from fastqt.text.vectors import read_counts, read_vectors
+from fastqt.text.vectors import WordRows, read_counts, read_vectors
 
 # A word, which may contain ' or - between letters; a number; or any other single character.
 TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
@@ -48,7 +48,7 @@ class WordVectors:
     ) -> None:
         if vectors.ndim != 2 or len(vectors) != len(words):
             raise ValueError(f"vectors: want ({len(words)}, d) for {len(words)} words, got {vectors.shape}")
-        self.row = {word: row for row, word in enumerate(words)}
+        self.rows = WordRows(words)
         self.vectors = np.asarray(vectors, dtype=np.float32)
         if weights is not None:
             self.vectors = self.vectors * np.asarray(weights, dtype=np.float32)[:, None]
@@ -58,8 +58,7 @@ class WordVectors:
         """Reads word vectors from a file.
 
         Args:
-            path: an .npz with `words` and `vectors`, or text with a line "word v1 … vd" for each word, which
-                may be compressed as .gz or .xz.
+            path: as in `fastqt.text.vectors.read_vectors`.
 
         Raises:
             InputError: the file is missing or has another format.
@@ -69,7 +68,8 @@ class WordVectors:
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Encodes n sentences; returns (n, d) float32."""
-        rows = [[self.row[token] for token in tokens(text) if token in self.row] for text in texts]
+        find = self.rows.find
+        rows = [[row for token in tokens(text) if (row := find(token)) >= 0] for text in texts]
         sizes = np.array([len(row) for row in rows])
         columns = np.fromiter((word for row in rows for word in row), dtype=np.int64, count=sizes.sum())
         shares = np.repeat(1 / np.maximum(sizes, 1), sizes).astype(np.float32)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 from fastqt.errors import InputError
 from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.evaluation.vectors import Encode
-from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY
-from fastqt.runs.model import SentenceEncoder
+from fastqt.runs.checkpoint import CONFIG
+from fastqt.runs.config import TrainConfig
+from fastqt.runs.digests import digest
+from fastqt.runs.model import SentenceEncoder, lexicon_digest, model_digest
 from fastqt.text.reader import check_rereadable
-
-READ_BYTES = 1 << 20
+from fastqt.text.vectors import parts
 
 
 class NamedEncoder(NamedTuple):
@@ -60,15 +61,22 @@ def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: in
         if is_random
         else SentenceEncoder.load(directory, device)
     )
-    files = [f"{directory}/{file}" for file in (CONFIG, VOCABULARY, *(() if is_random else (MODEL,)))]
+    key = _settings_digest(Path(directory)) if is_random else model_digest(directory)
     description = f"random {seed}" if is_random else "model"
-    return NamedEncoder(partial(encoder.encode, normalize=not raw), _digest(f"{description} {raw}", *files))
+    return NamedEncoder(partial(encoder.encode, normalize=not raw), _joined(f"{description} {raw}", key))
 
 
-def _digest(kind: str, *files: str) -> str:
-    digest = hashlib.sha256(kind.encode())
-    for path in files:
-        with Path(path).open("rb") as file:
-            while block := file.read(READ_BYTES):
-                digest.update(block)
-    return digest.hexdigest()
+def _settings_digest(directory: Path) -> str:
+    """The digest of what a model with random weights depends on."""
+    return _joined(
+        digest(directory / CONFIG), lexicon_digest(TrainConfig.load(directory / CONFIG), directory)
+    )
+
+
+def _digest(kind: str, vectors: str, *counts: str) -> str:
+    """The digest of files of word vectors and of word counts."""
+    return _joined(kind, *map(digest, [*parts(vectors), *map(Path, counts)]))
+
+
+def _joined(*texts: str) -> str:
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()

@@ -13,8 +13,10 @@ from fastqt.errors import InputError
 from fastqt.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
+from fastqt.runs.skip_thoughts import OUTPUTS
 from fastqt.text import Vocabulary
 from fastqt.text.expansion import expand_table, expand_vocabulary
+from fastqt.text.vectors import WordRows
 from fastqt.text.vocabulary import UNKNOWN
 
 
@@ -23,15 +25,17 @@ def add_words(
 ) -> int:
     """Writes a copy of a trained model whose encoders know further words.
 
-    An affine map from the pre-trained vectors to the model's word vectors is fitted to the words that both
-    have; each embedding table has its own map (see `fastqt.text.expansion`). The words of the model keep
+    An affine map from the pre-trained vectors to the model's word vectors is fitted to the model's words that
+    have a pre-trained vector: that of the word itself, or else that of its lower-case form. Each embedding
+    table has its own map (see `fastqt.text.expansion`), and so has each output table of skip-thoughts. The
+    words of the model keep
     their vectors. A word that the model's tokenizer would split is left out, because no text would ever
     contain it.
 
     Args:
         directory: a directory that `fastqt train` wrote.
-        words: distinct words, case-sensitive as in the model's vocabulary.
-        vectors: (len(words), W) pre-trained vectors; more than W of the words must be in the vocabulary.
+        words: distinct words. Those that are added are case-sensitive, as in the model's vocabulary.
+        vectors: (len(words), W) pre-trained vectors; more than W words of the vocabulary must have one.
         out: directory of the new model. It is created if it does not exist, and must not hold a model.
 
     Returns:
@@ -63,22 +67,26 @@ def add_words(
 
     ids = vocabulary.tokenizer.get_vocab()
     split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
-    found = [
+    find = WordRows(words).find
+    own = sorted((row, find(word)) for word, row in ids.items() if word != UNKNOWN)
+    known = [(number, row) for row, number in own if number >= 0]
+    if len(known) <= (W := vectors.shape[1]):
+        raise InputError(
+            f"words: want more of the model's than the vectors' {W} dimensions, got {len(known)}"
+        )
+    new = [
         number
         for number, word in enumerate(words)
-        if word != UNKNOWN and (word in ids or [piece for piece, _ in split(word)] == [word])
+        if word != UNKNOWN and word not in ids and [piece for piece, _ in split(word)] == [word]
     ]
-    rows = np.array([ids.get(words[number], -1) for number in found], dtype=np.int64)
-    new = [words[number] for number in found if words[number] not in ids]
-    shared, W = int((rows >= 0).sum()), vectors.shape[1]
-    if shared <= W:
-        raise InputError(f"words: want more of the model's than the vectors' {W} dimensions, got {shared}")
+    found = [number for number, _ in known] + new
+    rows = np.array([row for _, row in known] + [-1] * len(new), dtype=np.int64)
 
     weights = encoder.model.state_dict()
     for name, table in weights.items():
-        if name.endswith("embedding.weight"):
+        if name.endswith("embedding.weight") or name in OUTPUTS:
             weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
-    vocabulary = expand_vocabulary(vocabulary, new)
+    vocabulary = expand_vocabulary(vocabulary, [words[number] for number in new])
     with torch.device("meta"):
         model = build_model(config, len(vocabulary))
     model.load_state_dict(weights, assign=True)

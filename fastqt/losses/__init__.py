@@ -5,6 +5,7 @@ computed by `contrastive_loss` or `sigmoid_loss` also take their `memory` and `b
 matrix.
 """
 
+from fastqt.losses.binary_window import binary_window_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
 from fastqt.losses.gist_embed import gist_embed_loss
@@ -12,6 +13,7 @@ from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
+from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.losses.ntxent import ntxent_loss
 from fastqt.losses.ranking import multiple_negatives_ranking_loss
 from fastqt.losses.siglip import siglip_loss
@@ -19,6 +21,7 @@ from fastqt.losses.simcse import simcse_loss
 from fastqt.losses.supcon import supcon_loss
 
 __all__ = [
+    "binary_window_loss",
     "clip_loss",
     "curl_block_loss",
     "curl_loss",
@@ -29,6 +32,7 @@ __all__ = [
     "max_margin_loss",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",
+    "negative_sampling_loss",
     "ntxent_loss",
     "siglip_loss",
     "simcse_loss",

@@ -1,18 +1,18 @@
 """Sentence encoders, recurrent layers, models, and loss modules."""
 
 from fastqt.nn.cached import CachedContrastive
+from fastqt.nn.combine import Combine, MultiChannel
 from fastqt.nn.encoders import (
     LSTM,
     BagOfWords,
-    Combine,
     Encoder,
     GRUEncoder,
     LSTMEncoder,
-    MultiChannel,
 )
 from fastqt.nn.gloss import Gloss
 from fastqt.nn.gru import GRU
-from fastqt.nn.loss import (
+from fastqt.nn.losses import (
+    BinaryWindowLoss,
     CLIPLoss,
     ContrastiveLoss,
     CURLBlockLoss,
@@ -24,6 +24,7 @@ from fastqt.nn.loss import (
     MaxMarginLoss,
     MixCSELoss,
     MultipleNegativesRankingLoss,
+    NegativeSamplingLoss,
     NTXentLoss,
     SigLIPLoss,
     SigmoidLoss,
@@ -41,6 +42,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "BagOfWords",
+    "BinaryWindowLoss",
     "CLIPLoss",
     "CURLBlockLoss",
     "CURLLoss",
@@ -62,6 +64,7 @@ __all__ = [
     "MultiChannel",
     "MultipleNegativesRankingLoss",
     "NTXentLoss",
+    "NegativeSamplingLoss",
     "Queue",
     "QuickThoughts",
     "SigLIPLoss",

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.checks import check_tensor
 from fastqt.nn.gru import GRU
-from fastqt.nn.init import Init, check_vectors, embedding_table, init_gru, init_lstm
+from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
 from fastqt.nn.sparse_gradients import bag_sum
 
 LSTM = nn.LSTM
@@ -55,19 +55,30 @@ class BagOfWords(Encoder):
     Args:
         vocab_size: V, the number of token ids.
         dim: the width of word and sentence vectors.
+        vectors: (V, dim) initial word vectors.
+        freeze: do not train the word vectors.
         sparse: give the embedding table a sparse gradient, for optimisers that accept one.
         init: "paper" for U[-0.1, 0.1], "torch" for N(0, 1).
 
     Raises:
-        ValueError: an unknown init.
+        ValueError: vectors of another shape, or an unknown init.
     """
 
     def __init__(
-        self, vocab_size: int, dim: int = 300, *, sparse: bool = False, init: Init = "paper"
+        self,
+        vocab_size: int,
+        dim: int = 300,
+        *,
+        vectors: Tensor | None = None,
+        freeze: bool = False,
+        sparse: bool = False,
+        init: Init = "paper",
     ) -> None:
         super().__init__()
         self.embedding_dim = dim
-        self.embedding = embedding_table(vocab_size, dim, sparse=sparse, init=init)
+        self.embedding = embedding_table(
+            vocab_size, dim, vectors=vectors, freeze=freeze, sparse=sparse, init=init
+        )
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         check_batch(tokens, lengths)
@@ -205,79 +216,6 @@ class LSTMEncoder(RecurrentEncoder):
         _, (h_n, _) = self.recurrent(words)
         states: Tensor = h_n
         return states
-
-
-class Combine(Encoder):
-    """The concatenation of the vectors of several encoders, in the order given.
-
-    The combined model of the QuickThoughts paper trains its encoders separately and concatenates their
-    vectors at test time.
-
-    Args:
-        *encoders: at least one.
-
-    Raises:
-        ValueError: no encoder.
-    """
-
-    def __init__(self, *encoders: Encoder) -> None:
-        if not encoders:
-            raise ValueError("encoders: want at least one encoder, got none")
-        super().__init__()
-        self.encoders = nn.ModuleList(encoders)
-        self.embedding_dim = sum(encoder.embedding_dim for encoder in encoders)
-
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        return torch.cat([encoder(tokens, lengths) for encoder in self.encoders], dim=1)
-
-
-class MultiChannel(Combine):
-    """The two concatenated bi-GRUs of MC-QT: one on frozen pre-trained word vectors, one on trained ones.
-
-    Args:
-        vectors: (V, W) pre-trained word vectors.
-        word_dim: the width of the trained word vectors; W by default.
-        hidden_size: the width of the vector of each bi-GRU, half for each direction. A sentence vector has
-            twice this width.
-        reset_after, bias, sparse, init: as in `GRUEncoder`.
-
-    Raises:
-        ValueError: vectors that are not 2-D, an odd hidden_size, or an unknown init.
-
-    Source: Logeswaran and Lee (arXiv:1803.02893), the multi-channel model.
-    """
-
-    def __init__(
-        self,
-        vectors: Tensor,
-        *,
-        word_dim: int | None = None,
-        hidden_size: int = 1000,
-        reset_after: bool = True,
-        bias: bool | Literal["single"] = "single",
-        sparse: bool = False,
-        init: Init = "paper",
-    ) -> None:
-        check_vectors(vectors)
-        if vectors.dim() != 2:
-            raise ValueError(f"vectors: want shape (V, W), got {tuple(vectors.shape)}")
-        V, W = vectors.shape
-
-        def channel(width: int, vectors: Tensor | None) -> GRUEncoder:
-            return GRUEncoder(
-                V,
-                width,
-                hidden_size,
-                bidirectional=True,
-                reset_after=reset_after,
-                bias=bias,
-                vectors=vectors,
-                freeze=vectors is not None,
-                sparse=sparse,
-                init=init,
-            )
-
-        super().__init__(channel(W, vectors), channel(word_dim or W, None))
 
 
 def check_batch(tokens: Tensor, lengths: Tensor) -> None:

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from fastqt.checks import check_dropout
 from fastqt.nn.encoders import Encoder
-from fastqt.nn.loss import Loss, MixCSELoss, SimCSELoss
+from fastqt.nn.loss import Loss
+from fastqt.nn.losses import MixCSELoss, SimCSELoss
 from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from fastqt.checks import check_tensor
 from fastqt.functional import contrastive_loss
 from fastqt.nn.encoders import GRUEncoder, check_batch, pack_tokens
 from fastqt.nn.gru import GRU
@@ -15,6 +17,8 @@ from fastqt.nn.init import embedding_table, init_gru
 class SkipThoughts(nn.Module):
     """A GRU that encodes a sentence, and two GRUs that decode the previous and the next sentence from it.
 
+    The encoder may read a sentence in both directions; then each has half the width.
+
     This is the form whose parameters Logeswaran and Lee count: encoder and decoders share one table of word
     vectors, the sentence vector is the initial state of each decoder, and each decoder has its own output
     weights, without a bias.
@@ -23,8 +27,12 @@ class SkipThoughts(nn.Module):
         vocab_size: V, the number of token ids.
         word_dim: W, the width of a word vector.
         hidden_size: H, the width of a sentence vector.
+        bidirectional: whether the encoder is a bi-GRU, see `GRUEncoder`.
         reset_after: the form of the cell, see `fastqt.nn.GRU`.
         sparse: give the embedding table a sparse gradient, for optimisers that accept one.
+
+    Raises:
+        ValueError: an odd hidden_size with `bidirectional`.
 
     Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726); the number of parameters: Logeswaran and
     Lee (arXiv:1803.02893).
@@ -36,12 +44,13 @@ class SkipThoughts(nn.Module):
         word_dim: int = 300,
         hidden_size: int = 1000,
         *,
+        bidirectional: bool = False,
         reset_after: bool = True,
         sparse: bool = False,
     ) -> None:
         super().__init__()
         sizes = vocab_size, word_dim, hidden_size
-        self.encoder = GRUEncoder(*sizes, reset_after=reset_after, sparse=sparse)
+        self.encoder = GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, sparse=sparse)
         self.previous = Decoder(*sizes, reset_after=reset_after)
         self.next = Decoder(*sizes, reset_after=reset_after)
 
@@ -49,7 +58,30 @@ class SkipThoughts(nn.Module):
         """The sentence vectors (B, H); arguments and errors as in `Encoder.forward`."""
         return self.encoder(tokens, lengths)
 
-    def loss(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    @property
+    def embedding_dim(self) -> int:
+        """H, the width of the vectors that `encode` returns."""
+        return self.encoder.embedding_dim
+
+    @torch.no_grad()
+    def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
+        """The sentence vectors for downstream use: those of the encoder.
+
+        Args:
+            tokens: (B, L) int64, token ids.
+            lengths: (B,) int64 in 0..L.
+            normalize: scale each vector to norm 1. A vector of zeros stays zero.
+
+        Returns:
+            (B, H), without gradient.
+
+        Raises:
+            ValueError, IndexError: as in `Encoder.forward`.
+        """
+        vectors = self(tokens, lengths)
+        return F.normalize(vectors, dim=1) if normalize else vectors
+
+    def loss(self, tokens: Tensor, lengths: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """The mean cross-entropy of a neighbour's word, given the sentence and the words before that word.
 
         The logits, a matrix of words by vocabulary, are never stored as a whole.
@@ -57,6 +89,8 @@ class SkipThoughts(nn.Module):
         Args:
             tokens: (B, L) int64, token ids of consecutive sentences.
             lengths: (B,) int64 in 0..L.
+            document_ids: (B,) int64; sentences of different documents are no neighbours. By default all
+                sentences are of one document.
 
         Returns:
             A scalar.
@@ -65,14 +99,41 @@ class SkipThoughts(nn.Module):
             ValueError: a wrong shape or dtype, a length outside 0..L, or no word in any neighbour.
             IndexError: a token id outside the vocabulary.
         """
-        check_batch(tokens, lengths)
-        words = int(lengths[:-1].sum() + lengths[1:].sum())
+        loss, words = self.summed_loss(tokens, lengths, document_ids)
         if words == 0:
             raise ValueError("lengths: want at least two sentences, with words, got no word to predict")
+        return loss / words
+
+    def summed_loss(
+        self, tokens: Tensor, lengths: Tensor, document_ids: Tensor | None = None
+    ) -> tuple[Tensor, int]:
+        """The cross-entropy of all words of all neighbours, and how many words these are.
+
+        Args:
+            tokens, lengths, document_ids: as in `loss`.
+
+        Returns:
+            A scalar, the sum, and the number of its terms. Without a word to predict both are 0, and all
+            parameters have gradients of zeros.
+
+        Raises:
+            ValueError, IndexError: as in `loss`.
+        """
+        check_batch(tokens, lengths)
+        first = torch.arange(len(tokens) - 1 if len(tokens) else 0, device=tokens.device)
+        if document_ids is not None:
+            check_tensor("document_ids", document_ids)
+            if document_ids.shape != lengths.shape or document_ids.dtype != torch.int64:
+                raise ValueError(
+                    f"document_ids: want ({len(tokens)},) int64, "
+                    f"got {tuple(document_ids.shape)} {document_ids.dtype}"
+                )
+            first = (document_ids[1:] == document_ids[:-1]).nonzero()[:, 0]
+        before, after = first, first + 1
         vectors, table = self(tokens, lengths), self.encoder.embedding
-        before = self.previous.loss(vectors[1:], table, tokens[:-1], lengths[:-1])
-        after = self.next.loss(vectors[:-1], table, tokens[1:], lengths[1:])
-        return (before + after) / words
+        loss = self.previous.loss(vectors[after], table, tokens[before], lengths[before])
+        loss = loss + self.next.loss(vectors[before], table, tokens[after], lengths[after])
+        return loss, int(lengths[before].sum() + lengths[after].sum())
 
 
 class Decoder(nn.Module):
@@ -94,7 +155,8 @@ class Decoder(nn.Module):
         """The cross-entropy, summed over all words of all sentences."""
         targets, batch_sizes, order = pack_tokens(tokens, lengths)
         if len(targets) == 0:
-            return states.new_zeros(())
+            # Processes that train together add up their gradients, so each of them has to have all of them.
+            return sum((each.sum() for each in self.parameters()), states.sum()) * 0
         nonempty = int(batch_sizes[0])
         previous, _, _ = pack_tokens(tokens.roll(1, dims=1), lengths)
         # The first step has no previous word and reads zeros.

@@ -22,6 +22,7 @@ from fastqt.text import Position, Span
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
 EVALUATION = "evaluation.json"
+VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 LARGEST_COUNT = 1 << 62
 
@@ -34,6 +35,7 @@ class Progress:
     epoch: int = 0
     position: Position | None = None  # in the corpus, as older versions stored it, instead of `spans`
     seconds: float = 0.0  # of training so far, including the time before it was resumed
+    cpu_seconds: float = 0.0  # likewise, of all processors for rank 0; older versions did not count them
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one epoch
     corpus_bytes: tuple[int, ...] = ()  # the size of each file of the corpus
@@ -114,6 +116,7 @@ def read_progress(path: Path) -> Progress:
 def _progress(values: dict[str, Any], path: Path) -> Progress:
     """Checks the values of a checkpoint's progress. Those of older versions lack the last fields."""
     values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
+    values.setdefault("cpu_seconds", 0.0)
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
     counts = {
@@ -127,13 +130,16 @@ def _progress(values: dict[str, Any], path: Path) -> Progress:
             raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
     if digests and len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
-    seconds, best = (field(values, name, float, path) for name in ("seconds", "best"))
-    if not 0 <= seconds < LARGEST_COUNT or not best <= 1:
+    seconds, cpu_seconds, best = (
+        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best")
+    )
+    if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
         raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
     return Progress(
         **{"taken": None, **counts},
         position=_position(values.get("position"), len(sizes), path),
         seconds=float(seconds),
+        cpu_seconds=float(cpu_seconds),
         corpus_bytes=tuple(sizes),
         corpus_digests=tuple(digests),
         vocabulary_digest=field(values, "vocabulary_digest", str, path),

@@ -15,12 +15,16 @@ from fastqt.json_text import NAMES, has_type, one_line, read_object
 from fastqt.runs.views_options import check_same_files, check_views
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
-MODELS = ("quickthoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
-ENCODERS = ("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface")
+MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
+# The name of an encoder of two channels, one of them on frozen word vectors, begins with "mc-".
+ENCODERS = (
+    *("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface"),
+    *("mc-bow", "mc-gru", "mc-bigru"),
+)
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
 MOST_LAYERS = 1 << 8
-KINDS = {"int": int, "float": float, "str": str}  # of the settings
+KINDS = {"int": int, "float": float, "str": str, "bool": bool}  # of the settings
 
 # The defaults that depend on the model, or on the model and its encoder ("quickthoughts bow"), as in the
 # papers.
@@ -32,9 +36,19 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_length": 50,
         "clip": 5.0,
         "epochs": 1,
+        "vocab_size": 50_000,
         "valid_every": 500,
     },
     "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
+}
+MODEL_DEFAULTS["quickthoughts mc-bow"] = MODEL_DEFAULTS["quickthoughts bow"]
+# The batch size and the clipping are of Kiros et al. (2015), the length is of their code; the vocabulary is
+# also that with which Logeswaran and Lee compare the two models.
+MODEL_DEFAULTS["skip-thoughts"] = MODEL_DEFAULTS["quickthoughts"] | {
+    "batch_size": 128,
+    "max_length": 30,
+    "clip": 10.0,
+    "vocab_size": 20_000,
 }
 MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
     "batch_size": 64,
@@ -107,7 +121,7 @@ class TrainConfig:
         None, "sentence pairs with gold scores, such as STS-B's dev.tsv: keep the model that ranks them best"
     )
     model: str = option("quickthoughts", "what to train", choices=MODELS)
-    encoder: str = option("bow", "sentence encoder", choices=ENCODERS)
+    encoder: str = option(None, "sentence encoder (default: bow; skip-thoughts gru)", choices=ENCODERS)
     checkpoint: str | None = option(
         None, "directory with the model and the tokenizer, for --encoder huggingface"
     )
@@ -116,9 +130,25 @@ class TrainConfig:
         "how a huggingface encoder pools its token states",
         choices=("cls", "cls_before_pooler", "mean"),
     )
+    vectors: str | None = option(
+        None,
+        "pre-trained word vectors to start from: .npz, text, the JSON of wink's embeddings, or a folder with "
+        "an .npy and the .parquet of its words; a word takes its own vector, or else that of its lower-case "
+        "form, and words without one are drawn",
+    )
+    vectors_scale: float = option(
+        1.0,
+        "factor of the vectors of --vectors; sums of GloVe's vectors as they are have scores of thousands",
+        at_least=1e-6,
+        below=1e6,
+    )
+    freeze_vectors: bool = option(
+        False, "do not train the table of --vectors, with the vectors that were drawn for other words"
+    )
     word_dim: int = option(
-        300,
-        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss",
+        None,
+        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss "
+        "(default: that of --vectors, or 300)",
         at_least=1,
         below=WIDEST + 1,
     )
@@ -145,7 +175,7 @@ class TrainConfig:
     batch_size: int = option(
         None,
         "sentences per batch; under torchrun each process takes as many, and a step has all of them "
-        "(default: 400; bow 1500; simcse and mixcse 64; gloss 512)",
+        "(default: 400; bow 1500; skip-thoughts 128; simcse and mixcse 64; gloss 512)",
         at_least=2,
     )
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
@@ -204,14 +234,17 @@ class TrainConfig:
         "none", "special tokens of --vocabulary, such as [CLS], that a sentence gets", choices=("none", "add")
     )
     vocab_size: int = option(
-        50_000, "number of words in the vocabulary, including <unk>", at_least=2, below=(1 << 31)
+        None,
+        "number of words in the vocabulary, including <unk> (default: 50,000; skip-thoughts 20,000)",
+        at_least=2,
+        below=(1 << 31),
     )
     unknown: str = option(
         "keep", "words outside the vocabulary become <unk>, or are dropped", choices=("keep", "drop")
     )
     max_length: int = option(
         None,
-        "longer sentences are cut to this many words (default: 50; simcse and mixcse 32)",
+        "longer sentences are cut to this many words (default: 50; skip-thoughts 30; simcse and mixcse 32)",
         at_least=1,
         below=WIDEST + 1,
     )
@@ -221,7 +254,9 @@ class TrainConfig:
         at_least=0,
     )
     clip: float = option(
-        None, "largest norm of the gradient; 0 for no limit (default: 5; gloss 25)", at_least=0
+        None,
+        "largest norm of the gradient; 0 for no limit (default: 5; skip-thoughts 10; gloss 25)",
+        at_least=0,
     )
     clip_by: str = option(
         "global", "norm over all weights, or of each variable separately", choices=("global", "variable")
@@ -248,23 +283,57 @@ class TrainConfig:
             _check(setting, getattr(self, setting.name))
         if not self.corpus:
             raise InputError("corpus: want at least one file, got none")
+        if self.encoder is None:
+            object.__setattr__(self, "encoder", "gru" if self.model == "skip-thoughts" else "bow")
         for name, value in (
             MODEL_DEFAULTS[self.model] | MODEL_DEFAULTS.get(f"{self.model} {self.encoder}", {})
         ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        self._check_vectors()
         if (self.encoder == "huggingface") != (self.checkpoint is not None):
             raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
         self._check_vocabulary()
         check_views(self)
-        if self.encoder == "transformer" and self.word_dim % self.heads:
+        if self.model == "skip-thoughts":
+            self._check_skip_thoughts()
+        if self.encoder == "transformer" and self.word_dim is not None and self.word_dim % self.heads:
             raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
-        if self.encoder.startswith("bi") and self.hidden_size % 2:
+        if self.encoder.removeprefix("mc-").startswith("bi") and self.hidden_size % 2:
             raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
         if self.context_size >= self.batch_size:
             raise InputError(
                 f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"
             )
+
+    def _check_skip_thoughts(self) -> None:
+        for name, wanted in (("encoder", ("gru", "bigru")), ("init", ("paper",)), ("context_size", (1,))):
+            if (value := getattr(self, name)) not in wanted:
+                these = " or ".join(map(str, wanted))
+                raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
+
+    def _check_vectors(self) -> None:
+        if self.vectors is None:
+            for what, needs_vectors in (
+                (f"encoder {self.encoder}", self.encoder.startswith("mc-")),
+                ("freeze_vectors", self.freeze_vectors),
+                ("vectors_scale", self.vectors_scale != 1),
+            ):
+                if needs_vectors:
+                    raise InputError(f"vectors: want a file of word vectors with {what}, got None")
+            if self.word_dim is None:
+                object.__setattr__(self, "word_dim", 300)
+            return
+        for where, has_none in (
+            (f"model {self.model}", self.model.startswith("gloss")),
+            ("encoder huggingface", self.encoder == "huggingface"),
+            ("a vocabulary of a file", self.vocabulary is not None),
+        ):
+            if has_none:
+                raise InputError(f"vectors: want none with {where}, got {self.vectors!r}")
+        if self.freeze_vectors and (self.encoder == "bow" or self.encoder.startswith("mc-")):
+            reason = "has no other weights" if self.encoder == "bow" else "has a frozen and a trained table"
+            raise InputError(f"freeze_vectors: want none with encoder {self.encoder}, which {reason}")
 
     def _check_vocabulary(self) -> None:
         if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):
@@ -306,7 +375,10 @@ class TrainConfig:
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
         corpus = values.pop("corpus", None)
         try:
-            return cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+            config = cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+            if config.word_dim is None:
+                raise InputError("word_dim: want an integer, got None")
+            return config
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -321,6 +393,10 @@ class TrainConfig:
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:
                 raise InputError(f"cannot resume: {name} is {now!r}, but the run was started with {was!r}")
+        if (self.vectors is None) != (stored.vectors is None):
+            raise InputError(
+                f"cannot resume: vectors is {self.vectors!r}, but the run was started with {stored.vectors!r}"
+            )
 
 
 # These settings do not change what a step computes, so a resumed run may change them.
@@ -329,6 +405,7 @@ CHANGEABLE_ON_RESUME = {
     "valid",
     "dev",
     "checkpoint",
+    "vectors",  # only where the file lies: the run has its own table, and does not read the file again
     "vocabulary",  # only where the file lies: the run has a copy, which is the one that is used
     "epochs",
     "steps",

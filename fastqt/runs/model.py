@@ -23,6 +23,7 @@ from fastqt.nn import (
     LSTMEncoder,
     QuickThoughts,
     SimCSE,
+    SkipThoughts,
     Transformer,
 )
 from fastqt.nn.init import Init
@@ -37,8 +38,10 @@ from fastqt.runs.checkpoint import (
 )
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest, digest_of_folder
+from fastqt.runs.skip_thoughts import build_skip_thoughts
 from fastqt.runs.tensor_files import open_tensors
 from fastqt.runs.views_model import build_views_model
+from fastqt.runs.word_tables import CHANNELS, multi_channel, settle_tables
 from fastqt.text import Encoded, Lexicon, TokenizerVocabulary, Vocabulary, pad
 from fastqt.text.limits import check_bytes
 from fastqt.text.subwords import SpecialTokens
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
 BATCH_SIZE = 512  # sentences that are encoded together
 
-Model = QuickThoughts | SimCSE | Gloss
+Model = QuickThoughts | SimCSE | Gloss | SkipThoughts
 
 
 def build_model(
@@ -99,6 +102,10 @@ def check_size(model: Model) -> None:
 
 
 def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrained: bool) -> Model:
+    return settle_tables(_new_model(config, vocab_size, sentences=sentences, pretrained=pretrained), config)
+
+
+def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrained: bool) -> Model:
     if config.model.startswith("gloss"):
         return Gloss(
             vocab_size,
@@ -108,6 +115,8 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
             max_length=config.max_length,
             radius=config.radius,
         )
+    if config.model == "skip-thoughts":
+        return build_skip_thoughts(config, vocab_size)
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
@@ -132,6 +141,8 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
         return HuggingFaceEncoder(
             *source, pooling=cast("Pooling", config.pooling), max_length=config.max_length
         )
+    if config.encoder.startswith(CHANNELS):
+        return multi_channel(config, vocab_size)
     init = cast("Init", config.init)
     if config.encoder == "bow":
         return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)

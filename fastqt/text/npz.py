@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -29,6 +30,14 @@ class Wanted(NamedTuple):
     optional: bool = False
 
 
+class Header(NamedTuple):
+    """What the header of an array says."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+
+
 def read_npz(path: str | Path, wanted: Mapping[str, Wanted]) -> dict[str, NDArray[Any]]:
     """Reads arrays from an .npz file; nothing in it is ever executed.
 
@@ -43,9 +52,22 @@ def read_npz(path: str | Path, wanted: Mapping[str, Wanted]) -> dict[str, NDArra
         InputError: the file is missing or damaged, or an array is missing, larger than memory or of another
             kind.
     """
+    with _opened(path) as archive:
+        return dict(_arrays(archive, path, wanted, _read_array))
+
+
+def npz_header(path: str | Path, name: str, wanted: Wanted) -> Header:
+    """Reads the header of one array in an .npz file, for its shape. For the errors see `read_npz`."""
+    with _opened(path) as archive:
+        header: Header = dict(_arrays(archive, path, {name: wanted}, read_header))[name]
+        return header
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
-            return dict(_arrays(archive, path, wanted))
+            yield archive
     except InputError:
         raise
     except FileNotFoundError:
@@ -55,7 +77,9 @@ def read_npz(path: str | Path, wanted: Mapping[str, Wanted]) -> dict[str, NDArra
         raise InputError(f"{path} is not an .npz, or is damaged: {one_line(error)}") from error
 
 
-def _arrays(archive: zipfile.ZipFile, path: str | Path, wanted: Mapping[str, Wanted]) -> Any:
+def _arrays(
+    archive: zipfile.ZipFile, path: str | Path, wanted: Mapping[str, Wanted], read: Callable[..., Any]
+) -> Iterator[tuple[str, Any]]:
     members = {info.filename: info for info in archive.infolist()}
     for name, kind in wanted.items():
         info = members.get(f"{name}.npy")
@@ -68,22 +92,13 @@ def _arrays(archive: zipfile.ZipFile, path: str | Path, wanted: Mapping[str, Wan
             raise InputError(f"{path}: {name}: want it as numpy.savez writes it")
         check_bytes(info.file_size, f"{path}: {name}")
         with archive.open(info) as file:
-            yield name, _read_array(file, info.file_size, kind, f"{path}: {name}")
+            yield name, read(file, info.file_size, kind, f"{path}: {name}")
 
 
 def _read_array(file: IO[bytes], size: int, wanted: Wanted, name: str) -> NDArray[Any]:
     """Reads an array whose header and data take `size` bytes."""
-    shape, fortran_order, dtype = _read_header(file, name)
-    if dtype.kind not in wanted.kinds or len(shape) != wanted.ndim:
-        raise InputError(
-            f"{name}: want {wanted.ndim} dimensions and a dtype of kind {' or '.join(wanted.kinds)}, "
-            f"got shape {shape!s:.100} and {dtype!s:.100}"
-        )
-    if min(shape) < 1 or dtype.itemsize == 0:
-        raise InputError(f"{name}: want a value at least, got shape {shape!s:.100} of {dtype!s:.100}")
-    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if needed != given:
-        raise InputError(f"{name}: want {needed:,} bytes for shape {shape!s:.100} of {dtype}, got {given:,}")
+    shape, fortran_order, dtype = read_header(file, size, wanted, name)
+    needed = math.prod(shape) * dtype.itemsize
     data = bytearray(needed)
     view, filled = memoryview(data), 0
     while filled < needed:
@@ -95,6 +110,32 @@ def _read_array(file: IO[bytes], size: int, wanted: Wanted, name: str) -> NDArra
     file.read(1)  # at the end of a member, its checksum is compared
     array: NDArray[Any] = np.ndarray(shape, dtype, buffer=data, order="F" if fortran_order else "C")
     return array
+
+
+def read_header(file: IO[bytes], size: int, wanted: Wanted, name: str) -> Header:
+    """Reads the header of an array and checks that its data have the size that it says.
+
+    Args:
+        file: what numpy.save wrote; it is read up to the data.
+        size: how many bytes header and data take.
+        wanted: what the array must be.
+        name: of the array, for messages.
+
+    Raises:
+        InputError: the header is damaged, or the array is empty or of another kind or size.
+    """
+    shape, fortran_order, dtype = _read_header(file, name)
+    if dtype.kind not in wanted.kinds or len(shape) != wanted.ndim:
+        raise InputError(
+            f"{name}: want {wanted.ndim} dimensions and a dtype of kind {' or '.join(wanted.kinds)}, "
+            f"got shape {shape!s:.100} and {dtype!s:.100}"
+        )
+    if min(shape) < 1 or dtype.itemsize == 0:
+        raise InputError(f"{name}: want a value at least, got shape {shape!s:.100} of {dtype!s:.100}")
+    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != given:
+        raise InputError(f"{name}: want {needed:,} bytes for shape {shape!s:.100} of {dtype}, got {given:,}")
+    return Header(shape, fortran_order, dtype)
 
 
 def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -69,7 +69,13 @@ class Vocabulary:
 
     Raises:
         InputError: an option out of range, or a tokenizer whose word 0 is not `<unk>`.
+
+    Attributes:
+        counts: (V,) int64, how often each word occurs in the text that the vocabulary was built from, and for
+            `<unk>` all other words together; None for a vocabulary that was not built.
     """
+
+    counts: NDArray[np.int64] | None = None
 
     def __init__(self, tokenizer: Tokenizer, *, unknown: Unknown = "keep", max_length: int = 50) -> None:
         if unknown not in ("keep", "drop"):
@@ -110,12 +116,14 @@ class Vocabulary:
         if size < 2:
             raise InputError(f"vocab_size: want at least 2 ({UNKNOWN} and a word), got {size}")
         words = _count_words(sentences, limit=max(20 * size, COUNTED_WORDS))
-        words.pop(UNKNOWN, None)
-        ranked = sorted(words, key=lambda word: (-words[word], word))[: size - 1]
+        ranked = sorted(words.keys() - {UNKNOWN}, key=lambda word: (-words[word], word))[: size - 1]
         ids = {word: number for number, word in enumerate([UNKNOWN, *ranked])}
         tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
         tokenizer.pre_tokenizer = BertPreTokenizer()
-        return cls(tokenizer, unknown=unknown, max_length=max_length)
+        vocabulary = cls(tokenizer, unknown=unknown, max_length=max_length)
+        counts = [words[word] for word in ranked]
+        vocabulary.counts = np.array([sum(words.values()) - sum(counts), *counts], dtype=np.int64)
+        return vocabulary
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, unknown: Unknown = "keep") -> Vocabulary:

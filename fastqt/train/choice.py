@@ -11,6 +11,7 @@ from fastqt.runs.views_options import reads_rows
 from fastqt.text import Lexicon
 from fastqt.train.objectives import ContextObjective, GlossObjective, Objective
 from fastqt.train.ranks import Ranks
+from fastqt.train.skip_thoughts import SkipThoughtsObjective
 from fastqt.train.views import TripletsObjective, ViewsObjective
 
 
@@ -19,6 +20,7 @@ def build_objective(
 ) -> Objective[Any]:
     """The objective of the model that the settings name. For the arguments see `Objective`."""
     classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
+    classes |= {"skip-thoughts": SkipThoughtsObjective}
     classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
     of_views = TripletsObjective if reads_rows(config) else ViewsObjective
     return classes.get(config.model, of_views)(config, corpus, vocabulary, device, ranks)

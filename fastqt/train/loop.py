@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,12 @@ from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, sa
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.choice import build_objective
+from fastqt.train.clock import Moment
 from fastqt.train.log import MetricsLog
 from fastqt.train.objectives import Measured, Turn
 from fastqt.train.optim import clip_gradients
 from fastqt.train.preparation import check_same_settings, own_directory, prepare
+from fastqt.train.pretrained import start_from_vectors, width_of_words
 from fastqt.train.progress import Display, Silent, StopRequest
 from fastqt.train.ranks import Ranks, joined
 from fastqt.train.state import follow_first, part_generators
@@ -73,6 +74,9 @@ def train(
     directory = Path(out)
     with joined(config.device, config.batch_size, config.timeout) as ranks:
         check_same_settings(config, ranks.first(lambda: config))
+        if config.vectors is not None:
+            width = ranks.first(lambda: width_of_words(config, directory, resume))
+            config = replace(config, word_dim=width)
         with _own(directory, config, ranks):
             return _trainer(config, directory, resume, display, ranks).run(display)
 
@@ -97,8 +101,11 @@ def _trainer(
     )
     trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
     path = directory / checkpoint.CHECKPOINT
+    coverage = None
     if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+    elif ranks.is_first and config.vectors is not None:
+        coverage = start_from_vectors(trainer.model, vocabulary, config, display.note)
     if ranks.size > 1:
         follow_first(ranks, trainer.model, trainer.optimizer)
         part_generators(ranks, config.seed, progress.step, path if begun else None)
@@ -106,6 +113,8 @@ def _trainer(
         checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
         if not begun:
             save_lexicon(vocabulary, directory)
+        if coverage is not None:
+            checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
         progress.vocabulary_digest = lexicon_digest(config, directory)
     return trainer
 
@@ -162,7 +171,7 @@ class Trainer:
         """
         config, progress, ranks = self.config, self.progress, self.ranks
         line: dict[str, float] = {}
-        sentences, began = 0, time.perf_counter()
+        sentences, began = 0, Moment.now()
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
@@ -185,16 +194,17 @@ class Trainer:
                 if log is not None and (reports or saves):
                     self._check_finite(loss)
                 if reports:
-                    rate = sentences / (time.perf_counter() - began)
+                    rate = sentences / Moment.now().since(began).seconds
                     line = self._measure(loss, measured, validates)
-                    progress.seconds += time.perf_counter() - began
-                    sentences, began = 0, time.perf_counter()
+                    Moment.now().since(began).add_to(progress)
+                    sentences, began = 0, Moment.now()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
+                    line |= {"cpu_seconds": progress.cpu_seconds}
                     if log is not None:
                         log.write(line)
                     display.report(line)
                 if saves:
-                    self._save(log, time.perf_counter() - began)
+                    self._save(log, began)
                 if stops:
                     break
         ended = progress.step == self.last_step
@@ -281,16 +291,17 @@ class Trainer:
                 f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
-    def _save(self, log: MetricsLog | None, seconds: float) -> None:
-        """Has rank 0 write the model, and a checkpoint of all ranks."""
-        reads_in_order = self.config.model == "quickthoughts"
+    def _save(self, log: MetricsLog | None, began: Moment) -> None:
+        """Has rank 0 write the model, and a checkpoint of all ranks; times are added from `began` on."""
+        reads_in_order = self.objective.reads_in_order
         own = self._rest if reads_in_order else None, checkpoint.generator_states()
         rests, generators = zip(*self.ranks.gather(own), strict=True)
 
         def write() -> None:
             assert log is not None  # for mypy: this is rank 0
             self.progress.metrics_length = log.sync()
-            progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+            progress = replace(self.progress)
+            Moment.now().since(began).add_to(progress)
             if reads_in_order:
                 progress.spans = rests
             # The checkpoint comes last. After a crash between the two, the resumed training writes the model

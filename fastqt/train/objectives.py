@@ -47,7 +47,10 @@ class Objective(ABC, Generic[B]):
         held_out: the batches of the validation text; empty if the settings name none, and on all ranks but 0.
         min_batch_size: if a rank has fewer sentences left in an epoch, they make no batch. One process drops
             them. Several take them in the step before, because then each sentence of an epoch has its turn.
+        reads_in_order: whether the corpus is read in its order, and a checkpoint says what remains of it.
     """
+
+    reads_in_order = False
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class Objective(ABC, Generic[B]):
 class ContextObjective(Objective[Batch]):
     """QuickThoughts: find each sentence's neighbours among all sentences of a batch in corpus order."""
 
+    reads_in_order = True
     _whole: tuple[tuple[Span, ...], ...] | None = None
 
     def turns(self, progress: Progress) -> Iterator[Turn]:

@@ -33,6 +33,7 @@ from fastqt.train.objectives import smallest_batch
 RUN_FILES = (
     checkpoint.CONFIG,
     checkpoint.VOCABULARY,
+    checkpoint.VECTORS,
     checkpoint.METRICS,
     checkpoint.MODEL,
     checkpoint.CHECKPOINT,

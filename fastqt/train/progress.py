@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-NOT_METRICS = {"step", "sentences_per_second", "seconds"}  # shown separately, or not at all
+NOT_METRICS = {"step", "sentences_per_second", "seconds", "cpu_seconds"}  # shown separately, or not at all
 HELD_OUT = "validation_"
 
 

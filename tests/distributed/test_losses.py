@@ -131,6 +131,8 @@ LOSSES = {
     "curl-shift": Case("curl_block_loss"),
     "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),
     "curl-random": Case("curl_block_loss", options={"negatives": "random"}, given=("generator",)),
+    "binary-window": Case("binary_window_loss", given=("document_ids",)),
+    "binary-window-rows": Case("binary_window_loss", options={"reduction": "none", "context_size": 2}),
     **GUIDED,
     "ranking": RANKING,
     "ranking-all": replace(RANKING, options={"directions": DIRECTIONS, "reduction": "none"}),

@@ -17,9 +17,10 @@ SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward"
 NEW = ["zebra", "yak"]
 
 
-@pytest.fixture(params=["bow", "bigru", "transformer"])
+@pytest.fixture(params=["bow", "bigru", "transformer", "skip-thoughts"])
 def model(request, planted, tmp_path):
-    config = TrainConfig((planted[0],), **SMALL, encoder=request.param, batch_size=48, steps=2, device="cpu")
+    kind = {"model": request.param} if request.param == "skip-thoughts" else {"encoder": request.param}
+    config = TrainConfig((planted[0],), **SMALL | kind, batch_size=48, steps=2, device="cpu")
     train(config, tmp_path / "model")
     return tmp_path / "model"
 
@@ -38,8 +39,8 @@ def test_new_words_get_vectors_and_old_words_keep_theirs(model, tmp_path, capsys
     old_weights, weights = before.model.state_dict(), after.model.state_dict()
     V = len(before.vocabulary)
     assert len(after.vocabulary) == V + 2
-    tables = [name for name in weights if name.endswith("embedding.weight")]
-    assert len(tables) == 2
+    tables = [name for name, weight in weights.items() if len(weight) == V + 2]
+    assert len(tables) == (3 if "previous.output" in tables else 2)
     for name, weight in weights.items():
         if name not in tables:
             assert torch.equal(weight, old_weights[name])

@@ -110,3 +110,29 @@ def test_batch_without_a_word_to_predict_raises():
         model().loss(tokens, torch.zeros_like(lengths))
     # Only one of the two decoders has words here.
     assert model().loss(tokens[2:4], lengths[2:4]).isfinite()
+
+
+def test_the_loss_of_documents_is_that_of_each_alone():
+    thoughts = model()
+    tokens, lengths = batch()
+    documents = torch.tensor([4, 4, 4, 1, 1, 9])
+    parts = [thoughts.summed_loss(tokens[rows], lengths[rows]) for rows in (slice(0, 3), slice(3, 5))]
+    wanted = sum(loss for loss, _ in parts) / sum(words for _, words in parts)
+    assert relative(thoughts.loss(tokens, lengths, documents), wanted) <= FLOAT64
+    with pytest.raises(ValueError, match="got no word to predict"):
+        thoughts.loss(tokens, lengths, torch.arange(6))
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, dtype=torch.int64), torch.zeros(6)])
+def test_document_ids_of_another_kind_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"document_ids: want \(6,\) int64, got \("):
+        model().loss(*batch(), wrong)
+
+
+def test_vectors_are_those_of_the_encoder_at_norm_1():
+    thoughts = model()
+    raw, unit = (thoughts.encode(*batch(), normalize=normalize) for normalize in (False, True))
+    assert torch.equal(raw, thoughts.encoder(*batch()).detach())
+    assert raw.shape == (6, thoughts.embedding_dim)
+    assert relative(unit, raw / raw.norm(dim=1, keepdim=True).clamp(min=1e-300)) <= FLOAT64
+    assert not unit[3].any()  # an empty sentence

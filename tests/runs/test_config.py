@@ -40,7 +40,7 @@ def test_settings_that_an_older_version_did_not_have_get_their_defaults(tmp_path
         ({"layers": 10**6}, "layers: want at least 1 and less than 257"),
         ({"dropout": float("nan")}, "dropout: want at least 0 and less than 1, got nan"),
         ({"learning_rate": "fast"}, "learning_rate: want a number, got 'fast'"),
-        ({"encoder": None}, "encoder: want a text, got None"),
+        ({"model": None}, "model: want a text, got None"),
         ({"encoder": ["gru"]}, r"encoder: want a text, got \['gru'\]"),
         ({"model": "x" * 999}, "model: want one of quickthoughts, "),
         ({"seed": 2**80}, "seed: want at least 0 and less than"),

@@ -31,6 +31,12 @@ CALLS = {
     "max_margin": (fastqt.max_margin_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
     "curl": (fastqt.curl_loss, {"queries": F, "positives": G, "negatives": H}),
     "curl_block": (fastqt.curl_block_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
+    "binary_window": (fastqt.binary_window_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
+    "negative_sampling": (
+        fastqt.negative_sampling_loss,
+        {"queries": F, "candidates": G, "positives": TOKENS, "negatives": SENTENCES, "scale": F[0, 0].abs()},
+    ),
+    "Noise": (fastqt.Noise, {"counts": F[:, 0].abs()}),
     "gloss_bow": (
         fastqt.gloss_bow_loss,
         {"latents": F, "weight": G, "bias": F[:, 0], "token_ids": TOKENS, "offsets": TOKENS},

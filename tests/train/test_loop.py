@@ -49,7 +49,7 @@ def test_training_learns_a_planted_order(planted, tmp_path):
     assert all(a["seconds"] < b["seconds"] for a, b in pairwise(lines))
 
 
-@pytest.mark.parametrize("encoder", [name for name in ENCODERS if name != "huggingface"])
+@pytest.mark.parametrize("encoder", ENCODERS[:6])  # others need files
 @pytest.mark.parametrize(
     "options",
     [

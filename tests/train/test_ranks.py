@@ -90,6 +90,7 @@ def test_one_process_finishes_what_several_began(pool, numbered, tmp_path):
         {},
         pytest.param({"model": "gloss-bow"}, marks=pytest.mark.slow),
         {"model": "simcse", "dropout": 0.2},
+        {"model": "skip-thoughts", "context_size": 1, "hidden_size": 4},
     ],
     ids=str,
 )
@@ -137,8 +138,13 @@ def assert_near(ours, theirs):
 
 
 @pytest.mark.parametrize("documents", ["cut", "cross"])
-def test_ranks_train_on_spans_as_one_process_does_on_separate_texts(pool, numbered, tmp_path, documents):
-    config = TrainConfig((numbered,), encoder="gru", hidden_size=4, documents=documents, **SMALL)
+@pytest.mark.parametrize("kind", [{}, {"model": "skip-thoughts", "context_size": 1}], ids=str)
+def test_ranks_train_on_spans_as_one_process_does_on_separate_texts(
+    pool, numbered, tmp_path, documents, kind
+):
+    config = TrainConfig(
+        (numbered,), encoder="gru", hidden_size=4, documents=documents, clip=5, **SMALL | kind
+    )
     together(pool, 4, config, tmp_path / "four")
     vocabulary = Vocabulary.load(tmp_path / "four" / "vocabulary.json", unknown=config.unknown)
     one = Trainer(config, [numbered], vocabulary, tmp_path, Progress())

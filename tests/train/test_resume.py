@@ -47,6 +47,7 @@ def assert_same_run(one, other):
     [
         {"encoder": "bow"},
         {"encoder": "bigru"},
+        {"model": "skip-thoughts", "context_size": 1},
         {"model": "mixcse", "encoder": "transformer", "layers": 1, "heads": 2, "context_size": 1},
     ],
     ids=str,

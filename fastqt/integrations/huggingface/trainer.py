@@ -17,7 +17,8 @@ from fastqt.distributed.group import GroupLike, as_group
 from fastqt.integrations.huggingface.encoder import HuggingFaceEncoder, Pooling
 from fastqt.integrations.huggingface.loading import tensors_of, transformers
 from fastqt.losses import simcse_loss
-from fastqt.nn.loss import Loss, check_options
+from fastqt.nn.loss import Loss
+from fastqt.nn.losses import check_options
 
 _library: Any = transformers()
 if TYPE_CHECKING:  # What a type checker, which does not read the library, has to know of its classes.

@@ -81,6 +81,20 @@ MODULES = {
         (QUERIES, CANDIDATES),
         {"document_ids": torch.arange(len(QUERIES)) // 3},
     ),
+    "binary_window": (
+        nn.BinaryWindowLoss,
+        fastqt.binary_window_loss,
+        {"context_size": 2, "reduction": "none"},
+        (QUERIES, CANDIDATES),
+        {"document_ids": IDS},
+    ),
+    "negative_sampling": (
+        nn.NegativeSamplingLoss,
+        fastqt.negative_sampling_loss,
+        {"scale": 2.0, "reduction": "sum"},
+        (QUERIES, CANDIDATES, TOKENS[:, 0], TOKENS),
+        {},
+    ),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
     "curl_block": (
         nn.CURLBlockLoss,
@@ -174,6 +188,7 @@ WRONG = {
     "partition_mode": "each",
     "partner": "last",
     "reduction": "avg",
+    "samples": 0,
     "scale": 0.0,
     "similarity": "cosine",
     "stop_gradient": "no",

@@ -1,8 +1,9 @@
-"""Reads word vectors and word counts from files."""
+"""Word vectors as text and as .npz, and word counts."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -11,53 +12,69 @@ from numpy.typing import NDArray
 from fastqt.errors import InputError
 from fastqt.json_text import one_line
 from fastqt.text.limits import table_lines
-from fastqt.text.npz import Wanted, read_npz
+from fastqt.text.npz import Wanted, npz_header, read_npz
+from fastqt.text.vectors.rows import WordVectorRows, finite
 
 SURROGATES = (0xD800, 0xE000)
 LARGEST_COUNT = np.iinfo(np.int64).max
+ARRAYS = {"words": Wanted("U", 1), "vectors": Wanted("fiu", 2), "counts": Wanted("iu", 1, optional=True)}
 
 
-def read_vectors(
-    path: str | Path,
-) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    """Reads word vectors.
-
-    Args:
-        path: an .npz file with the arrays `words`, `vectors` and optionally `counts`; or a text file with
-            lines "word v1 … vd", which may be compressed as .gz or .xz.
-
-    Returns:
-        words: V words.
-        vectors: (V, d) float32, finite.
-        counts: (V,) int64, the frequency of each word; None if the file has no counts.
-
-    Raises:
-        InputError: the file is missing, damaged, larger than memory or of another format.
-    """
-    if str(path).endswith(".npz"):
-        return _read_npz(path)
+def read_text_vectors(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
+    """Reads what `fastqt.text.vectors.read_vectors` says from text with a word and numbers on each line."""
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
+    width = 0
     for number, line in enumerate(table_lines(path), start=1):
-        word, *values = line.split(" ")
-        try:
-            row = np.array(values, dtype=np.float32)
-        except ValueError as error:
-            raise InputError(f"{path}: line {number}: want a word and numbers: {one_line(error)}") from None
-        if not values or len(row) != len(rows[0] if rows else row):
+        word, row = _word_and_vector(line, number, path)
+        width = width or len(row)
+        if not len(row) or len(row) != width:
             raise InputError(
                 f"{path}: want a word and equally many numbers a line: line {number} has {len(row)}"
             )
-        words.append(word)
-        rows.append(row)
-    return words, _finite(np.stack(rows), path), None
+        if not np.isfinite(row).all():
+            raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in row {number}")
+        if wanted is None or word in wanted:
+            words.append(word)
+            rows.append(row)
+    vectors = np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
+    return WordVectorRows(words, vectors, None)
+
+
+def _word_and_vector(line: str, number: int, path: str | Path) -> tuple[str, NDArray[np.float32]]:
+    word, *values = line.split(" ")
+    try:
+        return word, np.array(values, dtype=np.float32)
+    except ValueError as error:
+        raise InputError(f"{path}: line {number}: want a word and numbers: {one_line(error)}") from None
+
+
+def width_of_text(path: str | Path) -> int:
+    """The number of numbers on the first line of a text."""
+    _, row = _word_and_vector(next(table_lines(path)), 1, path)
+    if not len(row):
+        raise InputError(f"{path}: want a word and equally many numbers a line: line 1 has 0")
+    return len(row)
+
+
+def width_of_npz(path: str | Path) -> int:
+    """The width of the vectors of an .npz, from their header."""
+    shape, _, _ = npz_header(path, "vectors", ARRAYS["vectors"])
+    return shape[1]
+
+
+def read_npz_vectors(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
+    """Reads what `fastqt.text.vectors.read_vectors` says from an .npz file."""
+    words, vectors, counts = _read_npz(path)
+    if wanted is not None:
+        kept = [row for row, word in enumerate(words) if word in wanted]
+        words, vectors = [words[row] for row in kept], vectors[kept]
+        counts = None if counts is None else counts[kept]
+    return WordVectorRows(words, vectors, counts)
 
 
 def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    arrays = read_npz(
-        path,
-        {"words": Wanted("U", 1), "vectors": Wanted("fiu", 2), "counts": Wanted("iu", 1, optional=True)},
-    )
+    arrays = read_npz(path, ARRAYS)
     # numpy makes a text of any numbers; Python then ends with an error of its own, or has half a character.
     codes = arrays["words"].view(f"{arrays['words'].dtype.str[0]}u4")
     if ((codes > sys.maxunicode) | ((codes >= SURROGATES[0]) & (codes < SURROGATES[1]))).any():
@@ -66,7 +83,7 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
     if len(vectors := arrays["vectors"]) != len(words):
         raise InputError(f"{path}: vectors: want {len(words)} rows for as many words, got {len(vectors)}")
     with np.errstate(over="ignore"):
-        vectors = _finite(vectors.astype(np.float32), path)
+        vectors = finite(vectors.astype(np.float32), path)
     if (counts := arrays.get("counts")) is not None:
         if len(counts) != len(words):
             raise InputError(f"{path}: counts: want {len(words)} for as many words, got {len(counts)}")
@@ -74,13 +91,6 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
             raise InputError(f"{path}: counts: want none below 0 or above {LARGEST_COUNT}")
         counts = counts.astype(np.int64)
     return words, vectors, counts
-
-
-def _finite(vectors: NDArray[np.float32], path: str | Path) -> NDArray[np.float32]:
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in row {row + 1}")
-    return vectors
 
 
 def read_counts(path: str | Path) -> dict[str, int]:

@@ -1,0 +1,168 @@
+"""The binary alternative to QuickThoughts: windows of sentences are told from implausible ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.checks import check_embeddings, check_option, check_size
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows, shard_rows
+from fastqt.functional import sigmoid_loss
+from fastqt.losses.common import device_of
+from fastqt.losses.negative_sampling import negative_sampling_loss
+from fastqt.problem import REDUCTIONS, reduce
+from fastqt.targets import Diagonal, Pairs, TargetRows, Targets, Window
+
+
+def binary_window_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    *,
+    context_size: int = 1,
+    document_ids: Tensor | None = None,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+    reduction: str = "mean",
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Binary cross-entropy of whether a sentence and a context belong together.
+
+    The context c_i of sentence i is the sum of its neighbours' embeddings, and the score of a window is
+    <f_i, c_j>: the sum of the sentence's scores with all neighbours at once. The window is plausible for
+    j = i, and implausible for the contexts of other sentences. (`sigmoid_loss` with `Window` targets
+    classifies each pair of sentences for itself.)
+
+    A sentence without neighbours has no window: its loss is 0, and its context is no negative.
+
+    Args:
+        queries, candidates: (N, D) floating point.
+        context_size: half-width k of the window, at least 1 and less than N.
+        document_ids: (N,) integers; the window stays within equal ids.
+        samples: K, the number of contexts that are drawn for each sentence from those of the others, with
+            replacement. None: all of them.
+        generator: draws the samples; torch's default generator if None. With a `group` each rank draws for
+            its own sentences.
+        reduction: "mean" over all N rows, "sum", or "none".
+        group: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: the classifier of plausible and implausible context windows that Logeswaran and Lee
+    (arXiv:1803.02893), section 3, compare theirs with.
+    """
+    if group is not None:
+        rest = context_size, document_ids, samples, generator, reduction
+        return _over_group(as_group(group), queries, candidates, *rest)
+    check_embeddings(queries=queries, candidates=candidates)
+    _check_options(samples, reduction)
+    N, M = len(queries), len(candidates)
+    if N != M:
+        raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")
+    window = _window(context_size, document_ids)
+    window.check(N, M, "zero")
+    contexts, known = _contexts(window, candidates, N)
+    rows = known.nonzero()[:, 0]
+    if not len(rows):
+        return reduce((queries * contexts).sum(1), reduction)
+    kept = queries[rows], contexts[rows]
+    if samples is None:
+        losses = sigmoid_loss(*kept, Diagonal(), reduction="none")
+    else:
+        own = torch.arange(len(rows), device=rows.device)
+        drawn = _others(own, len(rows), samples, generator)
+        losses = negative_sampling_loss(*kept, own, drawn, reduction="none")
+    return reduce(losses.new_zeros(N).index_copy(0, rows, losses), reduction)
+
+
+def _check_options(samples: int | None, reduction: str) -> None:
+    check_option("reduction", reduction, REDUCTIONS)
+    if samples is not None:
+        check_size("samples", samples)
+
+
+def _window(context_size: int, document_ids: Tensor | None) -> Window:
+    return Window(context_size, normalize=False, document_ids=document_ids)
+
+
+def _contexts(window: Targets, candidates: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The sums of the neighbours of n rows, (n, D), and which of them have a neighbour, (n,) bool."""
+    targets: TargetRows = window.rows(n, len(candidates), candidates.device)
+    starts, columns, weights = targets.compressed()
+    dtype = torch.promote_types(candidates.dtype, torch.float32)
+
+    def sums(matrix: Tensor) -> Tensor:
+        of_entries = weights.to(matrix.dtype)
+        return F.embedding_bag(columns, matrix, starts[:-1], mode="sum", per_sample_weights=of_entries)
+
+    with torch.autocast(candidates.device.type, enabled=False):
+        return sums(candidates.to(dtype)), sums(candidates.new_ones(len(candidates), 1, dtype=dtype))[
+            :, 0
+        ] > 0
+
+
+def _others(own: Tensor, count: int, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Numbers in [0, count) that differ from each row's own, (n, samples)."""
+    if count < 2:
+        raise ValueError("samples: want another sentence with neighbours to draw from, got none")
+    device = device_of(generator, own.device)
+    shape = (len(own), samples)
+    drawn = torch.randint(count - 1, shape, generator=generator, device=device).to(own.device)
+    return drawn + (drawn >= own[:, None])
+
+
+def _over_group(
+    group: Group,
+    queries: Tensor,
+    candidates: Tensor,
+    context_size: int,
+    document_ids: Tensor | None,
+    samples: int | None,
+    generator: torch.Generator | None,
+    reduction: str,
+) -> Tensor:
+    """The loss of all ranks' sentences: each rank has the windows of its own, among all ranks' contexts."""
+
+    def facts() -> dict[str, Hashable]:
+        _check_options(samples, reduction)
+        window = _window(context_size, document_ids)
+        window.check_queries(len(local_rows("queries", queries)))
+        given = {"document_ids given": document_ids is not None, "context_size": context_size}
+        return {"reduction": reduction, "samples": samples, **given}
+
+    name = "fastqt.binary_window_loss"
+    shards = agree_on_rows(group, name, facts, queries=queries, candidates=candidates)
+    queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
+    group, n, N = shards.group, len(queries), shards.total("rows")
+    window = _window(context_size, document_ids).of_shard(shard_rows(shards, "rows", "rows"))
+    gathered = collectives.gather(candidates, shards.counts["rows"], group)
+    with shards.agreeing():
+        window.check(n, N, "zero")
+        contexts, known = (
+            _contexts(window, gathered, n) if n else (gathered[:0], gathered.new_zeros(0).bool())
+        )
+    rows = known.nonzero()[:, 0]
+    held = collectives.gather_constant(known.sum()[None], [1] * group.size, group)
+    counts = [int(count) for count in held]
+    own = torch.arange(len(rows), device=rows.device) + sum(counts[: group.rank])
+    kept, of_rank = queries[rows], "none" if reduction == "none" else "sum"
+    if not sum(counts):
+        losses = collectives.nothing((queries, gathered), of_rank)
+    elif samples is None:
+        losses = sigmoid_loss(kept, contexts[rows], Pairs(), reduction=of_rank, group=group)
+    else:
+        with shards.agreeing():
+            drawn = _others(own, sum(counts), samples, generator)
+        every = collectives.gather(contexts[rows], counts, group)
+        losses = negative_sampling_loss(kept, every, own, drawn, reduction=of_rank, group=group)
+    if reduction == "none":
+        return losses.new_zeros(n).index_copy(0, rows, losses)
+    return losses / N if reduction == "mean" else losses

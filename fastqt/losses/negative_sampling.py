@@ -1,0 +1,226 @@
+"""Negative sampling: a sigmoid tells each query's positive from a few candidates that are drawn for it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt import autograd
+from fastqt.checks import INTEGERS, as_ids, check_embeddings, check_option, check_scale, check_tensor, require
+from fastqt.distributed import collectives
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.problem import REDUCTIONS, Rows
+
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
+
+CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
+
+
+def negative_sampling_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+    reduction: str = "mean",
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Binary cross-entropy of each query's positive and of K candidates that were drawn for it.
+
+    With scores s = scale * <f_i, g_j> the loss of row i is -log sigmoid(s) of its positive j, plus the sum of
+    -log sigmoid(-s) over its negatives j. Negatives that equal the positive are left out, as in word2vec.
+    Nothing of N x M is made: the loss takes O(N K D) operations, and memory for a few rows at a time.
+
+    Of word2vec's skip-gram the queries are the vectors of words, one row for each pair of a word and a word
+    of its context; the candidates are the table of the context's vectors, the positives its words, and the
+    negatives `fastqt.Noise(counts).draw(N, K)`.
+
+    Args:
+        queries: (N, D) floating point; float16 and bfloat16 are computed as float32 is, in float64 inside.
+        candidates: (M, D), dtype and device as `queries`. Their gradient is a dense (M, D).
+        positives: (N,) integers in [0, M).
+        negatives: (N, K) integers in [0, M).
+        scale: a positive number or 0-d tensor (differentiable).
+        reduction: "mean" over the N rows, "sum", or "none".
+        group: as of `contrastive_loss`. Each rank gives its own queries, with their positives and negatives,
+            and the same candidates, whose gradient is the part of the rank's queries.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
+        differentiable once.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Source: Mikolov et al., "Distributed representations of words and phrases and their compositionality"
+    (2013), equation 4.
+    """
+    given = queries, candidates, positives, negatives, scale
+    if group is not None:
+        return _over_group(as_group(group), *given, reduction)
+    check_option("reduction", reduction, REDUCTIONS)
+    check_embeddings(queries=queries, candidates=candidates)
+    return autograd.loss_of(_problem(*given), reduction, NEGATIVE_SAMPLING, "fastqt.negative_sampling_loss")
+
+
+def _problem(
+    queries: Tensor, candidates: Tensor, positives: Tensor, negatives: Tensor, scale: float | Tensor
+) -> NegativeSamplingProblem:
+    check_scale(scale, queries.dtype)
+    N, M = len(queries), len(candidates)
+    positives = as_ids("positives", positives).to(queries.device)
+    if len(positives) != N:
+        raise ValueError(f"positives: want one for each of N={N} queries, got {len(positives)}")
+    check_tensor("negatives", negatives)
+    if negatives.dim() != 2 or len(negatives) != N:
+        raise ValueError(f"negatives: want shape ({N}, K), got {tuple(negatives.shape)}")
+    if negatives.dtype not in INTEGERS:
+        raise TypeError(f"negatives: want an integer dtype, got {negatives.dtype}")
+    cells = torch.cat([positives[:, None], negatives.to(queries.device).long()], 1)
+    require(((cells >= 0) & (cells < M)).all(), f"positives, negatives: want values in 0..{M - 1}", cells)
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    factor = scale if isinstance(scale, Tensor) else torch.tensor(scale, dtype=torch.float64)
+    return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), factor.to(queries.device), cells)
+
+
+def _over_group(
+    group: Group,
+    queries: Tensor,
+    candidates: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    scale: float | Tensor,
+    reduction: str,
+) -> Tensor:
+    """The loss of all ranks' queries."""
+
+    def facts() -> dict[str, Hashable]:
+        check_option("reduction", reduction, REDUCTIONS)
+        check_scale(scale, queries.dtype)
+        check_embeddings(candidates=candidates)
+        if candidates.shape[1] != queries.shape[1] or candidates.dtype != queries.dtype:
+            raise ValueError(
+                f"candidates: want width {queries.shape[1]} and {queries.dtype} as queries, "
+                f"got {candidates.shape[1]} and {candidates.dtype}"
+            )
+        return {"reduction": reduction, "candidates": len(candidates)}
+
+    leaves = {"candidates": candidates, "scale": scale}
+    name = "fastqt.negative_sampling_loss"
+    shards = agree_on_rows(group, name, facts, leaves, queries=queries)
+    queries = local_rows("queries", queries)
+    of_rank = "none" if reduction == "none" else "sum"
+    with shards.agreeing():
+        if len(queries):
+            p = _problem(queries, candidates, positives, negatives, scale)
+            local = autograd.loss_of(p, of_rank, NEGATIVE_SAMPLING, name)
+        else:
+            local = collectives.nothing((queries, candidates, scale), of_rank)
+    return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
+
+
+class NegativeSamplingNeeds(NamedTuple):
+    """Which inputs of a `NegativeSamplingProblem` want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+    scale: bool = False
+
+
+@dataclass
+class NegativeSamplingProblem:
+    """Queries, each against the candidates that are named for it."""
+
+    queries: Tensor  # (N, D)
+    candidates: Tensor  # (M, D)
+    scale: Tensor  # ()
+    cells: Tensor  # (N, 1 + K) int64: the positive of each row, and its negatives
+
+    needs_type: ClassVar[type[NegativeSamplingNeeds]] = NegativeSamplingNeeds
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients can flow to, in the order of `NegativeSamplingNeeds`."""
+        return self.queries, self.candidates, self.scale
+
+
+class NegativeSampling:
+    """Computes a `NegativeSamplingProblem`, in plain PyTorch on any device; see `fastqt.engines`."""
+
+    def gradients_in_forward(self, p: NegativeSamplingProblem) -> bool:
+        """Whether a scalar loss takes its gradients in the forward pass."""
+        return True
+
+    def forward(self, p: NegativeSamplingProblem) -> Rows:
+        """The loss of each row."""
+        return Rows(_walk(p, None, NegativeSamplingNeeds())[0], ())
+
+    def forward_with_gradients(
+        self, p: NegativeSamplingProblem, row_weight: float, needs: NegativeSamplingNeeds
+    ) -> tuple[Tensor, Gradients]:
+        """row_weight * sum_i loss_i, and its gradients."""
+        weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64, device=p.queries.device)
+        losses, gradients = _walk(p, weights, needs)
+        return row_weight * losses.sum(), gradients
+
+    def backward(
+        self,
+        p: NegativeSamplingProblem,
+        saved: tuple[Tensor, ...],
+        row_weights: Tensor,
+        needs: NegativeSamplingNeeds,
+    ) -> Gradients:
+        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+        return _walk(p, row_weights.double(), needs)[1]
+
+
+NEGATIVE_SAMPLING = NegativeSampling()
+
+
+def _walk(
+    p: NegativeSamplingProblem, row_weights: Tensor | None, needs: NegativeSamplingNeeds
+) -> tuple[Tensor, Gradients]:
+    """The loss of each row, (N,) float64, and with weights the gradients of sum_i row_weights_i loss_i.
+
+    Scores are summed in float64: the gradient of a positive that is told from all negatives is the
+    exponential of minus its score, of which float32 would lose digits.
+    """
+    losses = p.queries.new_zeros(len(p.queries), dtype=torch.float64)
+    d_queries = torch.empty_like(p.queries) if needs.queries else None
+    d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
+    d_scale = torch.zeros((), dtype=torch.float64, device=p.queries.device) if needs.scale else None
+    for rows in _chunks(p):
+        f, cells = p.queries[rows].double(), p.cells[rows]
+        g = p.candidates[cells].double()
+        products = (g @ f[:, :, None]).squeeze(2)
+        # The sign with which a cell's score lowers its loss: +1 of the positive, -1 of negatives, 0 of none.
+        signs = -(cells != cells[:, :1]).double()
+        signs[:, 0] = 1
+        scores = signs * p.scale.double() * products
+        losses[rows] = -(F.logsigmoid(scores) * signs.abs()).sum(1)
+        if row_weights is None:
+            continue
+        d_products = -signs * torch.sigmoid(-scores) * row_weights[rows, None]
+        if d_scale is not None:
+            d_scale += (d_products * products).sum()
+        d_products *= p.scale.double()
+        if d_queries is not None:
+            d_queries[rows] = (d_products[:, None] @ g).squeeze(1).to(d_queries.dtype)
+        if d_candidates is not None:
+            parts = (d_products[:, :, None] * f[:, None]).flatten(0, 1)
+            d_candidates.index_add_(0, cells.flatten(), parts.to(d_candidates.dtype))
+    return losses, (d_queries, d_candidates, d_scale)
+
+
+def _chunks(p: NegativeSamplingProblem) -> Iterator[slice]:
+    """Some rows at a time."""
+    N, cells = p.cells.shape
+    height = max(CHUNK_BYTES // (cells * p.queries.shape[1] * 8), 1)
+    for start in range(0, N, height):
+        yield slice(start, start + height)
