@@ -242,3 +242,41 @@ def test_random_partners_are_seeded_and_nobodys_own():
         z1, z2, 0.2, partners, blocks="both", masked_cell="zero", weight=0, stop_gradient=True
     )
     assert relative(first, expected) < FLOAT64
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stop_gradient": False},
+        {"partner": "random"},
+        {"form": "released"},
+        {"form": "released", "stop_gradient": False, "masked_cell": "exclude"},
+        {"form": "released", "blocks": "candidates", "hard_negative_weight": -1.0},
+        {"form": "released", "partner": "random", "hard_negative_weight": 1.5},
+    ],
+    ids=str,
+)
+def test_every_option_keeps_its_digits_in_float32_once_the_views_agree(backend, options):
+    """Compared with the definition in float64, where second views are nearly the first ones."""
+    z1, z2 = (z.detach() for z in views(N, N))
+    inputs = [z.float().requires_grad_() for z in (z1, z1 + 0.1 * z2)]
+    exact = [z.detach().double().requires_grad_() for z in inputs]
+    partners, given = torch.arange(1, N + 1) % N, dict(options)
+    if given.pop("partner", "next") == "random":
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(3))
+        partners = torch.empty_like(order).scatter_(0, order, order.roll(-1))
+    stop_gradient = given.pop("stop_gradient", True)
+    if given.pop("form", "slides") == "released":
+        weight = given.pop("hard_negative_weight", 0.0)
+        given = {"blocks": "both", "masked_cell": "zero"} | given
+        expected = released(*exact, 0.3, partners, weight=weight, stop_gradient=stop_gradient, **given)
+    else:
+        h, h2 = (F.normalize(z) for z in exact)
+        m = F.normalize(mixed(h2, 0.3, partners))
+        own = (h * (m.detach() if stop_gradient else m)).sum(1, keepdim=True)
+        expected = F.cross_entropy(20 * torch.cat([h @ h2.T, own], 1), torch.arange(N))
+    generator = torch.Generator().manual_seed(3)
+    loss = fastqt.mixcse_loss(*inputs, mix=0.3, generator=generator, backend=backend, **options)
+    check(loss, expected, inputs, FLOAT32, exact)
