@@ -12,17 +12,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fastqt.cli import analogy, retrieve
 from fastqt.cli.arguments import BAD_INPUT, build_parser
 from fastqt.errors import InputError, OtherRankError
 from fastqt.runs.config import TrainConfig
 
+if TYPE_CHECKING:
+    from fastqt.runs.model import SentenceEncoder
+
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
+INFERENCE = ("inference", "inference_steps", "inference_learning_rate")  # options of GLOSS's inference
 ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeError of torch
 
 
@@ -144,35 +148,49 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
     return 0
 
 
-def _embed(model: str, input: str, out: str, raw: bool, device: str) -> int:
-    from fastqt.inference.embed import write_vectors
+def _load(
+    model: str, device: str, inference: dict[str, Any], *, with_digest: bool = False
+) -> SentenceEncoder:
+    """A trained model, which infers as the command line says if it is a GLOSS model."""
+    from fastqt.inference.latents import chosen_inference, set_inference
     from fastqt.runs.model import SentenceEncoder
 
-    rows, width = write_vectors(SentenceEncoder.load(model, device), input, out, normalize=not raw)
+    how = chosen_inference(**inference)
+    return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), how)
+
+
+def _taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The options of these names, which are removed from the others."""
+    return {name: options.pop(name) for name in names}
+
+
+def _embed(model: str, input: str, out: str, raw: bool, device: str, **inference: Any) -> int:
+    from fastqt.inference.embed import write_vectors
+
+    rows, width = write_vectors(_load(model, device, inference), input, out, normalize=not raw)
     print(f"{out}: {rows} x {width} float32")
     return 0
 
 
 def _index(model: str, corpus: list[str], out: str, device: str, **options: Any) -> int:
     from fastqt.inference.index import IndexOptions, build_index
-    from fastqt.runs.model import SentenceEncoder
 
+    inference = _taken(options, INFERENCE)
     chosen = IndexOptions(**options)
-    index = build_index(SentenceEncoder.load(model, device, with_digest=True), corpus, out, chosen)
+    index = build_index(_load(model, device, inference, with_digest=True), corpus, out, chosen)
     print(f"{out}: {index}")
     return 0
 
 
 def _neighbors(
-    model: str, corpus: list[str], index: str | None, query: list[str], k: int, device: str
+    model: str, corpus: list[str], index: str | None, query: list[str], k: int, device: str, **inference: Any
 ) -> int:
     from fastqt.inference.index import Index
     from fastqt.inference.search import nearest
-    from fastqt.runs.model import SentenceEncoder
 
     if not corpus and index is None:
         raise InputError("no CORPUS given, and no --index")
-    encoder = SentenceEncoder.load(model, device, with_digest=index is not None)
+    encoder = _load(model, device, inference, with_digest=index is not None)
     if index is None:
         neighbors = nearest(encoder, query, corpus, k)
     else:
@@ -210,12 +228,14 @@ def _evaluate(
         from fastqt import evaluation
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    from fastqt.inference.latents import chosen_inference
     from fastqt.runs.files import check_can_be_written, check_ending
 
     if json is not None:
         check_ending(json, ".json")
         check_can_be_written(json)
-    encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"])
+    how = chosen_inference(**_taken(options, INFERENCE))
+    encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"], inference=how)
     results = evaluation.evaluate(
         encoder.encode,
         data,
@@ -241,11 +261,12 @@ def _expand(model: str, vectors: str, out: str) -> int:
     return 0
 
 
-def _interpolate(model: str, source: str, target: str, steps: int, slerp: bool, device: str) -> int:
+def _interpolate(
+    model: str, source: str, target: str, steps: int, slerp: bool, device: str, **inference: Any
+) -> int:
     from fastqt.inference.interpolate import sentences_between
-    from fastqt.runs.model import SentenceEncoder
 
-    encoder = SentenceEncoder.load(model, device)
+    encoder = _load(model, device, inference)
     for share, text in sentences_between(encoder, source, target, steps=steps, slerp=slerp):
         print(f"{share:.2f}  {text}")
     return 0

@@ -102,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
     )
+    _add_inference(embed)
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     index = commands.add_parser(
@@ -138,6 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="share of the 10 nearest neighbours that a search finds (default: 0.95)",
     )
     index.add_argument("--seed", type=_integer, default=0, help="seed of samples of sentences (default: 0)")
+    _add_inference(index)
     index.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     neighbors = commands.add_parser(
@@ -154,6 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
     )
     neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
+    _add_inference(neighbors)
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     evaluate = commands.add_parser(
@@ -192,6 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1"
     )
+    _add_inference(evaluate)
     evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
@@ -226,6 +230,7 @@ def build_parser() -> argparse.ArgumentParser:
     interpolate.add_argument(
         "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
     )
+    _add_inference(interpolate)
     interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     analogy.add_parser(commands)
@@ -235,6 +240,25 @@ def build_parser() -> argparse.ArgumentParser:
 
     commands.add_parser("config", help="show versions and backends")
     return parser
+
+
+def _add_inference(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `fastqt.inference.latents.chosen_inference`."""
+    parser.add_argument(
+        "--inference",
+        choices=("safeguarded", "specified"),
+        help="how a gloss model finds vectors: steps that overshoot are undone, or all are taken, as in "
+        "the paper (default: safeguarded)",
+    )
+    parser.add_argument(
+        "--inference-steps", type=_integer, metavar="N", help="steps of gloss's inference (default: 250)"
+    )
+    parser.add_argument(
+        "--inference-learning-rate",
+        type=_number,
+        metavar="X",
+        help="step size of gloss's inference (default: 1)",
+    )
 
 
 def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:

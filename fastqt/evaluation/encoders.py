@@ -10,6 +10,8 @@ from typing import NamedTuple
 from fastqt.errors import InputError
 from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.evaluation.vectors import Encode
+from fastqt.inference.latents import set_inference
+from fastqt.nn.gloss_inference import Inference
 from fastqt.runs.checkpoint import CONFIG
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
@@ -25,7 +27,14 @@ class NamedEncoder(NamedTuple):
     key: str
 
 
-def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: int = 0) -> NamedEncoder:
+def load_encoder(
+    name: str,
+    *,
+    device: str = "auto",
+    raw: bool = False,
+    seed: int = 0,
+    inference: Inference | None = None,
+) -> NamedEncoder:
     """Loads an encoder by its name.
 
     Args:
@@ -34,17 +43,20 @@ def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: in
         device: "auto", "cpu" or "cuda", for a trained model.
         raw: do not scale the vectors of a model, or their halves, to norm 1.
         seed: seed of the random weights.
+        inference: how a GLOSS model finds latent vectors; None for its default.
 
     Returns:
         The encoder, a function from a list of n sentences to (n, d), and a key for its cache.
 
     Raises:
-        InputError: a file is missing or damaged, or `raw` is used with word vectors.
+        InputError: a file is missing or damaged, `raw` is used with word vectors, or `inference` with another
+            model than GLOSS.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind in ("word-vectors", "sif"):
-        if raw:
-            raise InputError(f"raw: want a trained model, got {name}")
+        for option, is_given in (("raw", raw), ("inference", inference is not None)):
+            if is_given:
+                raise InputError(f"{option}: want a trained model, got {name}")
         files = [rest] if kind == "word-vectors" else rest.split(",")
         check_rereadable("model", files)  # for the digest they are read again
         if kind == "word-vectors":
@@ -61,9 +73,12 @@ def load_encoder(name: str, *, device: str = "auto", raw: bool = False, seed: in
         if is_random
         else SentenceEncoder.load(directory, device)
     )
+    set_inference(encoder, inference)
     key = _settings_digest(Path(directory)) if is_random else model_digest(directory)
-    description = f"random {seed}" if is_random else "model"
-    return NamedEncoder(partial(encoder.encode, normalize=not raw), _joined(f"{description} {raw}", key))
+    description = f"{f'random {seed}' if is_random else 'model'} {raw}"
+    if inference not in (None, Inference()):
+        description += f" {inference}"
+    return NamedEncoder(partial(encoder.encode, normalize=not raw), _joined(description, key))
 
 
 def _settings_digest(directory: Path) -> str:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.checks import check_number
+
 IGNORE_INDEX = -100  # the class index that means "no target", as in `torch.nn.functional.cross_entropy`
 
 
@@ -140,6 +142,51 @@ class Targets(ABC):
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) float64 on the CPU, to inspect a small example."""
         return self.rows(N, M, torch.device("cpu")).to_dense(N, M)
+
+
+# Weights that a row's sum divides are multiplied by this first, so that no sum overflows. The least smoothing
+# is still a normal number then, beside which the digits do not count that smaller weights lose.
+SHRINK = 2.0**-40
+LEAST_SMOOTHING = 1e-290
+
+
+def check_smoothing(smoothing: object) -> None:
+    """Raises ValueError or TypeError unless `smoothing` is a number of at least 1e-290."""
+    check_number("smoothing", smoothing)
+    assert isinstance(smoothing, (int, float))
+    if smoothing < LEAST_SMOOTHING:
+        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing}")
+
+
+def check_diagonal_of_smoothed(diagonal: str) -> None:
+    """Raises ValueError where cells that smoothing makes targets are excluded."""
+    if diagonal == "exclude":
+        raise ValueError(
+            "targets: smoothed targets give every candidate mass, which diagonal='exclude' forbids; "
+            "use diagonal='zero' or 'keep'"
+        )
+
+
+def smoothed_rows(rows: TargetRows, N: int, M: int, smoothing: float, normalize: bool) -> TargetRows:
+    """T (N, M) with `smoothing` added to every cell, and then each row divided by its sum if `normalize`."""
+    unit = SHRINK if normalize else 1.0
+    device = (rows.compressed()[0] if rows.dense is None else rows.dense).device
+    background = torch.full((N,), smoothing * unit, dtype=torch.float64, device=device)
+    if rows.background is not None:
+        background = background + rows.background * unit
+    if rows.dense is not None:
+        if not normalize:
+            return TargetRows(dense=rows.dense, background=background)
+        dense = rows.dense.double() * unit
+        divisor = dense.sum(1) + M * background
+        return TargetRows(dense=dense / divisor[:, None], background=background / divisor)
+    starts, columns, weights = rows.compressed()
+    if not normalize:
+        return TargetRows(starts, columns, weights, background=background)
+    weights = weights * unit
+    row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
+    divisor = (M * background).index_add(0, row, weights)
+    return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
 
 
 def rows_of_equal_length(columns: Tensor, weights: Tensor) -> TargetRows:

@@ -7,16 +7,20 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOATING, as_ids, check_number, check_paired, check_tensor, require
+from fastqt.checks import FLOATING, as_ids, check_paired, check_tensor, require
 from fastqt.targets import cache
-from fastqt.targets.base import IGNORE_INDEX, ShardRows, TargetRows, Targets, check_shape
+from fastqt.targets.base import (
+    IGNORE_INDEX,
+    ShardRows,
+    TargetRows,
+    Targets,
+    check_diagonal_of_smoothed,
+    check_shape,
+    check_smoothing,
+    smoothed_rows,
+)
 from fastqt.targets.sparse import Sparse
 from fastqt.targets.window import Window
-
-# Weights that a row's sum divides are multiplied by this first, so that no sum overflows. The least smoothing
-# is still a normal number then, beside which the digits do not count that smaller weights lose.
-SHRINK = 2.0**-40
-LEAST_SMOOTHING = 1e-290
 
 NEIGHBOURS = {normalize: Window(normalize=normalize) for normalize in (True, False)}
 
@@ -208,31 +212,10 @@ class Smoothed(Targets):
 
     def check(self, N: int, M: int, diagonal: str) -> None:
         self.base.check(N, M, diagonal)
-        if diagonal == "exclude":
-            raise ValueError(
-                "targets: smoothed targets give every candidate mass, which diagonal='exclude' forbids; "
-                "use diagonal='zero' or 'keep'"
-            )
+        check_diagonal_of_smoothed(diagonal)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        rows = self.base.rows(N, M, device)
-        unit = SHRINK if self.normalize else 1.0
-        background = torch.full((N,), self.smoothing * unit, dtype=torch.float64, device=device)
-        if rows.background is not None:
-            background = background + rows.background * unit
-        if rows.dense is not None:
-            if not self.normalize:
-                return TargetRows(dense=rows.dense, background=background)
-            dense = rows.dense.double() * unit
-            divisor = dense.sum(1) + M * background
-            return TargetRows(dense=dense / divisor[:, None], background=background / divisor)
-        starts, columns, weights = rows.compressed()
-        if not self.normalize:
-            return TargetRows(starts, columns, weights, background=background)
-        weights = weights * unit
-        row = torch.repeat_interleave(starts.diff(), output_size=weights.numel())
-        divisor = (M * background).index_add(0, row, weights)
-        return TargetRows(starts, columns, weights / divisor[row], background=background / divisor)
+        return smoothed_rows(self.base.rows(N, M, device), N, M, self.smoothing, self.normalize)
 
 
 class Rolled(Targets):
@@ -260,6 +243,9 @@ TargetsLike: TypeAlias = Targets | Tensor
 def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = True) -> Targets:
     """Adds `smoothing` to every cell of T and then divides each row by its sum.
 
+    A `Window` that is given here has been divided by its sums already: with several offsets, the published
+    "smoothing" is `Window(..., smoothing=0.1)`, where every cell of the band is 1 beside 0.1.
+
     Every candidate becomes a target, including the diagonal cell of the row. Smoothed targets can therefore
     not be combined with diagonal='exclude', a mask or groups. A row without targets becomes uniform.
 
@@ -278,9 +264,7 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
     Source: the "smoothing" of the published QuickThoughts re-implementation, in which all cells are 0.1,
     and those of the window 1.1, before the division.
     """
-    check_number("smoothing", smoothing)
-    if smoothing < LEAST_SMOOTHING:
-        raise ValueError(f"smoothing: want a positive number, at least {LEAST_SMOOTHING}, got {smoothing}")
+    check_smoothing(smoothing)
     return Smoothed(as_targets(targets), float(smoothing), normalize)
 
 

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fastqt.checks import as_ids, shown
 from fastqt.targets import cache
-from fastqt.targets.base import ShardRows, TargetRows, Targets, rows_of_equal_length
+from fastqt.targets.base import (
+    ShardRows,
+    TargetRows,
+    Targets,
+    check_diagonal_of_smoothed,
+    check_smoothing,
+    rows_of_equal_length,
+    smoothed_rows,
+)
 
 LEAST_SHARE = 1e-250  # of the least weight in the greatest, so that none of them underflows beside the other
 
@@ -32,10 +40,15 @@ class Window(Targets):
             to 1. A row without targets stays zero.
         document_ids: (N,) integers; row i has targets with the same id only. Needs M = N.
             `Window(b - 1, document_ids=torch.arange(N) // b)` makes blocks of b sentences.
+        smoothing: a number that is added to all M cells of a row before it is normalised; `weights` are in
+            the same units. All candidates become targets then, as of `smoothed`, and a row without
+            neighbours uniform. No (N, M) matrix is made.
+            `Window(offsets=[1], smoothing=0.1)` is the "smoothing" of the published re-implementation: 1.1
+            on the band and 0.1 elsewhere, divided by the row's sum.
 
     Raises:
-        ValueError: `size`, `offsets` or `weights` out of range, `size` beside `offsets`, or document_ids
-            that are not 1-D.
+        ValueError: `size`, `offsets`, `weights` or `smoothing` out of range, `size` beside `offsets`, or
+            document_ids that are not 1-D.
         TypeError: document_ids that are not integers.
 
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
@@ -50,7 +63,10 @@ class Window(Targets):
         weights: Sequence[float] | None = None,
         normalize: bool = True,
         document_ids: Tensor | None = None,
+        smoothing: float | None = None,
     ) -> None:
+        if smoothing is not None:
+            check_smoothing(smoothing)
         if size is not None and offsets is not None:
             raise ValueError(f"size (context_size): want None beside offsets, got {shown(size)}")
         if offsets is None:
@@ -64,8 +80,11 @@ class Window(Targets):
             self._size, count = 0, len(given)
         self._given = given
         self._count = count
-        self._weights = None if weights is None else _checked_weights(weights, count, normalize)
+        # Beside smoothing no row's sum is 0, and `smoothed_rows` lets none overflow.
+        divided = normalize and smoothing is None
+        self._weights = None if weights is None else _checked_weights(weights, count, divided)
         self.normalize = normalize
+        self._smoothing = None if smoothing is None else float(smoothing)
         self.document_ids = None if document_ids is None else as_ids("document_ids", document_ids)
 
     @property
@@ -83,7 +102,9 @@ class Window(Targets):
             )
 
     def check_reach(self, N: int, M: int, diagonal: str) -> None:
-        """Checks the offsets alone, as `check` does."""
+        """Checks the offsets and the diagonal alone, as `check` does."""
+        if self._smoothing is not None:
+            check_diagonal_of_smoothed(diagonal)
         reach = self._size or max(map(abs, self._given))
         if reach >= max(N, M):
             name = "size (context_size)" if self._size else "offsets"
@@ -98,7 +119,8 @@ class Window(Targets):
             )
 
     def kind(self) -> str:
-        return "Window" if self.document_ids is None else "Window of document_ids"
+        kind = "Window" if self._smoothing is None else f"Window smoothed by {self._smoothing}"
+        return kind if self.document_ids is None else f"{kind} of document_ids"
 
     def check_queries(self, n: int) -> None:
         if self.document_ids is not None and self.document_ids.numel() != n:
@@ -112,7 +134,7 @@ class Window(Targets):
         return _WindowOfShard(self, shard, None if ids is None else shard.gather(ids))
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        if self.document_ids is not None or N * self._count > cache.MOST_ENTRIES:
+        if self.document_ids is not None or not self._is_cached(N):
             return self._lowered_rows(N, M, device, document_ids=self.document_ids)
         return cache.CACHED.rows(self._key(), self._lowered_rows, N, M, device)
 
@@ -134,9 +156,13 @@ class Window(Targets):
             document_ids: of all queries, of which there are as many as candidates.
         """
         lower = partial(self._lowered_rows, first=first, within=within, document_ids=document_ids)
-        if document_ids is not None or N * self._count > cache.MOST_ENTRIES:
+        if document_ids is not None or not self._is_cached(N):
             return lower(N, M, device)
         return cache.CACHED.rows((*self._key(), first, within), lower, N, M, device)
+
+    def _is_cached(self, N: int) -> bool:
+        """Whether the rows of N queries are kept. The cache knows no constants of all cells."""
+        return self._smoothing is None and N * self._count <= cache.MOST_ENTRIES
 
     def _key(self) -> tuple[Hashable, ...]:
         """What tells windows without document_ids from each other."""
@@ -165,6 +191,9 @@ class Window(Targets):
             valid = valid & (ids[columns] == ids[row][:, None])
         given = self._weights or (1.0,) * self._count
         weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(given)], 1)
+        if self._smoothing is not None:
+            rows = rows_of_equal_length(columns, weights)
+            return smoothed_rows(rows, N, M, self._smoothing, self.normalize)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return replace(rows_of_equal_length(columns, weights), offsets=of_first_row)

@@ -50,6 +50,7 @@ DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 # What is computed: a loss, its options, and the arguments that are drawn for it.
 LOSSES = {
     "window": Case("contrastive_loss"),
+    "smoothing-window": Case("contrastive_loss", options={"window": {"size": 2, "smoothing": 0.1}}),
     "wide-window": Case("contrastive_loss", options={"window": {"size": 4}}),
     "next": Case(
         "contrastive_loss", options={"window": {"offsets": [1], "normalize": False}, "diagonal": "exclude"}

@@ -83,7 +83,8 @@ def test_loss_equals_the_loss_function(decoder):
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_loss_takes_a_group(decoder):
     """A group of this process alone; several are tested with the loss functions."""
-    gloss, (tokens, lengths) = model(decoder), sentences()
+    options = {"position_loss": "mean"} if decoder == "pos" else {}
+    gloss, (tokens, lengths) = model(decoder, **options), sentences()
     alone = gloss(torch.arange(N), tokens, lengths)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
