@@ -69,11 +69,11 @@ def _quickthoughts() -> list[Run]:
         Run("SIF of GloVe", None, encoder=f"sif:@glove,{counts}"),
         Run("bow", {**bags, "encoder": "bow"}),
         Run("bow from GloVe", {**bags, **GLOVE, "encoder": "bow"}),
-        Run("MC, bow", {**bags, **GLOVE, "encoder": "mc-bow", "word-dim": 300}),
+        Run("MC, bow", {**bags, **GLOVE, "encoder": "mc-bow", "trained-dim": 300}),
         Run("uni-GRU", {**recurrent, "encoder": "gru"}),
         Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
         Run("combine", {**recurrent, "encoder": "combine"}),
-        Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "word-dim": 300}),
+        Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "trained-dim": 300}),
     ]
 
 

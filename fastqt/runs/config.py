@@ -155,6 +155,12 @@ class TrainConfig:
         at_least=1,
         below=WIDEST + 1,
     )
+    trained_dim: int | None = option(
+        None,
+        "width of the word vectors that mc- encoders train beside those of --vectors (default: the same)",
+        at_least=1,
+        below=WIDEST + 1,
+    )
     hidden_size: int = option(
         1000, "width of the sentence vectors of gru and lstm", at_least=1, below=WIDEST + 1
     )

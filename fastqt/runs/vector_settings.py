@@ -18,6 +18,8 @@ def check_vectors(config: TrainConfig) -> None:
             setting.
     """
     has_channels = config.encoder.startswith("mc-")
+    if config.trained_dim is not None and not has_channels:
+        raise InputError(f"trained_dim: want it with an mc- encoder alone, got {config.trained_dim}")
     if config.vectors is None:
         for what, needs_vectors in (
             (f"encoder {config.encoder}", has_channels),

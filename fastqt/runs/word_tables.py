@@ -28,7 +28,7 @@ def multi_channel(config: TrainConfig, vocab_size: int) -> Encoder:
         vocab_size,
         config.word_dim,
         vectors=None,
-        word_dim=config.word_dim,
+        word_dim=config.trained_dim or config.word_dim,
         hidden_size=config.hidden_size,
         reset_after=config.cell == "reset-after",
         init=cast("Init", config.init),

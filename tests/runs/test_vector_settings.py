@@ -34,13 +34,14 @@ FILE = "v.npz"
             {"vectors": FILE, "freeze_vectors": True, "encoder": "mc-gru"},
             "freeze_vectors: want none with encoder mc-gru, which has a frozen and a trained table",
         ),
+        ({"trained_dim": 8}, "trained_dim: want it with an mc- encoder alone, got 8"),
         ({"vectors": FILE, "vectors_scale": 0.0}, "vectors_scale: want at least 1e-06"),
         ({"vectors": FILE, "freeze_vectors": 1}, "freeze_vectors: want true or false, got 1"),
         ({"vectors": FILE, "encoder": "mc-bigru", "hidden_size": 7}, "hidden_size: want an even number"),
         ({"encoder": "combine", "hidden_size": 7}, "hidden_size: want an even number for combine, got 7"),
         ({"encoder": "combine", "model": "simcse"}, "encoder: want combine with model quickthoughts alone"),
     ],
-    ids=range(13),
+    ids=str,
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(InputError) as caught:
