@@ -22,6 +22,7 @@ from fuzz.targets.word_vectors import WHOLE as WORD_VECTORS
 
 CORPUS = Path(__file__).parent / "corpus"
 TEXT = "\ufeffOne two, three!\nZwei — drei…\r\n\n  \nfour\u2028five\n\nsix".encode()
+ROWS = b"one two\tthree\t(four)\n\nfive\tsix\tone\n"
 VECTORS = b"the 0.5 -1e-3\nof 1 nan\n, 0 2"
 COUNTS = b"the 100\nof 7"
 TABLE = b"1\tone two\tthree\n0\tfour\tfive six"
@@ -51,7 +52,10 @@ def seeds() -> dict[str, list[bytes]]:
     npz = b"\2\0\2\1\0\1\0\0\x0ct\0\0\0h\0\0\0e\0\0\0\0\2\0\0\0\0\0\x10" + bytes(16)
     rng = random.Random(0)
     return {
-        "corpus": [start + text for start in (b"\0\0", b"\1\2") for text in text_files(TEXT)],
+        "corpus": [
+            *(start + text for start in (b"\0\0", b"\1\2") for text in text_files(TEXT)),
+            b"\0\0\0" + ROWS,
+        ],
         "vocabulary": [b"\0\1" + compact, *(b"\1\0" + change for change in changes)],
         "tokenizer": [
             *(

@@ -1,13 +1,14 @@
-"""Text corpora: plain, compressed, damaged and swollen files against a reading of the whole text at once."""
+"""Text corpora and rows of texts: plain, compressed, damaged and swollen files against a whole reading."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.text import Corpus, Vocabulary, read_blocks, reader
+from fastqt.text import Corpus, Vocabulary, read_blocks, read_triplets, reader
 from fuzz.files import text_file
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes
@@ -28,6 +29,8 @@ def run(data: bytes) -> bool:
     except InputError as error:
         check_file_refusal(error, path)
         return False
+    with reader.open_text(str(path)) as file:
+        _check_rows(path, file.read())
     found = [
         (sentence, block.documents[i], block.lines[i])
         for block in blocks
@@ -47,6 +50,19 @@ def run(data: bytes) -> bool:
             x[0] for x in found[done + 1 :]
         ]
     return True
+
+
+def _check_rows(path: Path, text: bytes) -> None:
+    """Checks the rows of texts between tabs, or that the file has none."""
+    lines = [line for line in text.decode().removeprefix("\ufeff").split("\n") if line.strip()]
+    rows = [[each.strip() for each in line.split("\t")] for line in lines]
+    usable = all(len(row) == len(rows[0]) > 1 and all(row) for row in rows)
+    try:
+        assert [row for part in read_triplets([str(path)]) for row in part] == rows
+        assert usable
+    except InputError as error:
+        check_file_refusal(error, path)
+        assert not usable
 
 
 def _read_whole(text: bytes) -> list[tuple[str, int, int]]:
