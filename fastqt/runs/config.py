@@ -141,7 +141,7 @@ class TrainConfig:
     )
     vectors_scale: float = option(
         1.0,
-        "factor of the vectors of --vectors; sums of GloVe's vectors as they are have scores of thousands",
+        "factor of the vectors of --vectors; published ones are longer than those that are drawn",
         at_least=1e-6,
         below=1e6,
     )

@@ -104,8 +104,8 @@ def _trainer(
     coverage = None
     if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
-    elif ranks.is_first and config.vectors is not None:
-        coverage = start_from_vectors(trainer.model, vocabulary, config, display.say)
+    elif not begun and config.vectors is not None:
+        coverage = ranks.first(lambda: start_from_vectors(trainer.model, vocabulary, config, display.say))
     if ranks.size > 1:
         follow_first(ranks, trainer.model, trainer.optimizer)
         part_generators(ranks, config.seed, progress.step, path if begun else None)

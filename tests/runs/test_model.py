@@ -42,10 +42,11 @@ def test_settings_that_do_not_fit_the_weights_take_no_memory(planted, tmp_path, 
     assert not built
 
 
-@pytest.mark.parametrize("encoder", ["bow", "gru", "bilstm", "transformer"])
+@pytest.mark.parametrize("encoder", ["bow", "gru", "bilstm", "transformer", "combine", "mc-bow", "mc-bigru"])
 def test_an_outline_draws_no_random_numbers(encoder):
     """The seed of a training then gives the weights that it always gave."""
-    config = TrainConfig(("x",), encoder=encoder, heads=2, **SMALL)
+    vectors = "v.npz" if encoder.startswith("mc-") else None
+    config = TrainConfig(("x",), encoder=encoder, heads=2, vectors=vectors, **SMALL)
     before = torch.get_rng_state()
     shapes = {name: tensor.shape for name, tensor in outline(config, 9).state_dict().items()}
     assert torch.equal(torch.get_rng_state(), before)

@@ -17,6 +17,7 @@ from fastqt.text.reader import open_text
 from fastqt.text.vectors.rows import WordVectorRows, finite
 
 WIDEST = 1 << 16  # numbers of a vector
+MOST_FIELDS = 100  # of the whole, beside which stands what they are of
 WORD_BYTES = 128  # of memory for a word, beside its characters
 NUMBERS = frozenset((int, float))
 
@@ -120,6 +121,8 @@ def _fields(stream: JsonStream, path: str | Path) -> Iterator[str]:
         if key in seen:
             raise InputError(f"{path} is damaged: the key {one_line(key, 40)!r} occurs twice")
         seen.add(key)
+        if len(seen) > MOST_FIELDS:
+            raise InputError(f"{path} is damaged: want at most {MOST_FIELDS} fields")
         yield key
 
 
