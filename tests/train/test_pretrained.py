@@ -126,13 +126,7 @@ def test_coverage_is_said_and_stored(text, pretrained, tmp_path, capsys):
 
 @pytest.mark.parametrize(("encoder", "width"), [("mc-bow", 2 * (W + 7)), ("mc-gru", 2 * 2 * 6)])
 def test_the_trained_channel_may_have_another_width(text, pretrained, tmp_path, encoder, width):
-    settings = {
-        **SMALL,
-        "hidden_size": 6,
-        "encoder": encoder,
-        "vectors": str(pretrained[0]),
-        "trained_dim": 7,
-    }
+    settings = {**SMALL, "hidden_size": 6, "encoder": encoder, "trained_dim": 7}
     train(TrainConfig((text,), **settings, vectors=str(pretrained[0]), steps=2), tmp_path / "run")
     loaded = SentenceEncoder.load(tmp_path / "run")
     assert sorted({table.weight.shape[1] for table in word_tables(loaded.model)}) == sorted((7, W))
