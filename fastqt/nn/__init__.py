@@ -11,6 +11,7 @@ from fastqt.nn.encoders import (
     MultiChannel,
 )
 from fastqt.nn.gloss import Gloss
+from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.gru import GRU
 from fastqt.nn.loss import (
     CLIPLoss,
@@ -52,6 +53,7 @@ __all__ = [
     "Gloss",
     "GlossBagOfWordsLoss",
     "GlossPositionalLoss",
+    "Inference",
     "InfoNCELoss",
     "LSTMEncoder",
     "MaxMarginLoss",
