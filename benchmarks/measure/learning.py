@@ -64,6 +64,29 @@ def gloss_table() -> str:
     )
 
 
+def gloss_inference_table() -> str:
+    """What each way of inference costs and finds, from `python -m benchmarks.gloss_inference`."""
+    rows = json.loads((RESULTS / "gloss-inference.json").read_text())["rows"]
+    header = ("decoder", "inference", "steps", "shapes", "dtype", "seconds of a batch", "seconds of one")
+    return table(
+        (*header, "mean loss", "largest difference between batch and alone"),
+        (
+            (
+                row["decoder"],
+                "safeguarded" if row["safeguard"] else "specified",
+                f"{row['steps']:,}",
+                row["shapes"],
+                row["dtype"],
+                f"{row['seconds']:.1f}",
+                f"{row['seconds_alone']:.2f}",
+                f"{row['mean_loss']:,.1f}",
+                f"{row['largest_difference']:.1e}" if row["largest_difference"] else "0",
+            )
+            for row in rows
+        ),
+    )
+
+
 def _of_words(line: dict[str, float]) -> tuple[str, str]:
     return f"{line['seconds'] / 60:.1f}", f"{line['loss_per_word']:.2f}"
 

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.measure.learning import (
     evaluation_table,
+    gloss_inference_table,
     gloss_table,
     learning_table,
     seeds_table,
@@ -353,6 +354,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "evaluation": evaluation_table,
         "seeds": seeds_table,
         "gloss": gloss_table,
+        "gloss inference": gloss_inference_table,
         "interpolation": lambda: stored_text("gloss-interpolation.txt"),
         "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
     }

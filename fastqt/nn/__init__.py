@@ -10,6 +10,7 @@ from fastqt.nn.encoders import (
     LSTMEncoder,
 )
 from fastqt.nn.gloss import Gloss
+from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.gru import GRU
 from fastqt.nn.losses import (
     BinaryWindowLoss,
@@ -56,6 +57,7 @@ __all__ = [
     "Gloss",
     "GlossBagOfWordsLoss",
     "GlossPositionalLoss",
+    "Inference",
     "InfoNCELoss",
     "LSTMEncoder",
     "MaskedWordHead",
