@@ -115,6 +115,7 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path):
         ({"epoch": None}, "epoch: want an integer, got None"),
         ({"seconds": "long"}, "seconds: want a number, got 'long'"),
         ({"seconds": float("nan")}, "seconds or best: want a time"),
+        ({"cpu_seconds": -1.0}, "seconds or best: want a time"),
         ({"best": float("nan")}, "seconds or best: want a time"),
         ({"position": [0, 1]}, "position: want a place in one of 1 files"),
         ({"position": [1, 0, 0, 0]}, "position: want a place in one of 1 files"),
