@@ -124,12 +124,12 @@ def make_cases() -> list[Case]:
         Case("dense targets", {"targets": torch.from_numpy(sparse)}, sparse, square=False),
         Case("dense and full", {"targets": torch.from_numpy(full), **keep}, full, keep, square=False),
         Case(
-            "window with smoothing",
+            "smoothed by the window",
             {"targets": fastqt.Window(offsets=[1], smoothing=0.1)},
             oracle.smoothed(oracle.window(N, N, [1], normalize=False), 0.1),
         ),
         Case(
-            "window of documents with weights, smoothing and negatives",
+            "smoothed by a weighted window of documents, with negatives",
             {
                 "targets": fastqt.Window(
                     weights=[10, 1], smoothing=0.3, document_ids=torch.tensor(document_ids)
