@@ -172,7 +172,7 @@ def test_the_defaults_are_those_of_the_papers():
     [
         (
             {"encoder": "cnn"},
-            "encoder: want one of bow, gru, bigru, lstm, bilstm, transformer, huggingface, got 'cnn'",
+            "encoder: want one of bow, gru, bigru, lstm, bilstm, transformer, hugging.*combine, got 'cnn'",
         ),
         ({"batch_size": -1}, "batch_size: want at least 2, got -1"),
         ({"learning_rate": math.nan}, "learning_rate: want at least 0, got nan"),
