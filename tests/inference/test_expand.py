@@ -1,5 +1,7 @@
 """Vocabulary expansion of a trained model by pre-trained word vectors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +125,28 @@ def test_the_command_reads_files_of_vectors(planted, tmp_path, capsys):
         assert capsys.readouterr().out == f"{out}: {len(NEW)} words added\n"
     one, other = ((tmp_path / f"of_{name}" / "model.safetensors") for name in ("vectors.npz", "vectors.txt"))
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_words_with_capitals_take_part_in_the_map_with_their_lower_case_vectors(planted, tmp_path):
+    """The map is fitted to all words of the model that have a vector, also to those with capital letters."""
+    text = tmp_path / "capitals.txt"
+    text.write_text("\n".join(line.capitalize() for line in Path(planted[0]).read_text().split("\n")))
+    run = tmp_path / "run"
+    train(TrainConfig((str(text),), **SMALL, batch_size=48, steps=2, device="cpu"), run)
+    ids = SentenceEncoder.load(run, "cpu").vocabulary.tokenizer.get_vocab()
+    capitals = [word for word in ids if word != word.lower()]
+    assert len(capitals) == 6
+    words = sorted({word.lower() for word in ids if word != "<unk>"}) + NEW
+    vectors = np.random.default_rng(0).normal(size=(len(words), W)).astype(np.float32)
+    place = {word: number for number, word in enumerate(words)}
+    # The lower-case forms are new words too: the model knows them with capitals alone.
+    assert add_words(run, words, vectors, tmp_path / "expanded") == len(NEW) + len(capitals)
+    before, after = (SentenceEncoder.load(folder, "cpu") for folder in (run, tmp_path / "expanded"))
+    known = [word for word in ids if word != "<unk>"]
+    design = np.hstack([vectors, np.ones((len(words), 1))]).astype(np.float64)
+    new = after.vocabulary.tokenizer.get_vocab()
+    for name, weight in after.model.state_dict().items():
+        targets = before.model.state_dict()[name][[ids[word] for word in known]].double().numpy()
+        fitted = np.linalg.lstsq(design[[place[word.lower()] for word in known]], targets, rcond=None)[0]
+        rows = [new[word] for word in NEW]
+        assert relative(weight[rows], design[[place[word] for word in NEW]] @ fitted) <= FLOAT32

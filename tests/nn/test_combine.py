@@ -54,6 +54,9 @@ def oracle(channel: Encoder, sentence: list[int]) -> np.ndarray:
 def test_channels_are_concatenated(vectors, kind, sparse):
     encoder = MultiChannel(vectors, word_dim=3, hidden_size=H, kind=kind, sparse=sparse)
     assert encoder.embedding_dim == (W + 3 if kind == "bow" else 2 * H)
+    if kind != "bow":
+        ways = [2 if channel.recurrent.bidirectional else 1 for channel in encoder.encoders]
+        assert ways == [2, 2] if kind == "bigru" else ways == [1, 1]
     found = encoder(TOKENS, LENGTHS)
     for row, length in enumerate(LENGTHS[:3].tolist()):
         sentence = TOKENS[row, :length].tolist()
