@@ -15,7 +15,8 @@ from fastqt.nn.gloss_inference import Inference
 from fastqt.runs.checkpoint import CONFIG
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
-from fastqt.runs.model import SentenceEncoder, lexicon_digest, model_digest
+from fastqt.runs.lexicon import lexicon_digest
+from fastqt.runs.model import SentenceEncoder, model_digest
 from fastqt.text.reader import check_rereadable
 from fastqt.text.vectors import parts
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
-from fastqt.json_text import NAMES, has_type, one_line, read_object
-from fastqt.runs.vector_settings import check_vectors
-from fastqt.runs.views_options import check_same_files, check_views
+from fastqt.json_text import one_line, read_object
+from fastqt.runs.combinations import check_combination
+from fastqt.runs.defaults import WORD_DIM, default_encoder, defaults_of
+from fastqt.runs.settings import check_setting, option
+from fastqt.runs.views_options import check_same_files
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
@@ -27,71 +26,6 @@ COMBINED = ("gru", "bigru")
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
 MOST_LAYERS = 1 << 8
-KINDS = {"int": int, "float": float, "str": str, "bool": bool}  # of the settings
-
-# The defaults that depend on the model, or on the model and its encoder ("quickthoughts bow"), as in the
-# papers.
-MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    "quickthoughts": {
-        "batch_size": 400,
-        "context_size": 1,
-        "learning_rate": 5e-4,
-        "max_length": 50,
-        "clip": 5.0,
-        "epochs": 1,
-        "vocab_size": 50_000,
-        "valid_every": 500,
-    },
-    "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
-}
-MODEL_DEFAULTS["quickthoughts mc-bow"] = MODEL_DEFAULTS["quickthoughts bow"]
-# The batch size and the clipping are of Kiros et al. (2015), the length is of their code; the vocabulary is
-# also that with which Logeswaran and Lee compare the two models.
-MODEL_DEFAULTS["skip-thoughts"] = MODEL_DEFAULTS["quickthoughts"] | {
-    "batch_size": 128,
-    "max_length": 30,
-    "clip": 10.0,
-    "vocab_size": 20_000,
-}
-MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
-    "batch_size": 64,
-    "max_length": 32,
-    "valid_every": 125,
-}
-MODEL_DEFAULTS["mixcse"] = MODEL_DEFAULTS["simcse"]
-MODEL_DEFAULTS["simcse huggingface"] = MODEL_DEFAULTS["mixcse huggingface"] = {"learning_rate": 3e-5}
-MODEL_DEFAULTS["gloss-bow"] = MODEL_DEFAULTS["quickthoughts"] | {
-    "batch_size": 512,  # not given in the paper
-    "learning_rate": 3e-4,
-    "clip": 25.0,
-    "epochs": 210,
-}
-MODEL_DEFAULTS["gloss-pos"] = MODEL_DEFAULTS["gloss-bow"]
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    below: float = math.inf,
-) -> Any:
-    """Declares a setting that is also a command-line option.
-
-    Args:
-        default: the value if none is given. None means no value, or the value in `MODEL_DEFAULTS`.
-        help: the help text of the option.
-        choices: the allowed values, if only some are allowed.
-        at_least: the smallest allowed number, if there is one.
-        below: the value must be less than this number.
-
-    Returns:
-        A dataclass field.
-    """
-    return field(
-        default=default, metadata={"help": help, "choices": choices, "at_least": at_least, "below": below}
-    )
 
 
 @dataclass(frozen=True)
@@ -294,53 +228,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            _check(setting, getattr(self, setting.name))
+            check_setting(setting, getattr(self, setting.name))
         if not self.corpus:
             raise InputError("corpus: want at least one file, got none")
         if self.encoder is None:
-            object.__setattr__(self, "encoder", "gru" if self.model == "skip-thoughts" else "bow")
-        for name, value in (
-            MODEL_DEFAULTS[self.model] | MODEL_DEFAULTS.get(f"{self.model} {self.encoder}", {})
-        ).items():
+            object.__setattr__(self, "encoder", default_encoder(self.model))
+        for name, value in defaults_of(self.model, self.encoder).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        check_vectors(self)
         if self.vectors is None and self.word_dim is None:
-            object.__setattr__(self, "word_dim", 300)
-        if (self.encoder == "huggingface") != (self.checkpoint is not None):
-            raise InputError(f"checkpoint: want with encoder huggingface alone, got {self.checkpoint!r}")
-        self._check_vocabulary()
-        check_views(self)
-        if self.model == "skip-thoughts":
-            self._check_skip_thoughts()
-        if self.encoder == "transformer" and self.word_dim is not None and self.word_dim % self.heads:
-            raise InputError(f"heads: want a divisor of word_dim {self.word_dim}, got {self.heads}")
-        if self.encoder == "combine" and self.model != "quickthoughts":
-            raise InputError(f"encoder: want combine with model quickthoughts alone, got {self.model}")
-        has_halves = self.encoder == "combine" or self.encoder.removeprefix("mc-").startswith("bi")
-        if has_halves and self.hidden_size % 2:
-            raise InputError(f"hidden_size: want an even number for {self.encoder}, got {self.hidden_size}")
-        if self.position_loss != "sum" and self.model != "gloss-pos":
-            raise InputError(f"position_loss: want 'sum' with model {self.model}, got {self.position_loss!r}")
-        if self.context_size >= self.batch_size:
-            raise InputError(
-                f"context_size: want less than batch_size {self.batch_size}, got {self.context_size}"
-            )
-
-    def _check_skip_thoughts(self) -> None:
-        for name, wanted in (("encoder", ("gru", "bigru")), ("init", ("paper",)), ("context_size", (1,))):
-            if (value := getattr(self, name)) not in wanted:
-                these = " or ".join(map(str, wanted))
-                raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
-
-    def _check_vocabulary(self) -> None:
-        if self.vocabulary is not None and (self.encoder == "huggingface" or self.model.startswith("gloss")):
-            where = "model gloss" if self.model.startswith("gloss") else "encoder huggingface"
-            raise InputError(f"vocabulary: want none with {where}, got {self.vocabulary!r}")
-        if self.special_tokens != "none" and self.vocabulary is None:
-            raise InputError(f"special_tokens: want it with a vocabulary alone, got {self.special_tokens!r}")
-        if self.special_tokens != "none" and self.unknown == "drop":
-            raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
+            object.__setattr__(self, "word_dim", WORD_DIM)
+        check_combination(self)
 
     def to_json(self) -> str:
         """The settings as the text of config.json."""
@@ -416,25 +314,3 @@ CHANGEABLE_ON_RESUME = {
     "device",
     "timeout",
 }
-
-
-def _check(setting: Field[Any], value: Any) -> None:
-    kind = str(setting.type)
-    if kind.startswith("tuple"):
-        if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
-            raise InputError(f"{setting.name}: want paths, got {value!r:.100}")
-        return
-    if value is None and setting.default is None:
-        return
-    if not has_type(value, KINDS[kind.removesuffix(" | None")]):
-        wanted = NAMES[KINDS[kind.removesuffix(" | None")]]
-        raise InputError(f"{setting.name}: want {wanted}, got {value!r:.100}")
-    choices, at_least = setting.metadata["choices"], setting.metadata["at_least"]
-    if choices and value not in choices:
-        raise InputError(f"{setting.name}: want one of {', '.join(choices)}, got {value!r:.100}")
-    below = setting.metadata["below"]
-    if at_least is not None and not at_least <= value < below:
-        limit = "" if below == math.inf else f" and less than {below}"
-        raise InputError(f"{setting.name}: want at least {at_least}{limit}, got {value!r:.100}")
-    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-        raise InputError(f"{setting.name}: want a finite number, got {value!r:.100}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.json_text import one_line
 from fastqt.nn import (
     BagOfWords,
     CombinedQuickThoughts,
@@ -31,28 +29,24 @@ from fastqt.nn.init import Init
 from fastqt.runs.checkpoint import (
     CONFIG,
     MODEL,
-    VOCABULARY,
     check_model,
     load_model,
     stored_shape,
-    write_text,
 )
 from fastqt.runs.combined import combined
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.digests import digest, digest_of_folder
+from fastqt.runs.digests import digest
+from fastqt.runs.lexicon import HUGGINGFACE, damage_in_words, lexicon_digest, load_lexicon
 from fastqt.runs.skip_thoughts import build_skip_thoughts
 from fastqt.runs.tensor_files import open_tensors
 from fastqt.runs.views_model import build_views_model
 from fastqt.runs.word_tables import CHANNELS, multi_channel, settle_tables
-from fastqt.text import Encoded, Lexicon, TokenizerVocabulary, Vocabulary, pad
+from fastqt.text import Encoded, Lexicon, pad
 from fastqt.text.limits import check_bytes
-from fastqt.text.subwords import SpecialTokens
-from fastqt.text.vocabulary import Unknown
 
 if TYPE_CHECKING:
-    from fastqt.integrations.huggingface import CheckpointVocabulary
+    pass
 
-HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
 BATCH_SIZE = 512  # sentences that are encoded together
 
 Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
@@ -171,51 +165,6 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
     return GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, init=init, sparse=True)
 
 
-def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
-    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint.
-
-    Args:
-        config: the settings of the run.
-        directory: its directory.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    if config.encoder == HUGGINGFACE:
-        from fastqt.integrations.huggingface import CheckpointVocabulary
-
-        with _damage_in_words(directory / HUGGINGFACE):
-            return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
-    if config.vocabulary is not None:
-        return load_tokenizer(config, directory / VOCABULARY)
-    return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
-
-
-def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
-    """Reads a file of the `tokenizers` library as a run's settings want it.
-
-    Raises:
-        InputError: the file is missing, damaged or cannot be used.
-    """
-    return TokenizerVocabulary.load(
-        path,
-        unknown=cast("Unknown", config.unknown),
-        special_tokens=cast("SpecialTokens", config.special_tokens),
-        max_length=config.max_length,
-    )
-
-
-@contextlib.contextmanager
-def _damage_in_words(directory: Path) -> Iterator[None]:
-    """Makes an InputError of what the `transformers` library raises for damaged files: any type of error."""
-    try:
-        yield
-    except (InputError, ImportError):
-        raise
-    except Exception as error:
-        raise InputError(f"{directory} holds no usable Hugging Face checkpoint: {one_line(error)}") from error
-
-
 def _check_layers(lexicon: Lexicon, directory: Path) -> None:
     """Refuses a Hugging Face configuration with more layers than the stored weights have tensors."""
     layers = getattr(getattr(lexicon, "config", None), "num_hidden_layers", 0)
@@ -228,13 +177,6 @@ def _check_layers(lexicon: Lexicon, directory: Path) -> None:
             f"{directory / HUGGINGFACE}: num_hidden_layers: want at most {tensors}, the number of stored "
             f"tensors, got {layers}"
         )
-
-
-def lexicon_digest(config: TrainConfig, directory: Path) -> str:
-    """The digest of what `load_lexicon` reads."""
-    if config.encoder == HUGGINGFACE:
-        return digest_of_folder(directory / HUGGINGFACE)
-    return digest(directory / VOCABULARY)
 
 
 def model_digest(directory: str | Path) -> str:
@@ -254,14 +196,6 @@ def model_digest(directory: str | Path) -> str:
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from error
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-
-def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
-    """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
-    if isinstance(lexicon, (Vocabulary, TokenizerVocabulary)):
-        write_text(directory / VOCABULARY, lexicon.to_json())
-    else:
-        cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)
 
 
 def choose_device(name: str) -> torch.device:
@@ -333,7 +267,7 @@ class SentenceEncoder:
         # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
         if config.checkpoint is not None:
             config = replace(config, checkpoint=str(directory / HUGGINGFACE))
-        with _damage_in_words(directory) if config.encoder == HUGGINGFACE else contextlib.nullcontext():
+        with damage_in_words(directory) if config.encoder == HUGGINGFACE else contextlib.nullcontext():
             model = _fitting_model(config, vocabulary, directory, trained)
         if trained:
             load_model(directory / MODEL, model)

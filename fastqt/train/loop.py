@@ -15,7 +15,8 @@ from fastqt.errors import InputError
 from fastqt.runs import checkpoint
 from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, choose_device, lexicon_digest, save_lexicon
+from fastqt.runs.lexicon import lexicon_digest, save_lexicon
+from fastqt.runs.model import SentenceEncoder, choose_device
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.choice import build_objective

@@ -20,8 +20,8 @@ from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
+from fastqt.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.runs.lock import locked
-from fastqt.runs.model import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.runs.views_options import check_width, reads_rows
 from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.text.batches import Span, split, too_short

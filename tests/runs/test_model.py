@@ -7,7 +7,7 @@ import torch
 
 from fastqt.errors import InputError
 from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder, build_model, lexicon_digest, outline
+from fastqt.runs.model import SentenceEncoder, build_model, outline
 from fastqt.text import limits
 from fastqt.train import train
 
@@ -61,19 +61,3 @@ def test_half_of_the_memory_is_the_limit(monkeypatch):
         InputError, match="x: want at most half of this machine's memory, 1,000 bytes, got 1,001"
     ):
         limits.check_bytes(1001, "x")
-
-
-def test_the_digest_of_a_vocabulary_is_that_of_its_bytes(tmp_path):
-    config = TrainConfig(("x",))
-    found = set()
-    for text in ("one", "two", "one"):
-        (tmp_path / "vocabulary.json").write_text(text)
-        found.add(lexicon_digest(config, tmp_path))
-    assert len(found) == 2
-    folder = TrainConfig(("x",), encoder="huggingface", checkpoint="y")
-    (tmp_path / "huggingface" / "deep").mkdir(parents=True)
-    found = set()
-    for name, text in (("a", "one"), ("a", "two"), ("deep/b", "")):
-        (tmp_path / "huggingface" / name).write_text(text)
-        found.add(lexicon_digest(folder, tmp_path))
-    assert len(found) == 3
