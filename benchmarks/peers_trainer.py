@@ -36,7 +36,7 @@ from fastqt.tools.bench import peak_memory
 
 STORED = RESULTS / "peers-trainer.json"
 STEPS, BATCH, SEED = 20, 8, 7
-SPEED_BATCHES, SPEED_ROUNDS = (512, 2048), 5
+SPEED_BATCHES, SPEED_ROUNDS = (512, 1024), 3
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 PLAIN, CACHED = "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"
 SIDES = ("theirs", "ours")

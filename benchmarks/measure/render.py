@@ -23,6 +23,7 @@ from benchmarks.measure.learning import (
     stored_text,
 )
 from benchmarks.measure.tables import table
+from benchmarks.papers import pages
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers_distributed import conventions_machine, conventions_table, stored_peers
 from benchmarks.predict import scaling
@@ -31,7 +32,7 @@ from benchmarks.predict.summary import predictions_table
 README = ROOT / "README.md"
 PAGES = (
     README,
-    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers", "papers")),
 )
 MIB = 2**20
 
@@ -326,6 +327,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
     predicted = {name: partial(render, scaling.stored()) for name, render in scaling.TABLES.items()}
     return {
         **predicted,
+        **{f"papers {name}": section for name, section in pages.SECTIONS.items()},
         "conventions": lambda: conventions_table(stored_peers()["found"]),
         "conventions machine": lambda: conventions_machine(stored_peers()),
         "peers": lambda: peers.speed_table(peers.stored()["found"]),

@@ -106,10 +106,42 @@ def views_table(base: str) -> str:
     return table(("loss", *STS, "SICK", "mean of STS"), rows)
 
 
+def sizes_table() -> str:
+    """Width of the sentence vectors, minutes of training, mean accuracy."""
+    records = stored("sizes")
+    rows = [
+        (
+            run.name.removeprefix("H="),
+            f"{records[run.name]['width']:,}",
+            f"{records[run.name]['cpu_minutes']:.0f}",
+            *(f"{of_task(records[run.name], task):.1f}" for task in CLASSIFICATION),
+            f"{mean_of(records[run.name], CLASSIFICATION):.1f}",
+        )
+        for run in TABLES["sizes"]
+        if run.name in records
+    ]
+    return table(("H", "width", "CPU minutes", *CLASSIFICATION, "mean"), rows)
+
+
+def hours_table() -> str:
+    """Mean accuracy over the minutes of training."""
+    records = stored("hours")
+    rows = []
+    for run in TABLES["hours"]:
+        if run.name in records:
+            record, (model, _, steps) = records[run.name], run.name.partition(" at ")
+            figures = (f"{of_task(record, task):.1f}" for task in CLASSIFICATION)
+            mean = f"{mean_of(record, CLASSIFICATION):.1f}"
+            rows.append((model, f"{int(steps):,}", f"{record['cpu_minutes']:.0f}", *figures, mean))
+    return table(("model", "steps", "CPU minutes", *CLASSIFICATION, "mean"), rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "blog": blog_table,
     "blog ordering": blog_ordering,
     "systems": systems_table,
+    "sizes": sizes_table,
+    "hours": hours_table,
     "views minilm": lambda: views_table("minilm"),
     "views masked words": lambda: views_table("masked-words"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.runs import STS, Options, Run
+from benchmarks.papers.runs import CLASSIFICATION, STS, Options, Run
 
 SEEDS = (0, 1, 2)
 # Sums of GloVe vectors as they are have scores of thousands, and learn nothing.
@@ -27,6 +27,30 @@ def _blog() -> list[Run]:
         for k in (1, 2, 3, 4)
     ]
     return bags + recurrent
+
+
+def _sizes() -> list[Run]:
+    """The paper's sweep over the width of the sentence vectors, in as many steps for each."""
+    return [
+        Run(f"H={H}", {"encoder": "gru", "hidden-size": H, "steps": 400}, tasks=(*CLASSIFICATION, "SICK"))
+        for H in (100, 200, 400, 800, 1200)
+    ]
+
+
+def _hours() -> list[Run]:
+    """Accuracy over the minutes of training, of QuickThoughts and of skip-thoughts of one size."""
+    stages = {"quickthoughts": (200, 600, 1200, 3600), "skip-thoughts": (200, 600, 1800)}
+    return [
+        Run(
+            f"{model} at {steps}",
+            {"model": model, "encoder": "gru", "hidden-size": 300, "vocab-size": 20_000, "steps": steps}
+            | ({"epochs": 4} if model == "quickthoughts" else {}),
+            tasks=CLASSIFICATION,
+            folder=model,
+        )
+        for model, of_model in stages.items()
+        for steps in of_model
+    ]
 
 
 LEVELS = (0.1, 0.2, 0.3, 0.5)  # of MixCSE's lambda, the share of a sentence's own positive
@@ -80,6 +104,8 @@ def _quickthoughts() -> list[Run]:
 TABLES = {
     "blog": _blog(),
     "quickthoughts": _quickthoughts(),
+    "sizes": _sizes(),
+    "hours": _hours(),
     "views-minilm": _views("@minilm", steps=125, valid_every=25),
     "views-masked-words": _views("@work/masked-words", steps=500, valid_every=50),
 }

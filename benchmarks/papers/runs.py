@@ -75,6 +75,7 @@ class Run:
         corpus: what it is trained on.
         encoder: what `fastqt evaluate` is given, if that is not the training's folder.
         tasks: those that are evaluated.
+        folder: of the training, if several runs are stages of one training, from the fewest steps on.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Run:
     corpus: Sequence[str] = ("@data/corpus/train.txt.xz",)
     encoder: str | None = None
     tasks: Sequence[str] = ALL_TASKS
+    folder: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """What decides the result; a stored run with other settings is made anew."""
@@ -100,9 +102,9 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
     Returns:
         The run's settings, the CPU minutes of the training, its log, and the results of the tasks.
     """
-    folder = places.work / table / run.name
+    folder = places.work / table / (run.folder or run.name)
     minutes = None if run.train is None else _train(run, folder, places)
-    evaluated = folder.with_suffix(".json")
+    evaluated = places.work / table / f"{run.name}.json"
     named = str(folder) if run.encoder is None else _encoder(run.encoder, places)
     _fastqt(
         [
