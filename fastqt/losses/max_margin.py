@@ -15,7 +15,8 @@ from fastqt.checks import check_embeddings, check_flag, check_number, check_opti
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree, local_rows, shard_rows, wanting_gradients, with_a_row
-from fastqt.problem import REDUCTIONS, Rows
+from fastqt.losses.common import Walked
+from fastqt.problem import REDUCTIONS
 from fastqt.targets import Rolled, TargetRows, Targets, TargetsLike, given_or_window
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
@@ -204,34 +205,6 @@ def _chunks(p: MaxMarginProblem) -> Iterator[_Chunk]:
         yield _Chunk(rows, scores, of_targets, columns, taken)
 
 
-class MaxMargin:
-    """Computes a `MaxMarginProblem`, in plain PyTorch on any device; see `fastqt.engines`."""
-
-    def gradients_in_forward(self, p: MaxMarginProblem) -> bool:
-        """Whether a scalar loss takes its gradients in the forward pass."""
-        return True
-
-    def forward(self, p: MaxMarginProblem) -> Rows:
-        """The loss of each row."""
-        return Rows(_walk(p, None, MaxMarginNeeds())[0], ())
-
-    def forward_with_gradients(
-        self, p: MaxMarginProblem, row_weight: float, needs: MaxMarginNeeds
-    ) -> tuple[Tensor, Gradients]:
-        """row_weight * sum_i loss_i, and its gradients."""
-        losses, gradients = _walk(p, torch.full_like(p.queries[:, 0], row_weight), needs)
-        return row_weight * losses.sum(), gradients
-
-    def backward(
-        self, p: MaxMarginProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: MaxMarginNeeds
-    ) -> Gradients:
-        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-        return _walk(p, row_weights.to(p.queries.dtype), needs)[1]
-
-
-MAX_MARGIN = MaxMargin()
-
-
 def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds) -> tuple[Tensor, Gradients]:
     """The loss of each row, (N,), and with weights the gradients of sum_i row_weights_i loss_i."""
     losses = p.queries.new_zeros(len(p.queries))
@@ -250,10 +223,13 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
             losses[chunk.rows] += excess.clamp_(min=0).sum(1) * taken[:, 0]
         if d_scores is None or row_weights is None:
             continue
-        d_scores *= row_weights[chunk.rows, None]
+        d_scores *= row_weights[chunk.rows, None].to(d_scores.dtype)
         with torch.autocast(p.queries.device.type, enabled=False):
             if d_queries is not None:
                 d_queries[chunk.rows] = d_scores @ p.candidates
             if d_candidates is not None:
                 d_candidates += d_scores.T @ p.queries[chunk.rows]
     return losses, (d_queries, d_candidates)
+
+
+MAX_MARGIN = Walked(_walk)

@@ -15,7 +15,8 @@ from fastqt.checks import INTEGERS, as_ids, check_embeddings, check_option, chec
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree_on_rows, local_rows
-from fastqt.problem import REDUCTIONS, Rows
+from fastqt.losses.common import Walked
+from fastqt.problem import REDUCTIONS
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
@@ -150,39 +151,6 @@ class NegativeSamplingProblem:
         return self.queries, self.candidates, self.scale
 
 
-class NegativeSampling:
-    """Computes a `NegativeSamplingProblem`, in plain PyTorch on any device; see `fastqt.engines`."""
-
-    def gradients_in_forward(self, p: NegativeSamplingProblem) -> bool:
-        """Whether a scalar loss takes its gradients in the forward pass."""
-        return True
-
-    def forward(self, p: NegativeSamplingProblem) -> Rows:
-        """The loss of each row."""
-        return Rows(_walk(p, None, NegativeSamplingNeeds())[0], ())
-
-    def forward_with_gradients(
-        self, p: NegativeSamplingProblem, row_weight: float, needs: NegativeSamplingNeeds
-    ) -> tuple[Tensor, Gradients]:
-        """row_weight * sum_i loss_i, and its gradients."""
-        weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64, device=p.queries.device)
-        losses, gradients = _walk(p, weights, needs)
-        return row_weight * losses.sum(), gradients
-
-    def backward(
-        self,
-        p: NegativeSamplingProblem,
-        saved: tuple[Tensor, ...],
-        row_weights: Tensor,
-        needs: NegativeSamplingNeeds,
-    ) -> Gradients:
-        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-        return _walk(p, row_weights.double(), needs)[1]
-
-
-NEGATIVE_SAMPLING = NegativeSampling()
-
-
 def _walk(
     p: NegativeSamplingProblem, row_weights: Tensor | None, needs: NegativeSamplingNeeds
 ) -> tuple[Tensor, Gradients]:
@@ -224,3 +192,6 @@ def _chunks(p: NegativeSamplingProblem) -> Iterator[slice]:
     height = max(CHUNK_BYTES // (cells * p.queries.shape[1] * 8), 1)
     for start in range(0, N, height):
         yield slice(start, start + height)
+
+
+NEGATIVE_SAMPLING = Walked(_walk)

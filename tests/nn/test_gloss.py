@@ -8,26 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloss_oracle import Oracle
+from small_gloss import DECODERS, D, L, N, V, model, sentences
 from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
 from fastqt.train.optim import RowAdam, clip_gradients
-
-V, D, L, N = 13, 5, 6, 7
-DECODERS = ("bow", "pos")
-
-
-def sentences(count=N, seed=0):
-    """Random tokens (count, L), with unknown and repeated words, and lengths in 0..L."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, V, (count, L), generator=generator)
-    return tokens, torch.randint(0, L + 1, (count,), generator=generator)
-
-
-def model(decoder, **options):
-    torch.manual_seed(1)
-    return Gloss(V, D, decoder=decoder, **{"sentences": N, "max_length": L} | options).double()
 
 
 @pytest.mark.parametrize(("decoder", "position_loss"), [("bow", "sum"), ("pos", "sum"), ("pos", "mean")])

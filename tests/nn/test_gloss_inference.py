@@ -5,25 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 from gloss_oracle import Oracle
+from small_gloss import DECODERS, D, L, N, model, sentences
 from tolerances import FLOAT64, relative
 
 from fastqt.nn import Gloss, gloss_inference
 from fastqt.nn.gloss_inference import CPU_ROWS, Inference
-
-V, D, L, N = 13, 5, 6, 7
-DECODERS = ("bow", "pos")
-
-
-def sentences(count=N, seed=0):
-    """Random tokens (count, L), with unknown and repeated words, and lengths in 0..L."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, V, (count, L), generator=generator)
-    return tokens, torch.randint(0, L + 1, (count,), generator=generator)
-
-
-def model(decoder, **options):
-    torch.manual_seed(1)
-    return Gloss(V, D, decoder=decoder, **{"sentences": N, "max_length": L} | options).double()
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
