@@ -87,8 +87,9 @@ def _problem(
     cells = torch.cat([positives[:, None], negatives.to(queries.device).long()], 1)
     require(((cells >= 0) & (cells < M)).all(), f"positives, negatives: want values in 0..{M - 1}", cells)
     dtype = torch.promote_types(queries.dtype, torch.float32)
-    factor = scale if isinstance(scale, Tensor) else torch.tensor(scale, dtype=torch.float64)
-    return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), factor.to(queries.device), cells)
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=torch.float64, device=queries.device)
+    return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), scale.to(queries.device), cells)
 
 
 def _over_group(

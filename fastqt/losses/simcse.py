@@ -13,6 +13,7 @@ from fastqt.checks import (
     check_option,
     check_paired,
     check_scale,
+    check_tensor,
     input_dtype,
 )
 from fastqt.distributed import collectives
@@ -80,7 +81,10 @@ def simcse_loss(
 
 def _all_negatives(z3: Tensor | None) -> Tensor | None:
     """The hard negatives of all sentences, (N, D) or (N K, D)."""
-    return z3.flatten(0, 1) if isinstance(z3, Tensor) and z3.dim() == 3 else z3
+    if z3 is None:
+        return None
+    check_tensor("z3", z3)
+    return z3.flatten(0, 1) if z3.dim() == 3 else z3
 
 
 def _sets(z3: Tensor | None) -> tuple[Tensor, ...]:

@@ -16,8 +16,8 @@ from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text import Batch, Position, Vocabulary
 from fastqt.train import train
+from fastqt.train.choice import build_objective
 from fastqt.train.loop import Trainer
-from fastqt.train.objectives import build_objective
 from fastqt.train.preparation import Progress
 from fastqt.train.ranks import Ranks
 
