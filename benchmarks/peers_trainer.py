@@ -36,7 +36,7 @@ from fastqt.tools.bench import peak_memory
 
 STORED = RESULTS / "peers-trainer.json"
 STEPS, BATCH, SEED = 20, 8, 7
-SPEED_BATCHES, SPEED_ROUNDS = (512, 1024), 3
+SPEED_ROUNDS = 3
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 PLAIN, CACHED = "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"
 SIDES = ("theirs", "ours")
@@ -260,11 +260,33 @@ def speed() -> list[dict[str, Any]]:
     """What is stored of each step that is timed. Cached losses hold the activations of 32 rows alone."""
     all_of_them = {"directions": DIRECTIONS, "hardness_mode": "hard_negatives", "hardness_strength": 5.0}
     found = []
-    for batch in SPEED_BATCHES:
-        for options in ({}, all_of_them):
-            found.append(speed_of(Configuration(CACHED, 3, options), batch))
-            print(json.dumps(found[-1]), flush=True)
+    for batch, options in ((512, {}), (512, all_of_them), (1024, {})):
+        found.append(speed_of(Configuration(CACHED, 3, options), batch))
+        print(json.dumps(found[-1]), flush=True)
     return found
+
+
+def equality_line(found: list[dict[str, Any]]) -> str:
+    """How far the curves of losses are apart, in words."""
+    largest = max(x["largest_difference"] for x in found)
+    return (
+        f"{len(found)} configurations, whose losses differ by {largest:.1e} of the curve's largest at most."
+    )
+
+
+def speed_table(found: list[dict[str, Any]]) -> str:
+    """The stored rows in Markdown."""
+    rows = []
+    for x in found:
+        seconds, peaks = x["seconds"], x["peak_bytes"]
+        rows.append(
+            [
+                *(x["configuration"], f"{x['batch']:,}"),
+                *(f"{seconds[side]:.1f}" for side in SIDES),
+                *(f"{peaks[side] / 2**20:,.0f}" for side in SIDES),
+            ]
+        )
+    return table(("loss", "batch", "theirs s", "ours s", "theirs MiB", "ours MiB"), rows)
 
 
 def versions() -> dict[str, str]:
@@ -275,12 +297,6 @@ def versions() -> dict[str, str]:
 def stored() -> dict[str, Any]:
     """The stored runs, by their kind: "equality" and "speed"."""
     return json.loads(STORED.read_text()) if STORED.exists() else {}
-
-
-def equality_table(found: list[dict[str, Any]]) -> str:
-    """The stored rows in Markdown."""
-    rows = [[x["configuration"], f"{x['largest_difference']:.1e}"] for x in found]
-    return table(("configuration", "largest difference of a step's loss"), rows)
 
 
 def main() -> int:

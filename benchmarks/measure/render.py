@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import peers, peers_trainer
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_inference_table,
@@ -333,6 +333,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peers": lambda: peers.speed_table(peers.stored()["found"]),
         "peers errors": lambda: peers.error_table(peers.stored()["errors"]),
         "peers machine": lambda: peers.machine_line(peers.stored()),
+        "peers trainer": lambda: peers_trainer.speed_table(peers_trainer.stored()["speed"]["found"]),
+        "peers curves": lambda: peers_trainer.equality_line(peers_trainer.stored()["equality"]["found"]),
         "machine": lambda: machine(run),
         "loss": lambda: loss_table(run),
         "family": lambda: family_table(run),
