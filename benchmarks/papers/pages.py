@@ -73,6 +73,8 @@ def blog_ordering() -> str:
                 f"{error:.1f}",
             )
         )
+    if not rows:
+        return "Not all runs of this table are stored yet."
     return table(("task", "best", "worst", "difference", "its standard error"), rows)
 
 
