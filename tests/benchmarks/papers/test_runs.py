@@ -65,6 +65,7 @@ def places(tmp_path):
     return Places(tmp_path / "data", tmp_path / "work")
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_evaluated_and_stored_once(places, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "STORED", tmp_path / "stored")
     options = {"encoder": "bow", "word-dim": 8, "batch-size": 20, "steps": 4, "report-every": 1}
