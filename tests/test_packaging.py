@@ -132,6 +132,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     ]  # and its .dist-info
 
 
+@pytest.mark.slow
 def test_an_editable_install_uses_the_checkout(tmp_path, environment):
     """Its kernels too, which lie outside of the folder fastqt/ there."""
     source = copy_sources(tmp_path / "source")
@@ -227,6 +228,7 @@ def test_the_library_of_the_wheel_is_hardened(sdist, wheel, tmp_path):
         assert re.findall(r"-[DU]_FORTIFY_SOURCE\S*", line)[-1] == "-D_FORTIFY_SOURCE=3"
 
 
+@pytest.mark.slow
 def test_without_a_compiler(tmp_path, environment):
     source = copy_sources(tmp_path / "source")
     bare = {**environment, "CXX": "no-such-compiler", "PATH": str(Path(sys.executable).parent)}

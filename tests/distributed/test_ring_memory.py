@@ -29,6 +29,7 @@ def check(ranks, *counts):
             assert peak["with"] < VISITORS + GRADIENTS + REST, loss
 
 
+@pytest.mark.slow
 def test_two_shards_visit_at_most(four):
     check(four)
 

@@ -29,6 +29,7 @@ def tuned(tmp_path, monkeypatch):
     tuning.tables.cache_clear()
 
 
+@pytest.mark.slow
 def test_tuned_table_is_read_back(tuned, capsys):
     assert tune.main(["--dry-run", "--dtype", "float32", "--out", str(tuned)]) == 0
     first, second = json.loads((tuned / "interpreter.json").read_text())["scores"]["float32"]
