@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from typing import Any
 
 from fastqt.errors import InputError
 from fastqt.nn import Gloss
@@ -27,11 +29,11 @@ def chosen_inference(
         InputError: a value out of range.
     """
     given = {"steps": inference_steps, "learning_rate": inference_learning_rate}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if inference is None and not changes:
         return None
     try:
-        return Inference(safeguard=inference != "specified", **changes)  # type: ignore[arg-type]  # by name
+        return replace(Inference(safeguard=inference != "specified"), **changes)
     except ValueError as error:
         raise InputError(f"inference_{error}") from None
 

@@ -63,7 +63,7 @@ def damage_in_words(directory: Path) -> Iterator[None]:
         yield
     except (InputError, ImportError):
         raise
-    except Exception as error:
+    except Exception as error:  # the library has no type of its own for damaged files
         raise InputError(f"{directory} holds no usable Hugging Face checkpoint: {one_line(error)}") from error
 
 

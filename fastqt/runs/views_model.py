@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fastqt.errors import InputError
 from fastqt.nn import Encoder, MaskedWordHead, MixCSE, SimCSE
@@ -23,26 +23,23 @@ def build_views_model(config: TrainConfig, encoder: Encoder, *, pretrained: bool
         pretrained: load the head for masked words of a Hugging Face checkpoint, if it has one.
     """
     head = _head(config, encoder, pretrained) if config.masked_words else None
+    shared: dict[str, Any] = {
+        "head": head,
+        "dropout": config.dropout,
+        "scale": config.scale,
+        "hard_negative_weight": config.hard_negative_weight,
+    }
     if config.model == "simcse":
-        return SimCSE(
-            encoder,
-            head=head,
-            dropout=config.dropout,
-            scale=config.scale,
-            hard_negative_weight=config.hard_negative_weight,
-        )
+        return SimCSE(encoder, **shared)
     return MixCSE(
         encoder,
-        head=head,
-        dropout=config.dropout,
-        scale=config.scale,
         mix=config.mix,
         form=config.form,
         partner=config.partner,
         stop_gradient=config.stop_gradient == "yes",
         blocks=config.blocks,
         masked_cell=config.masked_cell,
-        hard_negative_weight=config.hard_negative_weight,
+        **shared,
     )
 
 

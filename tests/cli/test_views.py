@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from novels import novel
 
 from fastqt.cli import main
 
-NOVELS = Path(__file__).parents[3] / "shared" / "data" / "corpus" / "valid.txt.xz"
 SIZES = ["--word-dim", "24", "--layers", "1", "--heads", "3", "--feedforward", "32", "--batch-size", "32"]
 SIZES += ["--epochs", "3", "--report-every", "1", "--learning-rate", "0.005"]
 
@@ -17,12 +17,9 @@ SIZES += ["--epochs", "3", "--report-every", "1", "--learning-rate", "0.005"]
 @pytest.fixture(scope="module")
 def novels(tmp_path_factory):
     """Paths of 400 sentences, of rows with two hard negatives made of them, and of development pairs."""
-    if not NOVELS.exists():
-        pytest.skip(f"{NOVELS} is not here")
-    with lzma.open(NOVELS, "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line, _ in zip(file, range(600), strict=False)]
-    lines = [line for line in lines if line][:400]
     folder = tmp_path_factory.mktemp("novels")
+    lines = Path(novel(folder / "novel.txt", 600)).read_text(encoding="utf-8").splitlines()
+    lines = [line.strip() for line in lines if line.strip()][:400]
     (folder / "text.txt").write_text("\n".join(lines))
     rows = zip(lines, lines[1:], lines[20:], lines[40:], strict=False)
     with lzma.open(folder / "rows.tsv.xz", "wt", encoding="utf-8") as file:

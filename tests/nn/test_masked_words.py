@@ -18,6 +18,11 @@ def masked(B=40_000, L=30):
     return tokens, lengths, mask_words(tokens, lengths, vocab_size=V, mask_id=MASK, kept=KEPT)
 
 
+def near(share: float, p: float, n: int) -> bool:
+    """Whether a frequency in n draws is within five standard deviations of its probability p."""
+    return abs(float(share) - p) < 5 * math.sqrt(p * (1 - p) / n)
+
+
 def test_words_are_masked_at_the_rates_of_the_recipe():
     tokens, lengths, (changed, chosen) = masked()
     inside = torch.arange(tokens.shape[1]) < lengths[:, None]
@@ -25,8 +30,6 @@ def test_words_are_masked_at_the_rates_of_the_recipe():
     assert not chosen[~inside | kept].any()
     assert torch.equal(changed[~chosen], tokens[~chosen])
     n = int((inside & ~kept).sum())
-    # Five standard deviations of these frequencies.
-    near = lambda share, p, n: abs(float(share) - p) < 5 * math.sqrt(p * (1 - p) / n)  # noqa: E731
     assert near(chosen.sum() / n, 0.15, n)
     before, after = tokens[chosen], changed[chosen]
     assert near((after == MASK).double().mean(), 0.8, len(before))

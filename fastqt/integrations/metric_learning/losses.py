@@ -196,7 +196,9 @@ class _FromLabels(losses.BaseMetricLossFunction):
         """The reducer that the loss itself is given to: with a regularizer there are several."""
         if isinstance(self.reducer, reducers.MultipleReducers):
             held = self.reducer.reducers
-            return held["loss"] if "loss" in held else self.reducer.default_reducer  # noqa: SIM401  # no dict
+            if "loss" in held:
+                return held["loss"]
+            return self.reducer.default_reducer
         return self.reducer
 
 

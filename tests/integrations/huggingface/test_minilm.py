@@ -55,7 +55,7 @@ def test_its_sts_b_is_that_of_sentence_transformers(checkpoint, encode):
     from fastqt.evaluation import evaluate
 
     if not DATA.exists():
-        pytest.skip("shared/data is absent")
+        pytest.skip("shared/data/eval, which has STS-B, is absent")
     theirs = library.SentenceTransformer(checkpoint, device="cpu")
     found = [
         evaluate(function, DATA, ["STSB"]).tasks["STSB"]["test"]["spearman"]
