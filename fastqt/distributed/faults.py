@@ -70,7 +70,7 @@ def exchange(
 
 @contextlib.contextmanager
 def leaving_word(group: Group) -> Iterator[None]:
-    """A context whose errors the ranks get to know that wait for this one in vain."""
+    """Within this context an error is reported to the ranks that wait for this one, and raised again."""
     try:
         yield
     except Exception as error:  # raised again, whatever it is
@@ -79,7 +79,7 @@ def leaving_word(group: Group) -> Iterator[None]:
 
 
 def telling(method: Method) -> Method:
-    """A method of what has `shards`; ranks that wait for this one in vain get to know its errors."""
+    """A method of what has `shards`, whose errors are reported to the ranks that wait for this one."""
 
     @functools.wraps(method)
     def told(self: Any, *args: Any) -> Any:
