@@ -10,11 +10,12 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ STARTING = 60.0  # seconds, of what comes before the fault
 LATE = TIMEOUT + 2
 SLOW = 1.0
 ROWS, WIDTH = 6, 8
+
+# A process's exit status can be read once. Starting a process reads those of all that have ended, and of two threads
+# that read at the same time one finds the end of the pipe and reports 255 (CPython's popen_forkserver.py).
+STATUSES = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,9 @@ def endings(fault: Fault) -> list[End]:
             CONTEXT.Process(target=_rank, args=(rank, address, theirs, fault), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
-        for process in processes:
-            process.start()
+        with STATUSES:
+            for process in processes:
+                process.start()
         for _, theirs in pipes:
             theirs.close()
         # Whoever dies closes the other end of its pipe.
@@ -96,8 +102,9 @@ def endings(fault: Fault) -> list[End]:
         began = min((time for _, _, time in said if time), default=float("inf"))
         ends = []
         for process, (end, ended, _) in zip(processes, said, strict=True):
-            process.join(5)
-            end.code, end.seconds = process.exitcode, ended - began
+            wait([process.sentinel], timeout=5)
+            with STATUSES:
+                end.code, end.seconds = process.exitcode, ended - began
             process.kill()
             ends.append(end)
         return ends
