@@ -7,6 +7,9 @@ from fastqt._version import __version__
 
 if TYPE_CHECKING:
     from fastqt import distributed, nn
+    from fastqt import evaluation as evaluation
+    from fastqt import integrations as integrations
+    from fastqt import options as options
     from fastqt.cached import cached_backward
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
@@ -67,9 +70,14 @@ __all__ = [
 ]
 
 
+# Modules that `import fastqt` alone gives access to. A star does not import those that are not in `__all__`,
+# which few want, or which want optional libraries.
+_MODULES = ("distributed", "evaluation", "integrations", "nn", "options")
+
+
 def __dir__() -> list[str]:
-    """The public names, without the modules that importing them brings along."""
-    return __all__
+    """The public names and modules, without what importing them brings along."""
+    return sorted({*__all__, *_MODULES})
 
 
 # Where the public names are found when they are first used: `fastqt --help` answers without importing torch.
@@ -87,7 +95,7 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not imported above i
 
     def __getattr__(name: str) -> object:
         """Imports a public name; Python calls this for names that the module does not hold yet."""
-        if name in ("distributed", "nn"):
+        if name in _MODULES:
             return import_module(f"fastqt.{name}")
         for home in map(import_module, _HOMES if name in __all__ else ()):
             if hasattr(home, name):

@@ -1,10 +1,12 @@
 """Checks of the arguments that users pass to losses.
 
-Each error message names the argument, says what is wanted and what was given.
+Each error message names the argument, says what is wanted and what was given, and where a call makes the one
+of the other, which.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from numbers import Real
 from typing import Any
@@ -64,12 +66,20 @@ def check_tensor(name: str, x: object) -> None:
         ValueError: a tensor on the meta device, which has no values; compilers' fake tensors may pass.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: want a tensor, got {type(x).__name__}")
+        advice = "; convert it by torch.as_tensor" if _holds_numbers(x) else ""
+        raise TypeError(f"{name}: want a tensor, got {type(x).__name__}{advice}")
     if x.layout is not torch.strided or x.is_nested:
-        kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        kind = "a nested tensor" if x.is_nested else f"layout {x.layout}; convert it by to_dense()"
         raise TypeError(f"{name}: want a dense tensor of layout torch.strided, got {kind}")
     if x.is_meta and not torch.compiler.is_compiling():
-        raise ValueError(f"{name}: want a tensor with values, got one on the device meta")
+        raise ValueError(
+            f"{name}: want a tensor with values, got one on the device meta; load the model's weights first"
+        )
+
+
+def _holds_numbers(x: object) -> bool:
+    """Whether torch makes a tensor of this."""
+    return hasattr(x, "__array__") or (isinstance(x, list) and bool(x) and isinstance(x[0], (int, float)))
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -108,20 +118,27 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
         shape, dtype = x.shape, x.dtype
         if len(shape) != 2 and not (name == "row_negatives" and len(shape) == 3):
             wanted = "(N, D) or (N, K, D)" if name == "row_negatives" else "(rows, D)"
-            raise ValueError(f"{name}: want shape {wanted}, got {tuple(shape)}")
+            advice = "flatten the dimensions before the last, or pool over them"
+            advice = "make a row of it by unsqueeze(0)" if len(shape) == 1 else advice
+            raise ValueError(f"{name}: want shape {wanted}, got {tuple(shape)}; {advice}")
         if dtype not in FLOATING:
-            raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {dtype}")
+            advice = "; convert it by float()" if dtype in INTEGERS else ""
+            raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {dtype}{advice}")
         if 0 in shape:
-            raise ValueError(f"{name}: want at least one row and one column, got shape {tuple(shape)}")
+            raise ValueError(
+                f"{name}: want at least one row and one column, got shape {tuple(shape)}; skip such a batch"
+            )
         if queries is None:
             first, queries, D = name, x, shape[1]
             continue
         if shape[-1] != D:
             raise ValueError(f"{name}: want D={D} columns as {first} has, got {shape[-1]}")
         if x.device != queries.device:
-            raise ValueError(f"{name}: want device {queries.device} as {first}, got {x.device}")
+            raise ValueError(
+                f"{name}: want device {queries.device} as {first}, got {x.device}; move it by to()"
+            )
         if dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
-            raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {dtype}")
+            raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {dtype}; convert it by to()")
     rows = embeddings.get("row_negatives")
     if rows is not None and queries is not None and rows.shape[0] != queries.shape[0]:
         raise ValueError(
@@ -171,9 +188,10 @@ def as_ids(name: str, ids: Tensor) -> Tensor:
     """
     check_tensor(name, ids)
     if ids.dim() != 1:
-        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}")
+        advice = "; make it 1-D by flatten()" if ids.numel() == max(ids.shape, default=0) else ""
+        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}{advice}")
     if ids.dtype not in INTEGERS:
-        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}")
+        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}; convert it by long()")
     if ids.dtype is torch.uint64:
         require((ids.view(torch.int64) >= 0).all(), f"{name}: want values below 2**63, got greater ones")
     return ids.long()
@@ -190,7 +208,7 @@ def check_groups(
     """
     if query_groups is None or candidate_groups is None:
         missing = "query_groups" if query_groups is None else "candidate_groups"
-        raise ValueError(f"{missing}: want it together with the other groups, got None")
+        raise ValueError(f"{missing}: want it together with the other groups, got None; give both or neither")
     groups = as_ids("query_groups", query_groups), as_ids("candidate_groups", candidate_groups)
     for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
         if ids.numel() != length:
@@ -202,7 +220,9 @@ def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
     """Checks that `mask` is an (N, M) bool tensor on `device`."""
     check_tensor("mask", mask)
     if mask.dtype is not torch.bool:
-        raise TypeError(f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}")
+        raise TypeError(
+            f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}; convert it by bool()"
+        )
     if tuple(mask.shape) != (N, M):
         raise ValueError(f"mask: want shape (N, M) = ({N}, {M}), got {tuple(mask.shape)}")
     if mask.device != device:
@@ -219,10 +239,14 @@ def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> No
         scale: what the user gave.
         dtype: of the embeddings; all but float64 are computed in float32 at most, which has to hold `scale`.
     """
+    if type(scale) is float and 0 < scale <= FLOAT32_MAX:  # what nearly every call has
+        return
     if isinstance(scale, Tensor):
         check_tensor("scale", scale)
         if scale.dim() == 0 and scale.dtype in FLOATING:
             return
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise ValueError(f"scale: want a finite number, which is 1 / temperature, got {scale}")
     check_number("scale", scale, "a 0-d tensor", dtype)
     if scale <= 0:
         raise ValueError(f"scale: want a positive number, which is 1 / temperature, got {scale}")
@@ -261,9 +285,11 @@ def check_number(
         return
     wanted = "a number" if alternative is None else f"a number or {alternative}"
     if isinstance(value, Tensor):
+        one = value.numel() == 1 and value.dim() > 0 and alternative is not None
+        advice = "; make it 0-d by squeeze()" if one else ""
         raise ValueError(
             f"{name}: want {wanted}, floating point of 16 to 64 bits, got shape {tuple(value.shape)}, "
-            f"dtype {value.dtype}"
+            f"dtype {value.dtype}{advice}"
         )
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,8 +17,9 @@ from fastqt.checks import (
     check_paired,
     check_tensor,
 )
+from fastqt.options import MarginStrategy
 
-MARGIN_STRATEGIES = ("absolute", "relative")
+MARGIN_STRATEGIES: tuple[str, ...] = get_args(MarginStrategy)
 PAIR_ROWS = 4096  # of which the scores of pairs are found at a time
 
 
@@ -44,6 +47,16 @@ class Guide:
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> guide = fastqt.Guide(*torch.randn(2, 8, 32), margin=0.1)  # a second model's embeddings
+        >>> bool(
+        ...     fastqt.info_nce_loss(queries, candidates, guide=guide)
+        ...     < fastqt.info_nce_loss(queries, candidates)
+        ... )
+        True
+
     Source: Solatorio, "GISTEmbed: Guided in-sample selection of training negatives for text embedding
     fine-tuning" (2024); the margins are those of NV-Retriever (Moreira et al., 2024).
     """
@@ -54,7 +67,7 @@ class Guide:
         candidates: Tensor,
         *,
         margin: float = 0.0,
-        margin_strategy: str = "absolute",
+        margin_strategy: MarginStrategy = "absolute",
         thresholds: Tensor | None = None,
         normalize: bool = True,
         negatives: Tensor | None = None,

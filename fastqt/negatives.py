@@ -27,6 +27,14 @@ class Mixed:
         ValueError: mix outside [0, 1], or partners that are not 1-D.
         TypeError: partners that are not integers.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> fastqt.contrastive_loss(
+        ...     queries, candidates, fastqt.Diagonal(), diagonal="keep", row_negatives=fastqt.Mixed(0.2)
+        ... ).shape
+        torch.Size([])
+
     Source: Zhang et al., "Unsupervised Sentence Representation via Contrastive Learning with Mixing
     Negatives" (AAAI 2022).
     """
@@ -92,6 +100,14 @@ class Noise:
     Raises:
         ValueError: counts that are not 1-D, negative, not finite or all 0, or a negative power.
         TypeError: counts that are no tensor of numbers, or a power that is no number.
+
+    Example:
+        >>> import torch, fastqt
+        >>> noise = fastqt.Noise(torch.tensor([16.0, 1.0, 0.0]))
+        >>> noise.shares  # 16 ** 0.75 is 8
+        tensor([0.8889, 0.1111, 0.0000], dtype=torch.float64)
+        >>> noise.draw(4, 5).shape
+        torch.Size([4, 5])
 
     Source: Mikolov et al., "Distributed representations of words and phrases and their compositionality"
     (2013), section 2.2: unigram counts to the power of 3/4.

@@ -14,22 +14,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
+from fastqt.options import DiagonalMode, MemoryMode, Reduction, TargetReduction
 from fastqt.targets import TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
-DIAGONALS = ("zero", "exclude", "keep")
+DIAGONALS: tuple[str, ...] = get_args(DiagonalMode)
 LINKS = ("softmax", "sigmoid", "log_sum_exp")
 
-REDUCTIONS = ("mean", "sum", "none")
-TARGET_REDUCTIONS = (*REDUCTIONS, "mean_of_targets")  # where rows may lack targets
-MEMORY_MODES = ("fast", "low")
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+TARGET_REDUCTIONS: tuple[str, ...] = get_args(TargetReduction)
+MEMORY_MODES: tuple[str, ...] = get_args(MemoryMode)
 LEAST_MEMORY = 16 * 2**20  # bytes that may be asked for in place of a mode
 
 
@@ -217,7 +218,7 @@ class ThreeBlockProblem:
         own_columns, next_columns: (N,) shares of a candidate and of the next one in their mixture, both
             multiplied by their norms and divided by the mixture's norm.
         own_rows, next_rows: (N,) the same of the queries.
-        scale: inverse temperature.
+        scale: 1 / temperature.
         third_block: whether the third block is there.
         masks_excluded: whether masked cells leave the softmax; otherwise their score is 0.
         own_mixture_weight: added to the scores of a sentence with its own mixtures.
@@ -334,7 +335,7 @@ def finite_scale(scale: float | Tensor) -> float:
     """The value of a scale, which a tensor does not show before it is used."""
     value = scale.item() if isinstance(scale, Tensor) else scale
     if not math.isfinite(value):
-        raise ValueError(f"scale: want a finite number, got {value}")
+        raise ValueError(f"scale: want a finite number, which is 1 / temperature, got {value}")
     return value
 
 
@@ -347,7 +348,7 @@ def target_error(status: int, row: int, column: int, problem: Problem) -> ValueE
     M, diagonal = problem.candidates.shape[0], problem.diagonal
     reason = {
         TARGET_ON_DIAGONAL: f"is on the diagonal that diagonal={diagonal!r} replaces; use diagonal='keep'",
-        TARGET_OUTSIDE: f"is outside the M={M} candidates",
+        TARGET_OUTSIDE: f"is outside the M={M} candidates; want 0..{M - 1}, or -100 for no target",
         TARGET_NOT_POSITIVE: "has a weight that is negative or NaN; want weights >= 0",
         TARGET_MASKED: "is a cell that mask excludes",
         TARGET_NOT_FINITE: "has an infinite weight, or makes the sum of the row's weights infinite",

@@ -16,6 +16,7 @@ from fastqt.cached.encoding import Encoding
 from fastqt.cached.inputs import Encoder
 from fastqt.cached.reduction import within_ddp
 from fastqt.checks import check_not_recorded
+from fastqt.options import Recheck
 
 __all__ = ["cached_backward", "cached_embeddings"]
 
@@ -28,7 +29,7 @@ def cached_backward(
     chunk_size: int = 64,
     ddp: nn.Module | Sequence[nn.Module | None] | None = None,
     scaler: Any = None,
-    check: str = "first",
+    check: Recheck = "first",
 ) -> Tensor:
     """Adds the gradients of a loss over a large batch to those of all parameters, in the memory of a chunk.
 
@@ -67,6 +68,16 @@ def cached_backward(
         RuntimeError: an encoder whose embeddings differ in the second pass, because it changed its inputs in
             place, drew from a generator that is not torch's own, or changes from call to call. Some
             gradients may have been added by then. Or a call within no_grad, or within DDP's forward pass.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = torch.nn.Linear(32, 16)
+        >>> queries, candidates = torch.randn(2, 256, 32)  # 256 pairs, of which 64 are encoded at once
+        >>> loss = fastqt.cached_backward(
+        ...     [encoder, encoder], [queries, candidates], fastqt.info_nce_loss, chunk_size=64
+        ... )
+        >>> loss.shape, encoder.weight.grad.shape
+        (torch.Size([]), torch.Size([16, 32]))
     """
     if not callable(loss):
         raise TypeError(f"loss: want a function of embeddings, got {type(loss).__name__}")
@@ -106,7 +117,7 @@ def cached_embeddings(
     *,
     chunk_size: int = 64,
     ddp: nn.Module | Sequence[nn.Module | None] | None = None,
-    check: str = "first",
+    check: Recheck = "first",
 ) -> tuple[Tensor, ...]:
     """The embeddings of a large batch, whose backward pass runs the encoders again, chunk by chunk.
 

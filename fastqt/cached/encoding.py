@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from fastqt.cached.inputs import Encoder, Inputs, call, pair, row_count, spans, 
 from fastqt.cached.reduction import agreed_counts, reducing_modules, without_reduction
 from fastqt.cached.replay import Autocast, RandomStates, random_states, random_states_kept, set_random_states
 from fastqt.checks import check_option, check_size, tf32_allowed
+from fastqt.options import Recheck
 
-CHECKS = ("first", "always", "never")
+CHECKS: tuple[str, ...] = get_args(Recheck)
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Encoding:
         TypeError, ValueError: naming the argument, what is wanted and what came.
     """
 
-    def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: str) -> None:
+    def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: Recheck) -> None:
         check_size("chunk_size", chunk_size)
         check_option("check", check, CHECKS)
         pairs = pair(encoders, inputs)

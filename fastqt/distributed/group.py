@@ -6,22 +6,23 @@ import copy
 import itertools
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
+from fastqt.options import Edges, Exchange, GroupGradients, ShardSizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-SHARDS = ("equal", "uneven")
-EDGES = ("join", "cut")
-GRADIENTS = ("average", "sum")
-EXCHANGES = ("auto", "gather", "ring")
+SHARDS: tuple[str, ...] = get_args(ShardSizes)
+EDGES: tuple[str, ...] = get_args(Edges)
+GRADIENTS: tuple[str, ...] = get_args(GroupGradients)
+EXCHANGES: tuple[str, ...] = get_args(Exchange)
 RETURN_DTYPES = (torch.float32, torch.bfloat16)
 # Of a device's memory, what all ranks' candidates and their gradients may take before "auto" chooses a ring.
 GATHERED_SHARE = 1 / 8
@@ -51,16 +52,28 @@ class Group:
         ValueError: an unknown option, or this process is not in the group.
         TypeError: process_group is none.
         RuntimeError: torch.distributed is not initialised.
+
+    Example:
+        A group of this process alone; under `torchrun`, `dist.init_process_group()` joins all of them.
+
+        >>> import torch, torch.distributed as dist, fastqt
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> group = fastqt.distributed.Group(shards="uneven")
+        >>> group.rank, group.size
+        (0, 1)
+        >>> fastqt.info_nce_loss(*torch.randn(2, 8, 16), group=group).shape  # over the rows of all ranks
+        torch.Size([])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
         self,
         process_group: ProcessGroup | DeviceMesh | None = None,
         *,
-        shards: str = "equal",
-        edges: str = "join",
-        gradients: str = "average",
-        exchange: str = "auto",
+        shards: ShardSizes = "equal",
+        edges: Edges = "join",
+        gradients: GroupGradients = "average",
+        exchange: Exchange = "auto",
         return_dtype: torch.dtype = torch.float32,
     ) -> None:
         check_option("shards", shards, SHARDS)
@@ -166,7 +179,10 @@ def _process_group(name: str, group: Any) -> ProcessGroup:
         raise RuntimeError(f"{name}: want a torch that has torch.distributed, got one without")
     outside = group is dist.GroupMember.NON_GROUP_MEMBER
     if not (group is None or outside or isinstance(group, (dist.ProcessGroup, dist.device_mesh.DeviceMesh))):
-        raise TypeError(f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}")
+        advice = "; all processes are torch.distributed.group.WORLD" if isinstance(group, str) else ""
+        raise TypeError(
+            f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}{advice}"
+        )
     if not dist.is_initialized():
         raise RuntimeError(f"{name}: want torch.distributed initialised first, by init_process_group")
     if outside:

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from fastqt._version import __version__
-from fastqt.engines import cpu, cuda, reference, triton
+from fastqt.engines import cpu, cuda, ops, reference, report, triton
 from fastqt.problem import AnyProblem, ClipProblem, ClipSide, ClipSums, Gradients, Needs, Rows
 
 
@@ -129,6 +129,8 @@ ENGINES = {
     )
 }
 
+ON_GPUS = ("cuda", "triton")
+
 
 def requested(backend: str | None) -> str | None:
     """The engine that a user asks for by a loss's argument or by FASTQT_BACKEND, if any."""
@@ -157,10 +159,14 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
         return ENGINES["reference"]
     origin = "backend" if backend else "FASTQT_BACKEND"
     if name not in ENGINES:
-        raise ValueError(f"{origin}: want one of {', '.join(ENGINES)}, got {name!r}")
+        raise ValueError(
+            f"{origin}: want one of {', '.join(ENGINES)}, got {name!r}; show_config() says which work here"
+        )
     reason = ENGINES[name].module.why_not(p, device, dtype)
     if reason is not None:
-        raise ValueError(f"{origin}: {name!r} is not available: {reason}")
+        raise ValueError(
+            f"{origin}: {name!r} is not available: {reason}; without one the best that works is taken"
+        )
     return ENGINES[name]
 
 
@@ -201,12 +207,41 @@ def scale_gradients(name: str, gradients: list[Tensor], upstream: Tensor, multip
 
 
 def show_config() -> None:
-    """Prints the versions in use, and each backend with the reason if it is not usable here."""
-    print(f"fastqt   {__version__}")
-    print(f"torch    {torch.__version__}")
-    print(f"python   {sys.version.split()[0]} on {platform.system()} {platform.machine()}")
-    print(f"threads  {torch.get_num_threads()}")
-    gpu = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for name, engine in ENGINES.items():
-        device = torch.device("cpu") if name == "cpu" else gpu
-        print(f"backend  {name:<10} {engine.module.why_not(None, device, torch.float32) or 'usable'}")
+    """Prints what fastqt computes with here: versions, BLAS, vector instructions, code for GPUs and GPUs.
+
+    For each backend it prints "usable" or the reason why not.
+
+    Example:
+        >>> import fastqt
+        >>> fastqt.show_config()  # doctest: +ELLIPSIS
+        fastqt   ...
+        torch    ...
+        backend  reference  usable
+    """
+    found = report.gpus()
+    rows = [
+        ("fastqt", __version__),
+        ("torch", report.versions()),
+        ("python", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
+        ("threads", str(torch.get_num_threads())),
+        ("blas", report.blas()),
+        ("simd", report.simd()),
+        ("cuda", report.cuda_code()),
+        *(("gpu", gpu) for gpu in found or [f"none: {report.why_no_gpu()}"]),
+    ]
+    for name, text in rows:
+        print(f"{name:<8} {text}")
+    for name in ENGINES:
+        print(f"backend  {name:<10} {_why_not_here(name, bool(found)) or 'usable'}")
+
+
+def _why_not_here(name: str, has_gpu: bool) -> str | None:
+    """Why an engine cannot be used on this machine, or None."""
+    on_gpu = name in ON_GPUS and has_gpu
+    reason = ENGINES[name].module.why_not(None, torch.device("cuda" if on_gpu else "cpu"), torch.float32)
+    if reason is None or has_gpu or name not in ON_GPUS:
+        return reason
+    if name == "cuda" and ops.cuda_error is not None:
+        return ops.cuda_error
+    instead = "; TRITON_INTERPRET=1 runs it slowly on a CPU" if name == "triton" else ""
+    return f"it needs a GPU, and {report.why_no_gpu()}{instead}"

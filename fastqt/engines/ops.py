@@ -78,4 +78,4 @@ else:
 
 cuda_error = native_error
 if native_error is None and not hasattr(torch.ops.fastqt, "small_contrastive_"):
-    cuda_error = "fastqt was built without CUDA: its build found no nvcc"
+    cuda_error = "fastqt was built without CUDA: its build found no nvcc, or was to use none"

@@ -13,6 +13,7 @@ from fastqt.functional.grouped import loss_over_group
 from fastqt.functional.single import loss_of_process
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed
+from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
@@ -23,7 +24,7 @@ def contrastive_loss(
     *,
     context_size: int | None = None,
     document_ids: Tensor | None = None,
-    diagonal: str = "zero",
+    diagonal: DiagonalMode = "zero",
     scale: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     normalize: bool = False,
@@ -34,10 +35,10 @@ def contrastive_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
-    reduction: str = "mean",
-    similarity: str = "dot",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: TargetReduction = "mean",
+    similarity: Similarity = "dot",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence from the targets to the softmax of each query's scores.
@@ -60,7 +61,8 @@ def contrastive_loss(
         diagonal: what becomes of cells (i, i). "zero": the score is replaced by 0, so that exp(0) = 1
             stays in the denominator and no gradient passes; "exclude": they leave the softmax;
             "keep": they are candidates like all others.
-        scale: inverse temperature 1 / tau > 0, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number > 0 or a 0-d tensor (differentiable). A temperature of 0.05 is
+            scale=20.
         bias: added to the candidates' scores: a finite number, or a tensor () or (M,) (differentiable).
         normalize: score by cosine: the rows of all embeddings are first scaled to norm 1 (differentiable).
         negatives: (K, D) further candidates for all rows, which are targets of none.
@@ -99,6 +101,16 @@ def contrastive_loss(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 6, 16)  # of six sentences in their order
+        >>> documents = torch.tensor([0, 0, 0, 1, 1, 1])
+        >>> fastqt.contrastive_loss(queries, candidates, document_ids=documents, reduction="none").shape
+        torch.Size([6])
+        >>> unit = torch.eye(4)  # InfoNCE of four pairs, by hand: log(e + 3) - 1
+        >>> round(fastqt.contrastive_loss(unit, unit, fastqt.Diagonal(), diagonal="keep").item(), 4)
+        0.7437
+
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations" (2018),
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
@@ -136,7 +148,7 @@ def sigmoid_loss(
     *,
     context_size: int | None = None,
     document_ids: Tensor | None = None,
-    diagonal: str = "keep",
+    diagonal: DiagonalMode = "keep",
     scale: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     normalize: bool = False,
@@ -147,9 +159,9 @@ def sigmoid_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every query with every candidate: is this one of its targets?
@@ -167,7 +179,8 @@ def sigmoid_loss(
             "exclude": these cells leave the loss.
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
-        context_size, document_ids, scale, bias, normalize, negatives, row_negatives, row_scores,
+        scale: 1 / temperature, as of `contrastive_loss`.
+        context_size, document_ids, bias, normalize, negatives, row_negatives, row_scores,
             query_groups, candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -175,6 +188,14 @@ def sigmoid_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 6, 16)
+        >>> fastqt.sigmoid_loss(queries, candidates, context_size=2, reduction="none").shape
+        torch.Size([6])
+        >>> round(fastqt.sigmoid_loss(torch.zeros(2, 8), torch.zeros(2, 8)).item(), 4)  # 2 log 2 a row
+        1.3863
 
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
@@ -208,7 +229,7 @@ def log_sum_exp(
     queries: Tensor,
     candidates: Tensor,
     *,
-    diagonal: str = "keep",
+    diagonal: DiagonalMode = "keep",
     scale: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     normalize: bool = False,
@@ -219,9 +240,9 @@ def log_sum_exp(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
-    similarity: str = "dot",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    similarity: Similarity = "dot",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """log sum_j exp(S_ij) of each query's scores: the logarithm of its softmax's denominator.
@@ -244,8 +265,9 @@ def log_sum_exp(
         candidates: (M, D), dtype and device as `queries`.
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
-        scale, bias, normalize, negatives, row_negatives, row_scores, query_groups, candidate_groups, mask,
-            guide, similarity, backend, group: as of `contrastive_loss`. Positives that are not on the
+        scale: 1 / temperature, as of `contrastive_loss`.
+        bias, normalize, negatives, row_negatives, row_scores, query_groups, candidate_groups, mask, guide,
+            similarity, backend, group: as of `contrastive_loss`. Positives that are not on the
             diagonal leave the sum by groups. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
@@ -256,6 +278,13 @@ def log_sum_exp(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> fastqt.log_sum_exp(torch.zeros(2, 8), torch.zeros(5, 8))  # log 5 of each row
+        tensor([1.6094, 1.6094])
+        >>> fastqt.log_sum_exp(torch.zeros(2, 8), torch.zeros(5, 8), diagonal="exclude")  # log 4
+        tensor([1.3863, 1.3863])
 
     Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
     representations" (2018), eq. 2.

@@ -7,7 +7,7 @@ logsumexp gains it, and is joined with the row's own cells after that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from fastqt.functional.row_scores import (
     scores_of_row_negatives,
 )
 from fastqt.negatives import Mixed
+from fastqt.options import Similarity
 from fastqt.problem import DIAGONALS, loss_dtype
 
 Completed = Callable[[Tensor], Tensor]
-SIMILARITIES = ("dot", "euclidean")
+SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 FAR = 2.0  # standard deviations between embeddings and the origin, from which on they are moved to it
 
 

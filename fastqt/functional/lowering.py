@@ -23,6 +23,7 @@ from fastqt.engines import plans, reference
 from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixed_rows
+from fastqt.options import Backend, Memory
 from fastqt.problem import (
     DIAGONALS,
     Problem,
@@ -65,8 +66,8 @@ def checked(
     candidate_groups: Tensor | None,
     mask: Tensor | None,
     guide: Guide | None = None,
-    memory: str | int,
-    backend: str | None,
+    memory: Memory,
+    backend: Backend | None,
 ) -> tuple[Problem, plans.Plan]:
     """The checked problem with the embeddings as they were given, and how it is computed.
 

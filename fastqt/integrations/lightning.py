@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_number, check_option
 from fastqt.distributed import Group
-from fastqt.nn.loss import Loss
+from fastqt.nn.losses import Loss
+
+__all__ = ["ContrastiveModule"]
 
 
 class ContrastiveModule(lightning.LightningModule):
@@ -38,6 +40,13 @@ class ContrastiveModule(lightning.LightningModule):
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> from fastqt.integrations.lightning import ContrastiveModule
+        >>> module = ContrastiveModule(torch.nn.Linear(32, 16), fastqt.nn.InfoNCELoss(learn_scale=True))
+        >>> [embeddings.shape for embeddings in module(*torch.randn(2, 8, 32))]
+        [torch.Size([8, 16]), torch.Size([8, 16])]
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from fastqt.distributed.shards import agree_on_rows, local_rows, shard_rows
 from fastqt.functional import sigmoid_loss
 from fastqt.losses.common import device_of
 from fastqt.losses.negative_sampling import negative_sampling_loss
+from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, reduce
 from fastqt.targets import Diagonal, Pairs, TargetRows, Targets, Window
 
@@ -27,7 +28,7 @@ def binary_window_loss(
     document_ids: Tensor | None = None,
     samples: int | None = None,
     generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of whether a sentence and a context belong together.
@@ -56,6 +57,14 @@ def binary_window_loss(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 8, 16)  # of eight sentences in their order
+        >>> fastqt.binary_window_loss(queries, candidates, context_size=2, reduction="none").shape
+        torch.Size([8])
+        >>> fastqt.binary_window_loss(queries, candidates, samples=3).shape  # three negatives a sentence
+        torch.Size([])
+
     Source: the classifier of plausible and implausible context windows that Logeswaran and Lee
     (arXiv:1803.02893), section 3, compare theirs with.
     """
@@ -83,7 +92,7 @@ def binary_window_loss(
     return reduce(losses.new_zeros(N).index_copy(0, rows, losses), reduction)
 
 
-def _check_options(samples: int | None, reduction: str) -> None:
+def _check_options(samples: int | None, reduction: Reduction) -> None:
     check_option("reduction", reduction, REDUCTIONS)
     if samples is not None:
         check_size("samples", samples)
@@ -127,7 +136,7 @@ def _over_group(
     document_ids: Tensor | None,
     samples: int | None,
     generator: torch.Generator | None,
-    reduction: str,
+    reduction: Reduction,
 ) -> Tensor:
     """The loss of all ranks' sentences: each rank has the windows of its own, among all ranks' contexts."""
 
@@ -153,7 +162,8 @@ def _over_group(
     held = collectives.gather_constant(known.sum()[None], [1] * group.size, group)
     counts = [int(count) for count in held]
     own = torch.arange(len(rows), device=rows.device) + sum(counts[: group.rank])
-    kept, of_rank = queries[rows], "none" if reduction == "none" else "sum"
+    kept = queries[rows]
+    of_rank: Reduction = "none" if reduction == "none" else "sum"
     if not sum(counts):
         losses = collectives.nothing((queries, gathered), of_rank)
     elif samples is None:

@@ -22,6 +22,7 @@ from fastqt.distributed.shards import Shards, agree_on_rows, local_rows
 from fastqt.engines import choose, computation, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
+from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 
 
@@ -32,9 +33,9 @@ def clip_loss(
     scale: float | Tensor,
     normalize: bool = True,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
@@ -45,7 +46,7 @@ def clip_loss(
 
     Args:
         a, b: (N, D); rows of equal index are a pair.
-        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         label_smoothing: as of `info_nce_loss`, in both directions.
         normalize, reduction, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
             travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
@@ -55,6 +56,16 @@ def clip_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> images, texts = torch.randn(2, 8, 16)
+        >>> log_scale = torch.tensor(2.66, requires_grad=True)  # the logarithm of 1 / 0.07
+        >>> fastqt.clip_loss(images, texts, scale=log_scale.exp()).backward()
+        >>> log_scale.grad.shape
+        torch.Size([])
+        >>> round(fastqt.clip_loss(torch.eye(4), torch.eye(4), scale=1.0).item(), 4)  # log(e + 3) - 1
+        0.7437
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
@@ -104,9 +115,9 @@ def _over_group(
     scale: float | Tensor,
     normalize: bool,
     label_smoothing: float,
-    reduction: str,
-    memory: str | int,
-    backend: str | None,
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The loss of all ranks' pairs."""
 
@@ -133,9 +144,9 @@ def _of_ranks(
     b: Tensor,
     scale: float | Tensor,
     normalize: bool,
-    reduction: str,
-    memory: str | int,
-    backend: str | None,
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The loss of all ranks' pairs without label smoothing, of checked arguments."""
     group = shards.group
@@ -166,7 +177,7 @@ def _smoothing(
     b: Tensor,
     scale: float | Tensor,
     normalize: bool,
-    reduction: str,
+    reduction: Reduction,
     shards: Shards | None = None,
 ) -> Tensor:
     """What label smoothing adds, the mean of both directions."""

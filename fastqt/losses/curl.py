@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +15,11 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import Shards, agree_on_rows, local_rows, shard_rows
 from fastqt.losses.common import device_of
+from fastqt.options import BlockNegatives, Reduction
 from fastqt.problem import REDUCTIONS, reduce
 from fastqt.targets import Targets, Window
 
-BLOCK_NEGATIVES = ("shift", "complement", "random")
+BLOCK_NEGATIVES: tuple[str, ...] = get_args(BlockNegatives)
 
 
 def curl_loss(
@@ -25,7 +27,7 @@ def curl_loss(
     positives: Tensor,
     negatives: Tensor,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
     """log(1 + exp(-<f_i, g+_i - g-_i>)): each query's positive is to score above its negative.
@@ -40,6 +42,14 @@ def curl_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> queries, positives, negatives = torch.randn(3, 8, 16)
+        >>> fastqt.curl_loss(queries, positives, negatives, reduction="none").shape
+        torch.Size([8])
+        >>> round(fastqt.curl_loss(queries, positives, positives).item(), 4)  # log 2
+        0.6931
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
@@ -68,12 +78,12 @@ def _losses(
     return losses if has_positive is None else losses.where(has_positive, 0)
 
 
-def _facts(reduction: str, **more: Hashable) -> dict[str, Hashable]:
+def _facts(reduction: Reduction, **more: Hashable) -> dict[str, Hashable]:
     check_option("reduction", reduction, REDUCTIONS)
     return {"reduction": reduction, **more}
 
 
-def _reduced(shards: Shards, rows: Tensor, reduction: str) -> Tensor:
+def _reduced(shards: Shards, rows: Tensor, reduction: Reduction) -> Tensor:
     local = rows if reduction == "none" else rows.sum()
     return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
 
@@ -84,9 +94,9 @@ def curl_block_loss(
     *,
     context_size: int = 1,
     document_ids: Tensor | None = None,
-    negatives: str = "shift",
+    negatives: BlockNegatives = "shift",
     generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
     """`curl_loss` of each query with the mean of its neighbours against the mean of as many others.
@@ -110,6 +120,15 @@ def curl_block_loss(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 12, 16)  # of twelve sentences in their order
+        >>> fastqt.curl_block_loss(queries, candidates, context_size=2).shape
+        torch.Size([])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> fastqt.curl_block_loss(queries, candidates, negatives="random", generator=generator).shape
+        torch.Size([])
+
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.
     """
@@ -129,7 +148,9 @@ def curl_block_loss(
     return reduce(_losses(queries, *blocks), reduction)
 
 
-def _order(negatives: str, N: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+def _order(
+    negatives: BlockNegatives, N: int, device: torch.device, generator: torch.Generator | None
+) -> Tensor | None:
     """The permutation of "random"; None for the others."""
     if negatives != "random":
         return None
@@ -142,7 +163,7 @@ def _blocks(
     n: int,
     first: int,
     context_size: int,
-    negatives: str,
+    negatives: BlockNegatives,
     order: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means of neighbours and those of others, (n, D) each, for the n rows from `first` on.
@@ -180,9 +201,9 @@ def _blocks_over_group(
     candidates: Tensor,
     context_size: int,
     document_ids: Tensor | None,
-    negatives: str,
+    negatives: BlockNegatives,
     generator: torch.Generator | None,
-    reduction: str,
+    reduction: Reduction,
 ) -> Tensor:
     """The loss of all ranks' sentences."""
 

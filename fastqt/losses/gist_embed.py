@@ -22,6 +22,7 @@ from fastqt.distributed.shards import Shards, agree, local_rows, wanting_gradien
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores
+from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
 
@@ -39,12 +40,12 @@ def gist_embed_loss(
     guide_negatives: Negatives = (),
     scale: float | Tensor = 100.0,
     margin: float = 0.0,
-    margin_strategy: str = "absolute",
+    margin_strategy: MarginStrategy = "absolute",
     contrast_anchors: bool = True,
     contrast_positives: bool = True,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each anchor with its positive by cosine, where a guide filters false negatives.
@@ -59,7 +60,7 @@ def gist_embed_loss(
         negatives: (K, D) further candidates of all anchors, or several such tensors.
         guide_anchors, guide_positives, guide_negatives: the guide's embeddings of the same texts, (N, E),
             (N, E) and (K, E), in any floating-point dtype; no gradient flows to them.
-        scale: inverse temperature 1 / tau.
+        scale: 1 / temperature.
         margin, margin_strategy: as of `fastqt.Guide`.
         contrast_anchors: whether the scores of anchors with anchors are in the softmax.
         contrast_positives: whether those of positives with positives are; they take a logsumexp by itself.
@@ -70,6 +71,14 @@ def gist_embed_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> anchors, positives = torch.randn(2, 8, 16)
+        >>> of_guide = torch.randn(2, 8, 32)  # a second model's embeddings, of any width
+        >>> guide = {"guide_anchors": of_guide[0], "guide_positives": of_guide[1]}
+        >>> fastqt.gist_embed_loss(anchors, positives, **guide, scale=1 / 0.01).shape
+        torch.Size([])
 
     Source: Solatorio, "GISTEmbed: Guided in-sample selection of training negatives for text embedding
     fine-tuning" (2024).
@@ -132,12 +141,12 @@ def loss_of_own_rows(
     *,
     scale: float | Tensor,
     margin: float,
-    margin_strategy: str,
+    margin_strategy: MarginStrategy,
     contrast_anchors: bool,
     contrast_positives: bool,
-    reduction: str,
-    memory: str | int,
-    backend: str | None,
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The loss of the anchors, for arguments that are checked; the candidates may be more than theirs."""
     n = len(texts.anchors)

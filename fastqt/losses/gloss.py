@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -31,10 +31,11 @@ from fastqt.losses.gloss_factored import (
     ScoresTooFarApartError,
     score_positions,
 )
+from fastqt.options import Backend, Memory, PositionLoss, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce
 from fastqt.targets import Bags
 
-POSITION_LOSSES = ("sum", "mean")
+POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
 def gloss_bow_loss(
@@ -44,9 +45,9 @@ def gloss_bow_loss(
     token_ids: Tensor,
     offsets: Tensor,
     *,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy, summed over the vocabulary, of which words a sentence's latent vector names.
@@ -57,8 +58,24 @@ def gloss_bow_loss(
         token_ids: (T,) integers in [0, V), all sentences' words one after the other; one that is named
             twice counts once.
         offsets: (B,) integers, where each sentence's words begin, as of `torch.nn.EmbeddingBag`.
+        reduction: "mean" over the B sentences, "sum", or "none".
+        memory, backend: as of `contrastive_loss`.
         group: the processes whose sentences make up the batch, as of `contrastive_loss`; the decoder is the
             same at each, and its gradient is this rank's part of the whole.
+
+    Returns:
+        A scalar, or (B,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> weight, bias = torch.zeros(10, 8), torch.zeros(10)
+        >>> words, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3])  # of three words and of one
+        >>> loss = fastqt.gloss_bow_loss(torch.randn(2, 8), weight, bias, words, offsets)
+        >>> round(loss.item(), 4)  # 10 log 2 a sentence
+        6.9315
 
     Source: GLOSS, generative latent optimisation of sentence representations: the bag-of-words decoder.
     """
@@ -81,10 +98,10 @@ def gloss_pos_loss(
     token_ids: Tensor,
     lengths: Tensor,
     *,
-    position_loss: str = "sum",
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    position_loss: PositionLoss = "sum",
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of the word at each position given the sentence's latent vector.
@@ -99,7 +116,22 @@ def gloss_pos_loss(
         token_ids: (B, L) integers in [0, V), padded on the right with anything.
         lengths: (B,) integers in [0, L].
         position_loss: "sum" over a sentence's positions, or their "mean". A sentence without words costs 0.
-        group: as of `gloss_bow_loss`.
+        reduction, memory, backend, group: as of `gloss_bow_loss`.
+
+    Returns:
+        A scalar, or (B,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> latents, positions = torch.randn(2, 8), torch.randn(3, 8)
+        >>> weight, bias = torch.zeros(10, 8), torch.zeros(10)
+        >>> words, lengths = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
+        >>> loss = fastqt.gloss_pos_loss(latents, positions, weight, bias, words, lengths, reduction="sum")
+        >>> round(loss.item(), 4)  # log 10 for each of four words
+        9.2103
 
     Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
     """
@@ -155,7 +187,7 @@ def _over_group(
     group: Group,
     loss: Callable[..., Tensor],
     latents: Tensor,
-    reduction: str,
+    reduction: Reduction,
     others: dict[
         str, Any
     ],  # the other arguments of the loss: the decoder, which all ranks have, and own words
@@ -192,7 +224,7 @@ def factored_pos_loss(
     bias: Tensor,  # (V,)
     token_ids: Tensor,  # (B, L) int64
     within: Tensor,  # (B, L) bool: whether the sentence has this position
-    reduction: str,
+    reduction: Reduction,
     position_scores: PositionScores | None = None,  # score_positions(positions, weight), if it is known
     *,
     mean: bool = False,  # over a sentence's positions, in place of their sum

@@ -13,6 +13,7 @@ from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
+from fastqt.options import Backend, Memory, Similarity, TargetReduction
 from fastqt.targets import Pairs
 
 
@@ -25,10 +26,10 @@ def info_nce_loss(
     negatives: Tensor | None = None,
     label_smoothing: float = 0.0,
     guide: Guide | None = None,
-    similarity: str = "dot",
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    similarity: Similarity = "dot",
+    reduction: TargetReduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each query with its own candidate, among all candidates.
@@ -36,7 +37,7 @@ def info_nce_loss(
     Args:
         queries: (N, D) floating point.
         candidates: (M, D), M >= N; candidate i belongs to query i.
-        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
         label_smoothing: the share of each target that is spread evenly over all candidates and negatives, the
@@ -51,6 +52,16 @@ def info_nce_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> hard = torch.randn(24, 16)
+        >>> loss = fastqt.info_nce_loss(queries, candidates, scale=1 / 0.05)  # a temperature of 0.05
+        >>> bool(fastqt.info_nce_loss(queries, candidates, negatives=hard) > loss)
+        True
+        >>> round(fastqt.info_nce_loss(torch.eye(4), torch.eye(4), scale=1.0).item(), 4)  # log(e + 3) - 1
+        0.7437
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """

@@ -20,6 +20,7 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import row_numbers, scores
 from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
+from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
 
 FUNCTIONS = {"supcon": "fastqt.supcon_loss", "ntxent": "fastqt.ntxent_loss"}
@@ -41,7 +42,7 @@ def loss_from_labels(
     labels: Tensor,
     candidates: Tensor | None,
     candidate_labels: Tensor | None,
-    reduction: str,
+    reduction: Reduction,
     group: GroupLike | None,
     **options: Any,
 ) -> Tensor:
@@ -79,7 +80,7 @@ def loss_from_labels(
     return labelled_loss(link, rows, positives, "sum", **options) / max(_terms(link, positives), 1)
 
 
-def positives_of(x: Labelled, memory: str | int) -> Positives:
+def positives_of(x: Labelled, memory: Memory) -> Positives:
     """The positives of each row."""
     return find_positives(x.labels, x.candidate_labels, x.own, x.embeddings.is_cuda, memory)
 
@@ -88,12 +89,12 @@ def labelled_loss(
     link: str,
     x: Labelled,
     positives: Positives,
-    reduction: str,
+    reduction: Reduction,
     *,
     scale: float | Tensor,
     normalize: bool,
-    memory: str | int,
-    backend: str | None,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The losses of rows (N,) for reduction="none", otherwise their sum."""
     # With one positive a row it competes with the same cells in both losses.
@@ -125,11 +126,11 @@ def labelled_loss(
 def _of_targets(
     x: Labelled,
     positives: Positives,
-    reduction: str,
+    reduction: Reduction,
     scale: float | Tensor,
     normalize: bool,
-    memory: str | int,
-    backend: str | None,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """SupCon as a cross-entropy whose targets are listed."""
     N, device = len(x.embeddings), x.embeddings.device
@@ -181,11 +182,13 @@ def _terms(link: str, positives: Positives) -> int:
     return len(positives.rows) if link == "supcon" else positives.pairs
 
 
-def _check_rest(given: dict[str, Any], reduction: str, options: dict[str, Any]) -> None:
+def _check_rest(given: dict[str, Any], reduction: Reduction, options: dict[str, Any]) -> None:
     """Checks what is no embeddings; in `given` labels become int64."""
     if (given["candidates"] is None) != (given["candidate_labels"] is None):
         missing = "candidates" if given["candidates"] is None else "candidate_labels"
-        raise ValueError(f"{missing}: want it together with the other of the two, got None")
+        raise ValueError(
+            f"{missing}: want it together with the other of the two, got None; give both or neither"
+        )
     for name, of in (("labels", "embeddings"), ("candidate_labels", "candidates")):
         if given[of] is None:
             continue
@@ -201,7 +204,7 @@ def _check_rest(given: dict[str, Any], reduction: str, options: dict[str, Any]) 
 
 
 def _over_group(
-    group: Group, link: str, given: dict[str, Any], reduction: str, options: dict[str, Any]
+    group: Group, link: str, given: dict[str, Any], reduction: Reduction, options: dict[str, Any]
 ) -> Tensor:
     """The loss of all ranks' rows, each rank's against the candidates of all."""
     check = partial(_checked_at_rank, group, given, reduction, options)
@@ -222,7 +225,7 @@ def _over_group(
 
 
 def _checked_at_rank(
-    group: Group, given: dict[str, Any], reduction: str, options: dict[str, Any]
+    group: Group, given: dict[str, Any], reduction: Reduction, options: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Hashable]]:
     """Checks what a rank can check by itself; its numbers of rows, and what all ranks have to give alike."""
     for name in ("embeddings", "candidates"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,13 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree, local_rows, shard_rows, wanting_gradients, with_a_row
 from fastqt.losses.common import Walked
+from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
 from fastqt.targets import Rolled, TargetRows, Targets, TargetsLike, given_or_window
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
+MARGIN_DIAGONALS: tuple[str, ...] = get_args(MarginDiagonal)
 CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
 
@@ -30,11 +32,11 @@ def max_margin_loss(
     targets: TargetsLike | None = None,
     *,
     margin: float = 1.0,
-    diagonal: str = "exclude",
+    diagonal: MarginDiagonal = "exclude",
     context_size: int | None = None,
     document_ids: Tensor | None = None,
     normalize: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
     """Sum of hinges: each target of a query is to score higher than every other candidate, by a margin.
@@ -63,6 +65,15 @@ def max_margin_loss(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queries, candidates = torch.randn(2, 8, 16)  # of eight sentences in their order
+        >>> fastqt.max_margin_loss(queries, candidates, context_size=1, reduction="none").shape
+        torch.Size([8])
+        >>> unit, own = 2 * torch.eye(4), torch.arange(4)  # each row scores 4 with its target, 0 with others
+        >>> fastqt.max_margin_loss(unit, unit, own, diagonal="keep", margin=5.0).item()  # 3 (5 - 4)
+        3.0
+
     Source: the max-margin objective that Logeswaran and Lee (arXiv:1803.02893) compare theirs with.
     """
     operator = given_or_window(targets, context_size, document_ids)
@@ -75,15 +86,22 @@ def max_margin_loss(
     return autograd.loss_of(p, reduction, MAX_MARGIN, "fastqt.max_margin_loss")
 
 
-def _check_options(queries: Tensor, margin: float, diagonal: str, normalize: bool, reduction: str) -> None:
-    check_option("diagonal", diagonal, ("exclude", "keep"))
+def _check_options(
+    queries: Tensor, margin: float, diagonal: MarginDiagonal, normalize: bool, reduction: Reduction
+) -> None:
+    check_option("diagonal", diagonal, MARGIN_DIAGONALS)
     check_option("reduction", reduction, REDUCTIONS)
     check_number("margin", margin, dtype=queries.dtype)
     check_flag("normalize", normalize)
 
 
 def _problem(
-    queries: Tensor, candidates: Tensor, operator: Targets, margin: float, diagonal: str, normalize: bool
+    queries: Tensor,
+    candidates: Tensor,
+    operator: Targets,
+    margin: float,
+    diagonal: MarginDiagonal,
+    normalize: bool,
 ) -> MaxMarginProblem:
     N, M = len(queries), len(candidates)
     operator.check(N, M, diagonal)
@@ -103,9 +121,9 @@ def _over_group(
     candidates: Tensor,
     operator: Targets,
     margin: float,
-    diagonal: str,
+    diagonal: MarginDiagonal,
     normalize: bool,
-    reduction: str,
+    reduction: Reduction,
 ) -> Tensor:
     """The loss of all ranks' queries, from the candidates of all ranks."""
 

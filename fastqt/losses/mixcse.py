@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,8 +16,14 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
+from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
+
+FORMS: tuple[str, ...] = get_args(MixForm)
+PARTNERS: tuple[str, ...] = get_args(MixPartner)
+BLOCKS: tuple[str, ...] = get_args(MixBlocks)
+MASKED_CELLS: tuple[str, ...] = get_args(MaskedCell)
 
 
 def mixcse_loss(
@@ -26,16 +32,16 @@ def mixcse_loss(
     *,
     mix: float = 0.2,
     scale: float | Tensor = 20.0,
-    form: str = "slides",
-    partner: str = "next",
+    form: MixForm = "slides",
+    partner: MixPartner = "next",
     generator: torch.Generator | None = None,
-    blocks: str = "both",
-    masked_cell: str = "zero",
+    blocks: MixBlocks = "both",
+    masked_cell: MaskedCell = "zero",
     hard_negative_weight: float = 0.0,
     stop_gradient: bool = True,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """SimCSE's loss with mixtures of views as further, hard negatives; cosines throughout.
@@ -50,7 +56,7 @@ def mixcse_loss(
     Args:
         z1, z2: (N, D) two views of N >= 2 sentences.
         mix: the share of a sentence's own view, 0 <= mix <= 1.
-        scale: inverse temperature 1 / tau.
+        scale: 1 / temperature.
         form: "slides" or "released".
         partner: "next" row (the first one for the last), or "random": one cycle through all rows.
         generator: draws the random cycle; torch's default generator if None.
@@ -67,6 +73,15 @@ def mixcse_loss(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> z1, z2 = torch.randn(2, 8, 16)
+        >>> fastqt.mixcse_loss(z1, z2, mix=0.2, form="released", reduction="none").shape
+        torch.Size([8])
+        >>> mixed = fastqt.mixcse_loss(z1, z2)
+        >>> bool(mixed > fastqt.simcse_loss(z1, z2))  # one more negative a row
+        True
+
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).
     """
@@ -74,10 +89,10 @@ def mixcse_loss(
         check_embeddings(z1=z1, z2=z2)
 
     def check() -> dict[str, Any]:
-        check_option("form", form, ("slides", "released"))
-        check_option("partner", partner, ("next", "random"))
-        check_option("blocks", blocks, ("both", "candidates"))
-        check_option("masked_cell", masked_cell, ("zero", "exclude"))
+        check_option("form", form, FORMS)
+        check_option("partner", partner, PARTNERS)
+        check_option("blocks", blocks, BLOCKS)
+        check_option("masked_cell", masked_cell, MASKED_CELLS)
         check_scale(scale, z1.dtype)
         check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
         check_option("reduction", reduction, REDUCTIONS)
@@ -124,7 +139,7 @@ def drawn_partners(N: int, device: torch.device, generator: torch.Generator | No
     return _partners(random_order(N, device, generator), N, device)
 
 
-def check_released_alone(blocks: str, masked_cell: str, hard_negative_weight: float) -> None:
+def check_released_alone(blocks: MixBlocks, masked_cell: MaskedCell, hard_negative_weight: float) -> None:
     """Raises ValueError unless the options of the released form alone have their defaults."""
     for name, value, default in (
         ("blocks", blocks, "both"),
@@ -139,7 +154,7 @@ class _Flags(NamedTuple):
     """The options of the released form alone."""
 
     both: bool  # whether the third block is there
-    masked_cell: str
+    masked_cell: MaskedCell
     hard_negative_weight: float
     stop_gradient: bool
 
@@ -150,7 +165,7 @@ def _in_three_blocks(
     mix: float,
     flags: _Flags,
     order: Tensor | None,  # (N,): each row's partner is the next one in it; None for the order as it is
-    reduction: str,
+    reduction: Reduction,
     options: dict[str, Any],
 ) -> Tensor | None:
     """The released form as one problem; None where the engine has no computation for it."""
@@ -231,9 +246,9 @@ def _in_ranks_slides(
     z2: Tensor,
     mix: float,
     flags: _Flags,
-    partner: str,
+    partner: MixPartner,
     generator: torch.Generator | None,
-    reduction: str,
+    reduction: Reduction,
     options: dict[str, Any],
 ) -> Tensor:
     """The slides' form of all ranks' sentences."""
@@ -261,9 +276,9 @@ def _in_ranks_released(
     z2: Tensor,
     mix: float,
     flags: _Flags,
-    partner: str,
+    partner: MixPartner,
     generator: torch.Generator | None,
-    reduction: str,
+    reduction: Reduction,
     options: dict[str, Any],
 ) -> Tensor:
     """The released form of all ranks' sentences, each rank's own being the first of all for it."""
@@ -286,7 +301,7 @@ def _in_ranks_released(
 
 
 def _partners_of_ranks(
-    shards: Shards, partner: str, generator: torch.Generator | None, device: torch.device
+    shards: Shards, partner: MixPartner, generator: torch.Generator | None, device: torch.device
 ) -> Tensor:
     """The partner of each row of all ranks, (N,), the same on all of them."""
     N = shards.total("rows")

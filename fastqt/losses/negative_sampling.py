@@ -16,6 +16,7 @@ from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.losses.common import Walked
+from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
@@ -30,7 +31,7 @@ def negative_sampling_loss(
     negatives: Tensor,
     *,
     scale: float | Tensor = 1.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of each query's positive and of K candidates that were drawn for it.
@@ -48,7 +49,7 @@ def negative_sampling_loss(
         candidates: (M, D), dtype and device as `queries`. Their gradient is a dense (M, D).
         positives: (N,) integers in [0, M).
         negatives: (N, K) integers in [0, M).
-        scale: a positive number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a positive number or 0-d tensor (differentiable).
         reduction: "mean" over the N rows, "sum", or "none".
         group: as of `contrastive_loss`. Each rank gives its own queries, with their positives and negatives,
             and the same candidates, whose gradient is the part of the rank's queries.
@@ -59,6 +60,14 @@ def negative_sampling_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> words, contexts = torch.randn(2, 100, 16)  # two tables of word vectors
+        >>> pairs = torch.randint(100, (8, 2))  # a word, and a word of its context
+        >>> noise = fastqt.Noise(torch.ones(100)).draw(8, 5)
+        >>> fastqt.negative_sampling_loss(words[pairs[:, 0]], contexts, pairs[:, 1], noise).shape
+        torch.Size([])
 
     Source: Mikolov et al., "Distributed representations of words and phrases and their compositionality"
     (2013), equation 4.
@@ -99,7 +108,7 @@ def _over_group(
     positives: Tensor,
     negatives: Tensor,
     scale: float | Tensor,
-    reduction: str,
+    reduction: Reduction,
 ) -> Tensor:
     """The loss of all ranks' queries."""
 

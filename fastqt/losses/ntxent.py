@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.labelled import loss_from_labels
+from fastqt.options import Backend, Memory, Reduction
 
 
 def ntxent_loss(
@@ -16,9 +17,9 @@ def ntxent_loss(
     candidate_labels: Tensor | None = None,
     scale: float | Tensor = 10.0,
     normalize: bool = True,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each pair of rows of the same label, among itself and the first row's negatives.
@@ -30,8 +31,9 @@ def ntxent_loss(
     those that `supcon_loss` takes then.
 
     Args:
-        embeddings, labels, candidates, candidate_labels, scale, normalize, memory, backend, group: as of
+        embeddings, labels, candidates, candidate_labels, normalize, memory, backend, group: as of
             `supcon_loss`.
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         reduction: "mean" over all pairs; "sum"; "none" for the sum over each row's pairs.
 
     Returns:
@@ -39,6 +41,16 @@ def ntxent_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> z1, z2 = torch.randn(2, 8, 16)  # two views of eight texts
+        >>> labels = torch.arange(8).repeat(2)
+        >>> fastqt.ntxent_loss(torch.cat([z1, z2]), labels, scale=1 / 0.5).shape  # a temperature of 0.5
+        torch.Size([])
+        >>> rows = torch.eye(2).repeat_interleave(3, 0)  # positives do not compete with each other
+        >>> round(fastqt.ntxent_loss(rows, torch.tensor([0, 0, 0, 1, 1, 1]), scale=50.0).item(), 4)
+        0.0
 
     Source: Sohn, "Improved deep metric learning with multi-class N-pair loss objective" (2016), and Chen et
     al., "A simple framework for contrastive learning of visual representations" (2020), over all pairs of

@@ -21,6 +21,7 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import computation, plans
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import scores
+from fastqt.options import Backend, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
 
 
@@ -28,15 +29,15 @@ class Walk(NamedTuple):
     """How the scores of some rows are computed.
 
     Attributes:
-        scale: inverse temperature, a number or 0-d tensor.
+        scale: 1 / temperature, a number or 0-d tensor.
         memory, backend: as of `contrastive_loss`.
         shards: how the rows lie on ranks; None for one process.
         function: the public function, which errors name.
     """
 
     scale: float | Tensor
-    memory: str | int
-    backend: str | None
+    memory: Memory
+    backend: Backend | None
     shards: Shards | None
     function: str
 

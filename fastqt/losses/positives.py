@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.options import Memory
 from fastqt.problem import room_of
 from fastqt.targets.base import TargetRows, Targets
 
@@ -95,7 +96,7 @@ def find_positives(
     candidate_labels: Tensor,
     own: Tensor | None,
     on_gpu: bool,
-    memory: str | int,
+    memory: Memory,
 ) -> Positives:
     """Sorts rows and candidates by label; the host waits for the labels if these are on a GPU.
 

@@ -26,6 +26,7 @@ from fastqt.losses.paired_sums import (
     sums_of,
 )
 from fastqt.losses.ranking_options import Options, checked_directions
+from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import loss_dtype, reduce, unit_rows
 from fastqt.targets import Pairs
 
@@ -38,13 +39,13 @@ def multiple_negatives_ranking_loss(
     *,
     scale: float | Tensor = 20.0,
     normalize: bool = True,
-    directions: Sequence[str] = ("query_to_doc",),
-    partition_mode: str = "joint",
-    hardness_mode: str | None = None,
+    directions: Sequence[Direction] = ("query_to_doc",),
+    partition_mode: PartitionMode = "joint",
+    hardness_mode: HardnessMode | None = None,
     hardness_strength: float = 0.0,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each query with its own document, among the scores of one or several directions.
@@ -64,7 +65,7 @@ def multiple_negatives_ranking_loss(
         queries: (N, D) floating point.
         documents: (N, D), a positive for each query, or a sequence of such matrices: the positives, and then
             one or more hard negatives for each query.
-        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine; otherwise by inner product.
         directions: which scores there are; "query_to_doc" has to be one of them.
         partition_mode: "joint": the loss is the cross-entropy of one softmax over all of them;
@@ -82,6 +83,17 @@ def multiple_negatives_ranking_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> queries, positives, hard_negatives = torch.randn(3, 8, 16)
+        >>> loss = fastqt.multiple_negatives_ranking_loss
+        >>> loss(queries, [positives, hard_negatives], reduction="none").shape
+        torch.Size([8])
+        >>> bool(loss(queries, positives) == fastqt.info_nce_loss(queries, positives))
+        True
+        >>> loss(queries, positives, directions=("query_to_doc", "doc_to_query", "doc_to_doc")).shape
+        torch.Size([])
 
     Source: Henderson et al., "Efficient natural language response suggestion for Smart Reply" (2017);
     for several directions Li et al., "Towards general text embeddings with multi-stage contrastive

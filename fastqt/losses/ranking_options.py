@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from torch import Tensor
 
 from fastqt.checks import check_flag, check_number, check_option, check_scale, shown
+from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import REDUCTIONS, check_memory
 
-DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 WITHOUT_POSITIVES = ("query_to_query", "doc_to_doc")
-PARTITION_MODES = ("joint", "per_direction")
-HARDNESS_MODES = ("in_batch_negatives", "hard_negatives", "all_negatives")
+PARTITION_MODES: tuple[str, ...] = get_args(PartitionMode)
+HARDNESS_MODES: tuple[str, ...] = get_args(HardnessMode)
 
 
 class Options(NamedTuple):
@@ -21,13 +22,13 @@ class Options(NamedTuple):
 
     scale: float | Tensor
     normalize: bool
-    directions: tuple[str, ...]
-    partition_mode: str
-    hardness_mode: str | None
+    directions: tuple[Direction, ...]
+    partition_mode: PartitionMode
+    hardness_mode: HardnessMode | None
     hardness_strength: float
-    reduction: str
-    memory: str | int
-    backend: str | None
+    reduction: Reduction
+    memory: Memory
+    backend: Backend | None
 
     def check(self, queries: Tensor) -> None:
         """Raises ValueError or TypeError unless all are what they have to be."""
@@ -47,7 +48,8 @@ class Options(NamedTuple):
 def check_directions(directions: object) -> None:
     """Raises ValueError or TypeError unless these are directions, "query_to_doc" among them."""
     if isinstance(directions, str) or not isinstance(directions, Sequence | set | frozenset):
-        raise TypeError(f"directions: want a sequence of names, got {shown(directions)}")
+        advice = "; put the name into a list" if isinstance(directions, str) else ""
+        raise TypeError(f"directions: want a sequence of names, got {shown(directions)}{advice}")
     for name in directions:
         check_option("directions", name, DIRECTIONS)
     if "query_to_doc" not in directions:
@@ -67,7 +69,7 @@ def check_hardness_strength(strength: float) -> None:
         raise ValueError(f"hardness_strength: want a number >= 0, got {strength}")
 
 
-def check_partition(directions: Sequence[str], partition_mode: str) -> None:
+def check_partition(directions: Sequence[Direction], partition_mode: PartitionMode) -> None:
     """Raises ValueError unless each softmax contains the positive."""
     check_option("partition_mode", partition_mode, PARTITION_MODES)
     without = [name for name in directions if name in WITHOUT_POSITIVES]
@@ -78,7 +80,9 @@ def check_partition(directions: Sequence[str], partition_mode: str) -> None:
         )
 
 
-def checked_directions(directions: Sequence[str], partition_mode: str) -> tuple[str, ...]:
+def checked_directions(
+    directions: Sequence[Direction], partition_mode: PartitionMode
+) -> tuple[Direction, ...]:
     """The directions in a fixed order."""
     check_directions(directions)
     check_partition(directions, partition_mode)

@@ -7,6 +7,7 @@ from torch import Tensor
 from fastqt.checks import check_embeddings, check_paired
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import sigmoid_loss
+from fastqt.options import Backend, Memory, Reduction
 from fastqt.targets import Diagonal, Pairs
 
 
@@ -17,9 +18,9 @@ def siglip_loss(
     scale: float | Tensor,
     bias: float | Tensor,
     normalize: bool = True,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Binary cross-entropy of every pair of rows, whose label is whether they have the same index.
@@ -28,7 +29,7 @@ def siglip_loss(
 
     Args:
         a, b: (N, D), (M, D) with M >= N; rows of equal index are a pair.
-        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         reduction, memory, backend, group: as of `sigmoid_loss`.
@@ -38,6 +39,14 @@ def siglip_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> images, texts = torch.randn(2, 8, 16)
+        >>> fastqt.siglip_loss(images, texts, scale=10.0, bias=-10.0, reduction="none").shape
+        torch.Size([8])
+        >>> round(fastqt.siglip_loss(torch.eye(2), torch.eye(2), scale=10.0, bias=-10.0).item(), 4)
+        0.6932
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """

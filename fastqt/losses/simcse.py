@@ -22,6 +22,7 @@ from fastqt.distributed.shards import agree_on_rows, local_rows
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 
 
@@ -32,9 +33,9 @@ def simcse_loss(
     *,
     scale: float | Tensor = 20.0,
     hard_negative_weight: float = 0.0,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each sentence with its second view by cosine, among all second views.
@@ -43,7 +44,7 @@ def simcse_loss(
         z1, z2: (N, D) two views of N sentences, such as two passes under dropout.
         z3: (N, D) a hard negative for each sentence, and a further candidate for all others; or (N, K, D), K
             hard negatives for each.
-        scale: inverse temperature 1 / tau.
+        scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
         reduction, memory, backend, group: as of `contrastive_loss`.
@@ -53,6 +54,14 @@ def simcse_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> z1, z2, z3 = torch.randn(3, 8, 16)  # two views, and a hard negative for each sentence
+        >>> fastqt.simcse_loss(z1, z2, z3, scale=1 / 0.05, reduction="none").shape  # a temperature of 0.05
+        torch.Size([8])
+        >>> round(fastqt.simcse_loss(torch.eye(4), torch.eye(4), scale=1.0).item(), 4)  # log(e + 3) - 1
+        0.7437
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
@@ -100,8 +109,8 @@ def _weighted(
     thirds: Sequence[Tensor],
     scale: float | Tensor,
     hard_negative_weight: float,
-    memory: str | int,
-    backend: str | None,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The losses of n sentences, whose own second views and hard negatives come first; rows of norm 1."""
     options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
@@ -117,9 +126,9 @@ def _over_group(
     z3: Tensor | None,
     scale: float | Tensor,
     hard_negative_weight: float,
-    reduction: str,
-    memory: str | int,
-    backend: str | None,
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
 ) -> Tensor:
     """The loss of all ranks' sentences."""
 

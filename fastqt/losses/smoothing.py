@@ -15,6 +15,7 @@ from fastqt.checks import check_number
 from fastqt.distributed import collectives
 from fastqt.distributed.shards import Shards
 from fastqt.losses.common import scores
+from fastqt.options import TargetReduction
 from fastqt.problem import loss_dtype, reduce
 
 
@@ -34,7 +35,7 @@ def smoothing_loss(
     *,
     scale: float | Tensor,
     normalize: bool,
-    reduction: str,
+    reduction: TargetReduction,
     shards: Shards | None = None,
 ) -> Tensor:
     """What label smoothing adds to the loss of queries among candidates and negatives; checked arguments.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.labelled import loss_from_labels
+from fastqt.options import Backend, Memory, Reduction
 
 
 def supcon_loss(
@@ -16,9 +17,9 @@ def supcon_loss(
     candidate_labels: Tensor | None = None,
     scale: float | Tensor = 10.0,
     normalize: bool = True,
-    reduction: str = "mean",
-    memory: str | int = "fast",
-    backend: str | None = None,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
     group: GroupLike | None = None,
 ) -> Tensor:
     """Cross-entropy of each row with all of its positives alike, the other rows of the same label.
@@ -37,7 +38,7 @@ def supcon_loss(
         candidates: (M, D) what the rows are compared with in place of each other. A row is then not taken
             out of them: its positives are all candidates of its label.
         candidate_labels: (M,) integers.
-        scale: inverse temperature, a number or 0-d tensor (differentiable).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         reduction: "mean" over the rows that have a positive; the losses of others are 0. "sum", or "none".
         memory: as of `contrastive_loss`; a class of any size is visited in parts that fit it.
@@ -50,6 +51,15 @@ def supcon_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4
+        >>> fastqt.supcon_loss(embeddings, labels, scale=1 / 0.1, reduction="none").shape  # temperature 0.1
+        torch.Size([8])
+        >>> rows = torch.eye(2).repeat_interleave(3, 0)  # two labels of three equal rows
+        >>> round(fastqt.supcon_loss(rows, torch.tensor([0, 0, 0, 1, 1, 1]), scale=50.0).item(), 4)  # log 2
+        0.6931
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """

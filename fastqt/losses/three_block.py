@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import input_dtype
+from fastqt.options import Memory
 from fastqt.problem import ThreeBlockProblem, unit_rows
 
 
@@ -24,7 +25,7 @@ def three_block_problem(
     masks_excluded: bool,
     own_mixture_weight: float,
     stop_gradient: bool,
-    memory: str | int,
+    memory: Memory,
 ) -> ThreeBlockProblem:
     """The problem of two views of sentences whose partners are the next ones; see `ThreeBlockProblem`."""
     u, v = (unit_rows(z).to(input_dtype(z)) for z in (z1, z2))

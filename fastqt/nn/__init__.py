@@ -79,3 +79,8 @@ __all__ = [
     "Transformer",
     "mask_words",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them."""
+    return __all__

@@ -11,6 +11,7 @@ from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.cached.inputs import Encoder
 from fastqt.checks import check_option, check_size
+from fastqt.options import Recheck
 
 
 class CachedContrastive(nn.Module):
@@ -36,6 +37,14 @@ class CachedContrastive(nn.Module):
     Raises:
         TypeError: a loss that cannot be called, or a chunk_size that is no integer.
         ValueError: a chunk_size below 1, or an unknown check.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = torch.nn.Linear(32, 16)
+        >>> model = fastqt.nn.CachedContrastive([encoder, encoder], fastqt.nn.InfoNCELoss(), chunk_size=64)
+        >>> model(*torch.randn(2, 256, 32)).backward()
+        >>> encoder.weight.grad.shape
+        torch.Size([16, 32])
     """
 
     def __init__(
@@ -45,7 +54,7 @@ class CachedContrastive(nn.Module):
         *,
         chunk_size: int = 64,
         ddp: nn.Module | Sequence[nn.Module | None] | None = None,
-        check: str = "first",
+        check: Recheck = "first",
     ) -> None:
         super().__init__()
         if not callable(loss):

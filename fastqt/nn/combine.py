@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,13 @@ class Combine(Encoder):
 
     Raises:
         ValueError: no encoder.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.Combine(fastqt.nn.BagOfWords(100, 16), fastqt.nn.GRUEncoder(100, 8, 32))
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 48])
     """
 
     def __init__(self, *encoders: Encoder) -> None:
@@ -53,6 +60,13 @@ class MultiChannel(Combine):
         ValueError: vectors that are not 2-D, an odd hidden_size of a bi-GRU, an unknown kind or an unknown
             init.
 
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.MultiChannel(torch.randn(100, 16), hidden_size=32)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 64])
+
     Source: Logeswaran and Lee (arXiv:1803.02893), the multi-channel model.
     """
 
@@ -68,7 +82,7 @@ class MultiChannel(Combine):
         sparse: bool = False,
         init: Init = "paper",
     ) -> None:
-        check_option("kind", kind, ("bow", "gru", "bigru"))
+        check_option("kind", kind, get_args(Channel))
         check_vectors(vectors)
         if vectors.dim() != 2:
             raise ValueError(f"vectors: want shape (V, W), got {tuple(vectors.shape)}")

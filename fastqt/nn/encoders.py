@@ -23,6 +23,13 @@ class Encoder(nn.Module):
 
     Attributes:
         embedding_dim: E, the width of a sentence vector.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.BagOfWords(100, 16)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> isinstance(encoder, fastqt.nn.Encoder), encoder.embedding_dim, encoder(tokens, lengths).shape
+        (True, 16, torch.Size([2, 16]))
     """
 
     embedding_dim: int
@@ -62,6 +69,15 @@ class BagOfWords(Encoder):
 
     Raises:
         ValueError: vectors of another shape, or an unknown init.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.BagOfWords(100, 16)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 16])
+        >>> bool((encoder(tokens, lengths)[1] == encoder.embedding.weight[3]).all())  # of one word
+        True
     """
 
     def __init__(
@@ -139,6 +155,13 @@ class GRUEncoder(RecurrentEncoder):
     Raises:
         ValueError: an odd hidden_size with `bidirectional`, vectors of another shape, or an unknown init.
 
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.GRUEncoder(100, 16, 32, bidirectional=True)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 32])
+
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
     (arXiv:1803.02893).
     """
@@ -187,6 +210,13 @@ class LSTMEncoder(RecurrentEncoder):
 
     Raises:
         ValueError: an odd hidden_size with `bidirectional`, vectors of another shape, or an unknown init.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.LSTMEncoder(100, 16, 32)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 32])
     """
 
     recurrent: nn.LSTM

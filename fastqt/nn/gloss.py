@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,9 @@ from fastqt.distributed.group import GroupLike
 from fastqt.losses.gloss import POSITION_LOSSES
 from fastqt.nn.gloss_decoder import Decoder, projected, within
 from fastqt.nn.gloss_inference import Inference, infer_latents
+from fastqt.options import DecoderKind, PositionLoss, Reduction
 
-DECODERS = ("bow", "pos")
+DECODERS: tuple[str, ...] = get_args(DecoderKind)
 
 
 class Gloss(nn.Module):
@@ -47,6 +48,15 @@ class Gloss(nn.Module):
     Raises:
         ValueError: an unknown decoder, or a size, radius or option out of range.
 
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.Gloss(100, 16, sentences=2)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> model(torch.tensor([0, 1]), tokens, lengths).shape  # the loss of the first two sentences
+        torch.Size([])
+        >>> model.infer(tokens, lengths, steps=10).shape
+        torch.Size([2, 16])
+
     Source: Singh, Fan and Auli, "GLOSS: Generative latent optimization of sentence representations" (2019).
     """
 
@@ -58,11 +68,11 @@ class Gloss(nn.Module):
         dim: int,
         *,
         sentences: int = 0,
-        decoder: str = "bow",
+        decoder: DecoderKind = "bow",
         max_length: int = 50,
         radius: float = 2.0,
         unknown_id: int | None = 0,
-        position_loss: str = "sum",
+        position_loss: PositionLoss = "sum",
     ) -> None:
         check_option("decoder", decoder, DECODERS)
         check_option("position_loss", position_loss, POSITION_LOSSES)
@@ -97,7 +107,7 @@ class Gloss(nn.Module):
         return self.weight.shape[1]
 
     @property
-    def decoder(self) -> str:
+    def decoder(self) -> DecoderKind:
         """ "bow" or "pos"."""
         return "bow" if self.positions is None else "pos"
 
@@ -116,7 +126,7 @@ class Gloss(nn.Module):
         tokens: Tensor,
         lengths: Tensor,
         *,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         group: GroupLike | None = None,
     ) -> Tensor:
         """The loss of training sentences, with their own latent vectors.
@@ -143,7 +153,7 @@ class Gloss(nn.Module):
         tokens: Tensor,
         lengths: Tensor,
         *,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         group: GroupLike | None = None,
     ) -> Tensor:
         """The decoder's loss for given latent vectors: `fastqt.gloss_bow_loss` or `fastqt.gloss_pos_loss`.

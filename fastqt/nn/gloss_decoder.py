@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastqt.checks import INTEGERS, as_ids, check_tensor
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
+from fastqt.options import PositionLoss
 
 
 class Decoder(NamedTuple):
@@ -27,7 +28,7 @@ class Decoder(NamedTuple):
     bias: Tensor
     positions: Tensor | None
     unknown_id: int | None
-    position_loss: str
+    position_loss: PositionLoss
 
     def frozen(self, dtype: torch.dtype) -> Decoder:
         """The same without gradients, in a dtype."""

@@ -44,6 +44,14 @@ class Inference:
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.Gloss(100, 16)
+        >>> model.inference = fastqt.nn.Inference(steps=10)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> model.encode(tokens, lengths).shape
+        torch.Size([2, 16])
+
     Source: Singh, Fan and Auli (2019): 250 steps with the learning rate 1, and no safeguard.
     """
 

@@ -1,12 +1,12 @@
 """Initial values of the encoders' parameters: those of the QuickThoughts paper's code, or torch's."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import FLOATING, check_size, check_tensor, shown
+from fastqt.checks import FLOATING, check_option, check_size, check_tensor
 
 Init = Literal["paper", "torch"]
 
@@ -34,8 +34,7 @@ def embedding_table(
         ValueError: an unknown init, a size below 1, or vectors of another shape.
         TypeError: a size that is not an integer, or vectors that are not a tensor.
     """
-    if init not in ("paper", "torch"):
-        raise ValueError(f"init: want 'paper' or 'torch', got {shown(init)}")
+    check_option("init", init, get_args(Init))
     for name, size in (("vocab_size", vocab_size), ("dim", dim)):
         check_size(name, size)
     table = nn.Embedding(vocab_size, dim, sparse=sparse)

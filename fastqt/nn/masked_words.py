@@ -59,6 +59,13 @@ def mask_words(
     Raises:
         ValueError, TypeError: as in `Encoder.forward`, or a size below 1.
 
+    Example:
+        >>> import torch, fastqt
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> masking = fastqt.nn.mask_words(tokens, lengths, vocab_size=100, mask_id=99)
+        >>> masking.tokens.shape, masking.chosen.dtype
+        (torch.Size([2, 3]), torch.bool)
+
     Source: Devlin et al., "BERT" (arXiv:1810.04805), section 3.1; the code of Gao et al. (arXiv:2104.08821).
     """
     check_batch(tokens, lengths)
@@ -85,6 +92,15 @@ class MaskedWordHead(nn.Module):
 
     Raises:
         ValueError, TypeError: a size that is no integer of at least 1.
+
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.Transformer(100, 16, layers=1, heads=4, feedforward=32)
+        >>> model = fastqt.nn.SimCSE(encoder, head=fastqt.nn.MaskedWordHead(100, 16))
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> masking = fastqt.nn.mask_words(tokens, lengths, vocab_size=99, mask_id=99)
+        >>> model.masked_word_loss(tokens, lengths, masking).shape
+        torch.Size([])
 
     Source: Devlin et al., "BERT" (arXiv:1810.04805), and its code.
     """

@@ -36,6 +36,15 @@ class Queue(nn.Module):
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
 
+    Example:
+        >>> import torch, fastqt
+        >>> queue = fastqt.nn.Queue(4096, 16)
+        >>> for queries, keys in torch.randn(3, 2, 8, 16):
+        ...     loss = fastqt.info_nce_loss(queries, keys, negatives=queue.embeddings)
+        ...     queue.enqueue(keys)
+        >>> queue.embeddings.shape
+        torch.Size([24, 16])
+
     Source: He et al., "Momentum contrast for unsupervised visual representation learning" (2020); Wang et
     al., "Cross-batch memory for embedding learning" (2020).
     """

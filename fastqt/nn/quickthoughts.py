@@ -20,6 +20,14 @@ class QuickThoughts(nn.Module):
     Raises:
         ValueError: encoders of different widths.
 
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.QuickThoughts(*(fastqt.nn.BagOfWords(100, 16) for _ in range(2)))
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> queries, candidates = model(tokens, lengths)
+        >>> fastqt.contrastive_loss(queries, candidates).shape, model.encode(tokens, lengths).shape
+        (torch.Size([]), torch.Size([2, 32]))
+
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
     (arXiv:1803.02893).
     """
@@ -86,6 +94,14 @@ class CombinedQuickThoughts(nn.Module):
 
     Attributes:
         models: the models in the order given.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.nn import BagOfWords, CombinedQuickThoughts, QuickThoughts
+        >>> models = [QuickThoughts(BagOfWords(100, 16), BagOfWords(100, 16)) for _ in range(2)]
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> CombinedQuickThoughts(*models).encode(tokens, lengths).shape
+        torch.Size([2, 64])
 
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
     (arXiv:1803.02893), combine-QT.

@@ -1,33 +1,47 @@
 """SimCSE and MixCSE: one encoder, trained to tell the second view of a sentence from other sentences."""
 
-from typing import Any, cast
+from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import check_dropout
+from fastqt.distributed.group import GroupLike
 from fastqt.nn.encoders import Encoder
-from fastqt.nn.loss import Loss
-from fastqt.nn.losses import MixCSELoss, SimCSELoss
+from fastqt.nn.losses import Loss, MixCSELoss, SimCSELoss
+from fastqt.nn.losses.base import NamedOptions, given
 from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
+from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
 
 
-class SimCSE(nn.Module):
+class SimCSE(NamedOptions):
     """An encoder whose dropout makes two views of each sentence, or that encodes pairs and triplets.
 
     Args:
         encoder: a sentence encoder. If it has dropout of its own, that differs between the views too.
         dropout: the probability with which a coordinate of a sentence vector is set to zero in a view.
         head: predicts masked words from the encoder's token states, for SimCSE's further term.
-        **options: the options of `fastqt.simcse_loss`.
+        scale, learn_scale, max_scale, hard_negative_weight, reduction, memory, backend, group: the options of
+            the loss, as of `fastqt.nn.SimCSELoss`; the scale is 1 / temperature.
 
     Raises:
-        ValueError: a dropout outside [0, 1).
-        TypeError: an option that the loss does not have, or a head with an encoder without states of tokens.
+        ValueError: a dropout outside [0, 1), or an option that the loss refuses.
+        TypeError: an option of another type, or a head with an encoder without states of tokens.
 
     Attributes:
         loss: the module that computes the loss of two views.
+
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.SimCSE(fastqt.nn.BagOfWords(100, 16), dropout=0.1, scale=1 / 0.05)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> model.loss(*model(tokens, lengths)).shape
+        torch.Size([])
+        >>> model.eval().encode(tokens, lengths).shape
+        torch.Size([2, 16])
 
     Source: Gao et al., "SimCSE: Simple contrastive learning of sentence embeddings" (arXiv:2104.08821).
     """
@@ -35,19 +49,32 @@ class SimCSE(nn.Module):
     loss: Loss
 
     def __init__(
-        self, encoder: Encoder, *, dropout: float = 0.1, head: MaskedWordHead | None = None, **options: Any
+        self,
+        encoder: Encoder,
+        *,
+        dropout: float = 0.1,
+        head: MaskedWordHead | None = None,
+        scale: float = 20.0,
+        learn_scale: bool = False,
+        max_scale: float | None = None,
+        hard_negative_weight: float = 0.0,
+        reduction: Reduction = "mean",
+        memory: Memory = "fast",
+        backend: Backend | None = None,
+        group: GroupLike | None = None,
     ) -> None:
+        options = given(locals(), "encoder", "dropout", "head")
+        self._set_up(encoder, dropout, head, SimCSELoss(**options))
+
+    def _set_up(self, encoder: Encoder, dropout: float, head: MaskedWordHead | None, loss: Loss) -> None:
         check_dropout(dropout)
         if head is not None and not hasattr(encoder, "states"):
             raise TypeError(f"head: want None with a {type(encoder).__name__}, which has no states of tokens")
-        super().__init__()
+        nn.Module.__init__(self)
         self.encoder = encoder
         self.head = head
         self.dropout = nn.Dropout(dropout)
-        self.loss = self._make_loss(**options)
-
-    def _make_loss(self, **options: Any) -> Loss:
-        return SimCSELoss(**options)
+        self.loss = loss
 
     @property
     def embedding_dim(self) -> int:
@@ -131,14 +158,44 @@ class MixCSE(SimCSE):
 
     Args:
         encoder, dropout, head: as in `SimCSE`.
-        **options: the options of `fastqt.mixcse_loss`.
+        mix, scale, learn_scale, max_scale, form, partner, blocks, masked_cell, hard_negative_weight,
+            stop_gradient, reduction, memory, backend, group: the options of the loss, as of
+            `fastqt.nn.MixCSELoss`; the scale is 1 / temperature.
 
     Raises:
         ValueError, TypeError: as in `SimCSE`.
+
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.MixCSE(fastqt.nn.BagOfWords(100, 16), mix=0.2)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> model.loss(*model(tokens, lengths)).shape
+        torch.Size([])
 
     Source: Zhang et al., "Unsupervised Sentence Representation via Contrastive Learning with Mixing
     Negatives" (AAAI 2022).
     """
 
-    def _make_loss(self, **options: Any) -> Loss:
-        return MixCSELoss(**options)
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        dropout: float = 0.1,
+        head: MaskedWordHead | None = None,
+        mix: float = 0.2,
+        scale: float = 20.0,
+        learn_scale: bool = False,
+        max_scale: float | None = None,
+        form: MixForm = "slides",
+        partner: MixPartner = "next",
+        blocks: MixBlocks = "both",
+        masked_cell: MaskedCell = "zero",
+        hard_negative_weight: float = 0.0,
+        stop_gradient: bool = True,
+        reduction: Reduction = "mean",
+        memory: Memory = "fast",
+        backend: Backend | None = None,
+        group: GroupLike | None = None,
+    ) -> None:
+        options = given(locals(), "encoder", "dropout", "head")
+        self._set_up(encoder, dropout, head, MixCSELoss(**options))

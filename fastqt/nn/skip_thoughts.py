@@ -34,6 +34,13 @@ class SkipThoughts(nn.Module):
     Raises:
         ValueError: an odd hidden_size with `bidirectional`.
 
+    Example:
+        >>> import torch, fastqt
+        >>> model = fastqt.nn.SkipThoughts(100, 16, 32)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> model.loss(tokens, lengths).shape, model.encode(tokens, lengths).shape
+        (torch.Size([]), torch.Size([2, 32]))
+
     Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726); the number of parameters: Logeswaran and
     Lee (arXiv:1803.02893).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,13 @@ class Transformer(Encoder):
     Raises:
         ValueError: an option out of range; in `forward`, also a sentence longer than max_length.
 
+    Example:
+        >>> import torch, fastqt
+        >>> encoder = fastqt.nn.Transformer(100, 16, layers=2, heads=4, feedforward=32)
+        >>> tokens, lengths = torch.tensor([[5, 7, 2], [3, 0, 0]]), torch.tensor([3, 1])
+        >>> encoder(tokens, lengths).shape
+        torch.Size([2, 16])
+
     Source: Vaswani et al., "Attention is all you need" (arXiv:1706.03762); pre-norm: Xiong et al., "On layer
     normalization in the Transformer architecture" (arXiv:2002.04745).
     """
@@ -61,7 +68,7 @@ class Transformer(Encoder):
         if heads < 1 or dim % heads:
             raise ValueError(f"heads: want a divisor of dim={dim}, got {heads}")
         check_dropout(dropout)
-        check_option("pooling", pooling, ("mean", "first"))
+        check_option("pooling", pooling, get_args(Pooling))
         super().__init__()
         self.embedding_dim = dim
         self.max_length = max_length

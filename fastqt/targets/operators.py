@@ -46,6 +46,14 @@ class Diagonal(Targets):
     """Candidate i is the only target of row i, as in InfoNCE. Rows i >= M have no target.
 
     Needs diagonal='keep', because the other options replace the scores of exactly these cells.
+
+    Example:
+        >>> import torch, fastqt
+        >>> fastqt.Diagonal().to_dense(2, 3).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> fastqt.contrastive_loss(queries, candidates, fastqt.Diagonal(), diagonal="keep").shape
+        torch.Size([])
     """
 
     def check(self, N: int, M: int, diagonal: str) -> None:
@@ -183,7 +191,9 @@ class Dense(Targets):
     def __init__(self, matrix: Tensor) -> None:
         check_tensor("targets", matrix)
         if matrix.dtype not in FLOATING:
-            raise TypeError(f"targets: want a floating-point (N, M) tensor, got dtype {matrix.dtype}")
+            raise TypeError(
+                f"targets: want a floating-point (N, M) tensor, got {matrix.dtype}; convert it by float()"
+            )
         self.matrix = matrix.detach()
 
     def check(self, N: int, M: int, diagonal: str) -> None:
@@ -260,6 +270,15 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
     Raises:
         ValueError: smoothing that is out of range, or a tensor of a wrong shape as targets.
         TypeError: targets of another type, or smoothing that is not a number.
+
+    Example:
+        >>> import torch, fastqt
+        >>> targets = fastqt.smoothed(fastqt.Diagonal(), 0.5)  # rows (1.5, 0.5), divided by 2
+        >>> targets.to_dense(2, 2).tolist()
+        [[0.75, 0.25], [0.25, 0.75]]
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> fastqt.contrastive_loss(queries, candidates, targets, diagonal="keep").shape
+        torch.Size([])
 
     Source: the "smoothing" of the published QuickThoughts re-implementation, in which all cells are 0.1,
     and those of the window 1.1, before the division.

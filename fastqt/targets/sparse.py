@@ -20,15 +20,24 @@ class Sparse(Targets):
         ValueError: another layout, a tensor that is not 2-D, or row boundaries that do not rise from 0 to
             the number of entries. On a GPU these trigger an assertion on the device.
         TypeError: not a tensor, or a dtype that is not floating point.
+
+    Example:
+        >>> import torch, fastqt
+        >>> weights = torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+        >>> targets = fastqt.Sparse(weights.to_sparse_csr())
+        >>> queries, candidates = torch.randn(2, 16), torch.randn(3, 16)
+        >>> fastqt.contrastive_loss(queries, candidates, targets, diagonal="keep", reduction="none").shape
+        torch.Size([2])
     """
 
     def __init__(self, csr_tensor: Tensor) -> None:
         if not isinstance(csr_tensor, Tensor):
             raise TypeError(f"csr_tensor: want a tensor, got {type(csr_tensor).__name__}")
         if csr_tensor.layout is not torch.sparse_csr or csr_tensor.dim() != 2:
+            advice = "; convert it by to_sparse_csr()" if csr_tensor.dim() == 2 else ""
             raise ValueError(
                 f"csr_tensor: want a 2-D tensor of layout torch.sparse_csr, got {csr_tensor.dim()}-D of "
-                f"layout {csr_tensor.layout}"
+                f"layout {csr_tensor.layout}{advice}"
             )
         if csr_tensor.dtype not in FLOATING:
             raise TypeError(f"csr_tensor: want a floating-point dtype, got {csr_tensor.dtype}")

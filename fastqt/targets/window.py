@@ -51,6 +51,16 @@ class Window(Targets):
             document_ids that are not 1-D.
         TypeError: document_ids that are not integers.
 
+    Example:
+        >>> import torch, fastqt
+        >>> fastqt.Window(1).to_dense(3, 3).tolist()
+        [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
+        >>> fastqt.Window(offsets=[1]).to_dense(3, 3).tolist()  # the last sentence has no next one
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> fastqt.contrastive_loss(queries, candidates, fastqt.Window(2, weights=[1, 10, 10, 1])).shape
+        torch.Size([])
+
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations"
     (2018), section 3.
     """
@@ -110,7 +120,7 @@ class Window(Targets):
             name = "size (context_size)" if self._size else "offsets"
             raise ValueError(
                 f"{name}: want a reach of fewer rows than the batch, N={N} queries and M={M} candidates, "
-                f"got {reach}"
+                f"got {reach}; take a smaller one, or a larger batch"
             )
         if 0 in self._given and diagonal != "keep":
             raise ValueError(

@@ -190,7 +190,7 @@ def test_tiles_of_rectangles():
 def test_a_scale_must_be_finite():
     a, b, _ = batch("random", torch.float64)
     for module in (cpu_clip, reference_clip):
-        with pytest.raises(ValueError, match="scale: want a finite number, got inf"):
+        with pytest.raises(ValueError, match=r"scale: want a finite number, .* got inf"):
             module.sums(ClipProblem(a, b, torch.tensor(np.inf), pairs=0))
 
 

@@ -145,7 +145,7 @@ def test_mixcse_as_released_compiles():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": math.inf}, "scale: want a finite number, got inf"),
+        ({"scale": math.inf}, r"scale: want a finite number, .* got inf"),
         ({"reduction": "max"}, "reduction: want one of"),
         ({"memory": "none"}, "memory: want one of"),
         ({"mix": 2.0}, "mix: want a number in 0..1"),
@@ -165,7 +165,7 @@ def test_mixcse_as_released_runs_backward_twice_and_refuses_double_backward():
     assert relative(first, 2 * torch.autograd.grad(loss, z1)[0]) < FLOAT64
     with pytest.raises(RuntimeError, match="mixcse_loss is differentiable once"):
         torch.autograd.grad(fastqt.mixcse_loss(z1, z2, **options), z1, create_graph=True)
-    with pytest.raises(ValueError, match="scale: want a finite number, got nan"):
+    with pytest.raises(ValueError, match=r"scale: want a finite number, .* got nan"):
         fastqt.mixcse_loss(z1, z2, scale=torch.tensor(math.nan), **options)
 
 

@@ -215,7 +215,7 @@ def test_token_id_outside_the_vocabulary_raises(name):
             r"vectors: want shape \(40, 6\), got \(40, 7\)",
         ),
         (lambda: MultiChannel(torch.randn(V)), r"vectors: want shape \(V, W\), got \(40,\)"),
-        (lambda: BagOfWords(V, H, init="zeros"), "init: want 'paper' or 'torch', got 'zeros'"),
+        (lambda: BagOfWords(V, H, init="zeros"), "init: want one of 'paper', 'torch', got 'zeros'"),
         (lambda: Combine(), "encoders: want at least one"),
     ],
 )

@@ -30,6 +30,14 @@ class ContrastiveCollator:
 
     Raises:
         ValueError: no column, or one twice; max_length below 1.
+
+    Example:
+        >>> from fastqt.integrations.huggingface import ContrastiveCollator, HuggingFaceEncoder
+        >>> encoder = HuggingFaceEncoder("bert", pooling="mean")  # the directory of a checkpoint
+        >>> collate = ContrastiveCollator(encoder.tokenizer, columns=["text", "match"])
+        >>> rows = [{"text": "the cat sat", "match": "a cat"}, {"text": "a mat", "match": "the mat"}]
+        >>> len(collate(rows)["input_ids"])
+        2
     """
 
     def __init__(

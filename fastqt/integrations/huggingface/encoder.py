@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.text import pad
 
 Pooling = Literal["cls", "cls_before_pooler", "mean"]
-POOLINGS = ("cls", "cls_before_pooler", "mean")
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class HuggingFaceEncoder(Encoder):
@@ -41,6 +41,13 @@ class HuggingFaceEncoder(Encoder):
         InputError: the directory does not exist or holds no checkpoint.
         ValueError: an unknown pooling, "cls" for a model without a pooler, max_length below 1, or a loaded
             model without a tokenizer.
+
+    Example:
+        >>> from fastqt.integrations.huggingface import HuggingFaceEncoder
+        >>> encoder = HuggingFaceEncoder("bert", pooling="mean")  # the directory of a checkpoint
+        >>> tokens, lengths = encoder.tokenize(["the cat sat", "a mat"])
+        >>> encoder(tokens, lengths).shape == (2, encoder.embedding_dim)
+        True
 
     Source: Gao et al., "SimCSE" (arXiv:2104.08821), for the three poolings and their names.
     """

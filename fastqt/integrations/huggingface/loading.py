@@ -23,6 +23,14 @@ class CheckpointVocabulary:
         tokenizer: a tokenizer of the `transformers` library.
         config: the model's configuration.
         max_length: the number of tokens of a sentence that are kept, including special ones.
+
+    Example:
+        >>> from fastqt.integrations.huggingface import CheckpointVocabulary, HuggingFaceEncoder
+        >>> encoder = HuggingFaceEncoder("bert", pooling="mean")  # the directory of a checkpoint
+        >>> vocabulary = CheckpointVocabulary(encoder.tokenizer, encoder.model.config, max_length=8)
+        >>> ids, lengths = vocabulary.encode(["the cat sat", "a mat"])
+        >>> len(ids) == int(lengths.sum())
+        True
     """
 
     def __init__(self, tokenizer: Any, config: Any, *, max_length: int) -> None:
@@ -62,6 +70,12 @@ def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
 
     Raises:
         ImportError, InputError: as in `HuggingFaceEncoder`.
+
+    Example:
+        >>> from fastqt.integrations.huggingface import HuggingFaceEncoder, untrained
+        >>> encoder = HuggingFaceEncoder(*untrained("bert"))  # its configuration, and random weights
+        >>> encoder(*encoder.tokenize(["the cat sat"])).shape == (1, encoder.embedding_dim)
+        True
     """
     config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
     model: nn.Module = transformers().AutoModel.from_config(config)

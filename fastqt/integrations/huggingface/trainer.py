@@ -17,8 +17,7 @@ from fastqt.distributed.group import GroupLike, as_group
 from fastqt.integrations.huggingface.encoder import HuggingFaceEncoder, Pooling
 from fastqt.integrations.huggingface.loading import tensors_of, transformers
 from fastqt.losses import simcse_loss
-from fastqt.nn.loss import Loss
-from fastqt.nn.losses import check_options
+from fastqt.nn.losses import Loss, check_options
 
 _library: Any = transformers()
 if TYPE_CHECKING:  # What a type checker, which does not read the library, has to know of its classes.
@@ -40,6 +39,14 @@ class ContrastiveOutput(_ModelOutput):
     Attributes:
         loss: a scalar.
         embeddings: (B, V, D) the sentence vectors: of two views of each sentence, or of each column.
+
+    Example:
+        >>> import fastqt
+        >>> from fastqt.integrations.huggingface import ContrastiveModel
+        >>> model = ContrastiveModel("bert", fastqt.simcse_loss)
+        >>> inputs = model.encoder.tokenizer(["the cat sat", "a mat"], padding=True, return_tensors="pt")
+        >>> model(**inputs).embeddings.shape[:2]  # two views of two sentences
+        torch.Size([2, 2])
     """
 
     loss: Tensor | None = None
@@ -71,6 +78,14 @@ class ContrastiveModel(_PreTrainedModel):
         ImportError: the `transformers` library is not installed.
         InputError, ValueError, TypeError: as in `HuggingFaceEncoder`; options that the loss does not have or
             refuses, or a loss that is not one scalar.
+
+    Example:
+        >>> import fastqt
+        >>> from fastqt.integrations.huggingface import ContrastiveModel
+        >>> model = ContrastiveModel("bert", fastqt.nn.SimCSELoss(learn_scale=True))
+        >>> inputs = model.encoder.tokenizer(["the cat sat", "a mat"], padding=True, return_tensors="pt")
+        >>> model(**inputs).loss.shape
+        torch.Size([])
     """
 
     accepts_loss_kwargs = False  # the Trainer then divides the loss by the batches that it accumulates

@@ -22,6 +22,7 @@ from fastqt.integrations.metric_learning.listed import (
 from fastqt.losses.common import row_numbers
 from fastqt.losses.labelled import Labelled, labelled_loss, positives_of
 from fastqt.losses.positives import Positives
+from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory, loss_dtype, unit_rows
 
 
@@ -89,8 +90,8 @@ class _FromLabels(losses.BaseMetricLossFunction):
         self,
         temperature: float,
         *,
-        memory: str | int = "fast",
-        backend: str | None = None,
+        memory: Memory = "fast",
+        backend: Backend | None = None,
         fallback: bool = False,
         **options: Any,
     ) -> None:
@@ -219,6 +220,13 @@ class NTXentLoss(_FromLabels, losses.NTXentLoss):
     Raises:
         ValueError: a distance that is no inner product, or an option that is none.
         TypeError: as the library's class, or an option of another type.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.metric_learning import NTXentLoss
+        >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4
+        >>> NTXentLoss(temperature=0.1)(embeddings, labels).shape
+        torch.Size([])
     """
 
     link = "ntxent"
@@ -263,6 +271,13 @@ class SupConLoss(_FromLabels, losses.SupConLoss):
 
     Raises:
         ValueError, TypeError: as of `NTXentLoss`.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.metric_learning import SupConLoss
+        >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4
+        >>> SupConLoss(temperature=0.1)(embeddings, labels).shape
+        torch.Size([])
     """
 
     link = "supcon"

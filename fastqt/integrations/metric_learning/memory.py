@@ -22,6 +22,13 @@ class CrossBatchMemory(losses.CrossBatchMemory):
 
     Raises:
         Exception: a loss that the library does not support here.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.metric_learning import CrossBatchMemory, SupConLoss
+        >>> memory = CrossBatchMemory(SupConLoss(temperature=0.1), embedding_size=16, memory_size=64)
+        >>> memory(torch.randn(8, 16), torch.arange(8) % 4).shape
+        torch.Size([])
     """
 
     def create_indices_tuple(

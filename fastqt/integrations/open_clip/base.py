@@ -12,6 +12,7 @@ from fastqt.checks import check_size, input_dtype
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group
 from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.options import Backend, Memory
 
 
 class LossOfRanks(nn.Module):
@@ -23,8 +24,8 @@ class LossOfRanks(nn.Module):
         rank: int,
         world_size: int,
         use_horovod: bool,
-        memory: str | int,
-        backend: str | None,
+        memory: Memory,
+        backend: Backend | None,
         **group_options: Any,
     ) -> None:
         super().__init__()

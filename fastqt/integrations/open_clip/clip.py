@@ -11,6 +11,7 @@ from torch import Tensor
 from fastqt.functional import contrastive_loss
 from fastqt.integrations.open_clip.base import LossOfRanks, number, scaled
 from fastqt.losses import clip_loss
+from fastqt.options import Backend, Memory
 
 
 class ClipLoss(LossOfRanks):
@@ -39,6 +40,13 @@ class ClipLoss(LossOfRanks):
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.open_clip import ClipLoss
+        >>> images, texts = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
+        >>> ClipLoss()(images, texts, logit_scale=torch.tensor(1 / 0.07)).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -50,8 +58,8 @@ class ClipLoss(LossOfRanks):
         world_size: int = 1,
         use_horovod: bool = False,
         *,
-        memory: str | int = "fast",
-        backend: str | None = None,
+        memory: Memory = "fast",
+        backend: Backend | None = None,
     ) -> None:
         # The ranks' own losses add up to P times that of the batch, which the average of gradients undoes.
         gradients = "sum" if local_loss and gather_with_grad else "average"
@@ -71,7 +79,7 @@ class ClipLoss(LossOfRanks):
 
         Args:
             image_features, text_features: (n, D), rows of equal index are a pair.
-            logit_scale: inverse temperature, a number or a tensor of one.
+            logit_scale: 1 / temperature, a number or a tensor of one.
             logit_bias: added to all scores, which changes neither value nor gradients of a softmax.
             output_dict: return {"contrastive_loss": loss}.
 

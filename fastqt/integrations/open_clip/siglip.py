@@ -11,6 +11,7 @@ from fastqt.checks import check_option
 from fastqt.functional import sigmoid_loss
 from fastqt.integrations.open_clip.base import LossOfRanks, bias_of, scaled
 from fastqt.losses import siglip_loss
+from fastqt.options import Backend, Memory
 
 # How ranks exchange text features: at once, or so that one other rank's at a time may visit.
 EXCHANGES = {"bidir": "auto", "shift": "auto", "reduce": "gather", "gather": "gather"}
@@ -35,6 +36,13 @@ class SigLipLoss(LossOfRanks):
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.open_clip import SigLipLoss
+        >>> images, texts = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
+        >>> SigLipLoss()(images, texts, logit_scale=torch.tensor(10.0), logit_bias=torch.tensor(-10.0)).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -46,8 +54,8 @@ class SigLipLoss(LossOfRanks):
         chunk_size: int = 0,
         use_horovod: bool = False,
         *,
-        memory: str | int = "fast",
-        backend: str | None = None,
+        memory: Memory = "fast",
+        backend: Backend | None = None,
     ) -> None:
         dist_impl = dist_impl or "bidir"
         check_option("dist_impl", dist_impl, tuple(EXCHANGES))
@@ -67,7 +75,7 @@ class SigLipLoss(LossOfRanks):
 
         Args:
             image_features, text_features: (n, D), rows of equal index are a pair.
-            logit_scale: inverse temperature, a number or a tensor of one.
+            logit_scale: 1 / temperature, a number or a tensor of one.
             logit_bias: added to all scores, likewise; None for 0.
             output_dict: return {"contrastive_loss": loss}.
 

@@ -13,6 +13,7 @@ from fastqt.cached.encoding import CHECKS
 from fastqt.checks import check_option, check_size
 from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
 from fastqt.nn.losses import check_options
+from fastqt.options import Recheck
 
 INFO_NCE = """
 @misc{oord2019representationlearningcontrastivepredictive,
@@ -53,6 +54,14 @@ class SentenceTransformerLoss(nn.Module):
     Raises:
         TypeError: an option that the loss does not have, or that has a value of another type.
         ValueError: an option of a loss of fastqt, with a value which that refuses.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import SentenceTransformerLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> SentenceTransformerLoss(model, scale=1 / 0.05)(columns, None).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -126,6 +135,14 @@ class CachedLoss(SentenceTransformerLoss):
     Raises:
         TypeError: as in `SentenceTransformerLoss`, or a mini_batch_size that is no integer.
         ValueError: as in `SentenceTransformerLoss`, a mini_batch_size below 1, or an unknown check.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import CachedLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> CachedLoss(model, mini_batch_size=1)(columns, None).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -134,7 +151,7 @@ class CachedLoss(SentenceTransformerLoss):
         loss: Callable[..., Tensor] = multiple_negatives_ranking_loss,
         *,
         mini_batch_size: int = 32,
-        check: str = "first",
+        check: Recheck = "first",
         **options: Any,
     ) -> None:
         super().__init__(model, loss, **options)

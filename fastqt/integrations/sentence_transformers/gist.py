@@ -36,6 +36,14 @@ class GISTEmbedLoss(Replacement, library.GISTEmbedLoss):
 
     Raises:
         ValueError: as by the library's.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import GISTEmbedLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> GISTEmbedLoss(model, guide=model)(columns, None).shape
+        torch.Size([])
     """
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
@@ -97,6 +105,14 @@ class CachedGISTEmbedLoss(Replacement, library.CachedGISTEmbedLoss):
 
     Raises:
         ValueError: as by the library's.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import CachedGISTEmbedLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> CachedGISTEmbedLoss(model, guide=model)(columns, None).shape
+        torch.Size([])
     """
 
     def calculate_loss(

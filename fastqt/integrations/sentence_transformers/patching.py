@@ -31,6 +31,13 @@ def patch() -> Patch:
 
     Raises:
         ImportError: the library is not installed.
+
+    Example:
+        >>> from sentence_transformers import losses
+        >>> from fastqt.integrations.sentence_transformers import patch
+        >>> with patch():
+        ...     losses.MultipleNegativesRankingLoss.__mro__[1].__name__
+        'Replacement'
     """
     replacements: dict[str, str] = import_module(PACKAGE).REPLACEMENTS
     theirs = import_module(LOSSES)
@@ -53,6 +60,13 @@ class Patch:
     Attributes:
         replaced: the full names that hold other classes, such as
             "sentence_transformers.losses.MultipleNegativesRankingLoss".
+
+    Example:
+        >>> from fastqt.integrations.sentence_transformers import patch
+        >>> replacement = patch()
+        >>> any(name.endswith(".MultipleNegativesRankingLoss") for name in replacement.replaced)
+        True
+        >>> replacement.undo()
     """
 
     def __init__(self, places: list[tuple[Any, str, Any, Any]]) -> None:

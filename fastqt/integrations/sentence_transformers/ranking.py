@@ -41,6 +41,14 @@ class MultipleNegativesRankingLoss(Replacement, _Ranking):
 
     Raises:
         ValueError: as the library's, or a `similarity_fct` that is neither `cos_sim` nor `dot_score`.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import MultipleNegativesRankingLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> MultipleNegativesRankingLoss(model)(columns, None).shape
+        torch.Size([])
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,6 +76,14 @@ class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
 
     Raises:
         ValueError: as the library's, or a `similarity_fct` that is neither `cos_sim` nor `dot_score`.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from fastqt.integrations.sentence_transformers import CachedMultipleNegativesRankingLoss
+        >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+        >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+        >>> CachedMultipleNegativesRankingLoss(model)(columns, None).shape
+        torch.Size([])
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,13 +114,31 @@ with warnings.catch_warnings():  # The library warns when a class is derived fro
 
     @deprecated(vars(_SymmetricRanking)["__deprecated__"])
     class MultipleNegativesSymmetricRankingLoss(_SymmetricRanking, MultipleNegativesRankingLoss):
-        """The library's MultipleNegativesSymmetricRankingLoss, which it has deprecated."""
+        """The library's MultipleNegativesSymmetricRankingLoss, which it has deprecated.
+
+        Example:
+            >>> from sentence_transformers import SentenceTransformer
+            >>> from fastqt.integrations.sentence_transformers import MultipleNegativesSymmetricRankingLoss
+            >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+            >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+            >>> MultipleNegativesSymmetricRankingLoss(model)(columns, None).shape
+            torch.Size([])
+        """
 
     @deprecated(vars(_CachedSymmetricRanking)["__deprecated__"])
     class CachedMultipleNegativesSymmetricRankingLoss(
         _CachedSymmetricRanking, CachedMultipleNegativesRankingLoss
     ):
-        """The library's CachedMultipleNegativesSymmetricRankingLoss, which it has deprecated."""
+        """The library's CachedMultipleNegativesSymmetricRankingLoss, which it has deprecated.
+
+        Example:
+            >>> from sentence_transformers import SentenceTransformer
+            >>> from fastqt.integrations import sentence_transformers as ours
+            >>> model = SentenceTransformer("bert", device="cpu", local_files_only=True)
+            >>> columns = [model.preprocess(texts) for texts in (["the cat", "a mat"], ["cats", "mats"])]
+            >>> ours.CachedMultipleNegativesSymmetricRankingLoss(model)(columns, None).shape
+            torch.Size([])
+        """
 
 
 def ranking_loss(loss: Any, embeddings: list[Tensor]) -> Tensor:

@@ -34,6 +34,15 @@ class GRU(torch.nn.RNNBase):
     Raises:
         ValueError: a size below 1, or another value of `bias`.
 
+    Example:
+        >>> import torch, fastqt
+        >>> layer = fastqt.nn.GRU(16, 32, batch_first=True)
+        >>> output, final = layer(torch.randn(2, 5, 16))
+        >>> output.shape, final.shape
+        (torch.Size([2, 5, 32]), torch.Size([1, 2, 32]))
+        >>> torch.nn.GRU(16, 32).load_state_dict(layer.state_dict())
+        <All keys matched successfully>
+
     Source: Cho et al. (arXiv:1406.1078), whose form is reset_after=False.
     """
 

@@ -119,7 +119,7 @@ def test_trained_run_loads_without_its_checkpoint(checkpoint, tmp_path):
     )
     assert config.learning_rate == 3e-5
     config = replace(config, learning_rate=1e-2, epochs=3)
-    assert train(replace(config, steps=5), run).step == 5
+    assert train(replace(config, steps=5, keep_checkpoint=True), run).step == 5
     assert train(config, run, resume=True).step == 12
     shutil.rmtree(folder)
     encoder = SentenceEncoder.load(run)

@@ -24,6 +24,7 @@ def run(checkpoint, tmp_path):
         batch_size=8,
         max_length=8,
         steps=2,
+        keep_checkpoint=True,
     )
     train(config, tmp_path / "run")
     return tmp_path / "run", config

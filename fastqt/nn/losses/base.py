@@ -7,20 +7,23 @@ others, which DDP or FSDP reduce.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size
 from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
 from fastqt.functional.euclidean import SIMILARITIES
 from fastqt.guide import MARGIN_STRATEGIES
+from fastqt.losses.mixcse import BLOCKS, FORMS, MASKED_CELLS, PARTNERS
 from fastqt.losses.ranking_options import (
     PARTITION_MODES,
     check_directions,
@@ -36,14 +39,15 @@ from fastqt.targets import Window
 CHOICES: dict[str, tuple[str, ...]] = {
     "reduction": REDUCTIONS,
     "diagonal": DIAGONALS,
-    "form": ("slides", "released"),
-    "partner": ("next", "random"),
-    "blocks": ("both", "candidates"),
-    "masked_cell": ("zero", "exclude"),
+    "form": FORMS,
+    "partner": PARTNERS,
+    "blocks": BLOCKS,
+    "masked_cell": MASKED_CELLS,
     "similarity": SIMILARITIES,
     "margin_strategy": MARGIN_STRATEGIES,
     "partition_mode": PARTITION_MODES,
 }
+TEMPERATURES = ("temperature", "temp", "tau")  # what other libraries call 1 / scale
 FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
 CHECKS: dict[str, Callable[[Any], object]] = {
     "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
@@ -62,7 +66,19 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 }
 
 
-class Loss(nn.Module):
+class NamedOptions(nn.Module):
+    """A module that says what is wanted in place of an option that its constructor does not have."""
+
+    batch_arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        known = inspect.signature(cls.__init__).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            check_names(options, known, cls.__name__, cls.batch_arguments)
+        return super().__new__(cls)
+
+
+class Loss(NamedOptions):
     """Base of all loss modules: a loss function whose options are fixed.
 
     Args:
@@ -80,15 +96,14 @@ class Loss(nn.Module):
     """
 
     function: ClassVar[Callable[..., Tensor]]
-    batch_arguments: ClassVar[tuple[str, ...]] = ()
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.option_names = frozenset(self._defaults())
-        unknown = sorted(options.keys() - self.option_names)
-        if unknown:
-            raise TypeError(f"{', '.join(unknown)}: no option of {type(self).__name__}")
+        defaults = self._defaults()
+        self.option_names = frozenset(defaults)
+        check_names(options, defaults, type(self).__name__, self.batch_arguments)
+        options = {name: value for name, value in options.items() if not _is_default(value, defaults[name])}
         self.check_values(options)
         if options.get("group") is not None:
             options["group"] = as_group(options["group"])  # Unlike a process group, it can be copied.
@@ -145,7 +160,7 @@ class ScaledLoss(Loss):
     """Base of the loss modules whose function scales the scores; the scale may be learnt.
 
     Args:
-        scale: inverse temperature 1 / tau, a number > 0. By default the function's own.
+        scale: 1 / temperature, a number > 0. By default the function's own.
         learn_scale: learn the scale as the parameter `log_scale`, its logarithm, so that it stays positive.
         max_scale: the most that the scale may be. What an optimiser has added beyond it is taken off the
             parameter itself before the scale is next used, so that the steps are those of a training that
@@ -178,7 +193,7 @@ class ScaledLoss(Loss):
 
     @property
     def scale(self) -> float | Tensor:
-        """The current inverse temperature: a number, or a 0-d tensor with a gradient if it is learnt."""
+        """The current scale, 1 / temperature: a number, or a 0-d tensor with a gradient if it is learnt."""
         if self.log_scale is None:
             return self.initial_scale
         if self.max_scale is not None:
@@ -194,6 +209,41 @@ class ScaledLoss(Loss):
 
     def function_options(self) -> dict[str, Any]:
         return {"scale": self.scale, **super().function_options()}
+
+
+def given(local_names: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """The options among the local names of a constructor, but for some others that it takes itself."""
+    return {name: x for name, x in local_names.items() if name not in ("self", "__class__", *others)}
+
+
+def check_names(
+    options: Iterable[str], known: Iterable[str], owner: str, batch_arguments: Sequence[str] = ()
+) -> None:
+    """Raises TypeError unless all options are known; it says what is wanted in place of the first.
+
+    Args:
+        options: names of keyword arguments.
+        known: the names that there are.
+        owner: what they are options of.
+        batch_arguments: names that each call takes instead.
+    """
+    names = [name for name in known if name != "self"]
+    unknown = sorted(set(options) - set(names))
+    if not unknown:
+        return
+    meant = difflib.get_close_matches(unknown[0], TEMPERATURES, 1) if "scale" in names else []
+    if meant:
+        advice = "; want scale, which is 1 / temperature"
+    elif unknown[0] in batch_arguments:
+        advice = ", want it in each call"
+    else:
+        near = difflib.get_close_matches(unknown[0], names, 1)
+        advice = f"; the nearest is {near[0]}" if near else ""
+    raise TypeError(f"{', '.join(unknown)}: no option of {owner}{advice}")
+
+
+def _is_default(value: object, default: object) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
 
 
 def _check_max_scale(max_scale: object, scale: float) -> None:

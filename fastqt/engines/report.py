@@ -1,0 +1,114 @@
+"""What this machine and this build compute with, in words, for `show_config`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import sys
+from pathlib import Path
+
+import torch
+
+from fastqt.engines import ops
+
+FATBIN = struct.pack("<I", 0xBA55ED50)  # what a collection of code for GPUs begins with
+PTX, SASS = 1, 2  # kinds of its entries: code that the driver compiles, and code for one architecture
+# The levels that csrc/cpu is compiled for besides the oldest, and the flags of a processor that has them.
+LEVELS = {
+    "x86-64-v4, AVX-512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3, AVX2": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
+}
+
+
+def versions() -> str:
+    """Torch's version, and what it is built for."""
+    built = "CPUs alone" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+    if torch.version.hip is not None:
+        built = f"ROCm {torch.version.hip}"
+    return f"{torch.__version__}, built for {built}"
+
+
+def blas() -> str:
+    """The library that computes torch's matrix products, and with them those of the CPU engine."""
+    text = torch.__config__.show()
+    if (found := re.search(r"Math Kernel Library Version (\S+?)-", text)) is not None:
+        name = f"Intel MKL {found[1]}"
+    elif (found := re.search(r"BLAS_INFO=(\w+)", text)) is not None:
+        name = found[1]
+    else:
+        name = "of torch, which does not name it"
+    return f"{name}; oneDNN for 16 bits" if torch.backends.mkldnn.is_available() else name
+
+
+def simd() -> str:
+    """The vector instructions that fastqt's own loops on a CPU are run with, and those of torch's."""
+    ours = "none, the extension does not load" if ops.native_error is not None else _level()
+    return f"{ours} (torch: {torch.backends.cpu.get_cpu_capability()})"
+
+
+def _level() -> str:
+    machine = platform.machine().lower()
+    if machine in ("arm64", "aarch64"):
+        return "NEON"
+    if machine not in ("x86_64", "amd64") or not sys.platform.startswith("linux"):
+        return "the oldest of this architecture"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return next((level for level, wanted in LEVELS.items() if wanted <= flags), "x86-64, SSE2")
+
+
+def cuda_code() -> str:
+    """The architectures of GPUs for which the extension holds compiled code, or why it holds none."""
+    if ops.cuda_error is not None:
+        return f"none: {ops.cuda_error}"
+    path = sys.modules["fastqt._C"].__file__
+    return ", ".join(architectures(Path(path).read_bytes())) if path is not None else "unknown"
+
+
+def architectures(library: bytes) -> list[str]:
+    """The architectures of the code for GPUs in a library, ascending; PTX comes last.
+
+    Args:
+        library: the content of the file. nvcc puts code into it as collections of entries, whose headers say
+            what they are and are not compressed.
+    """
+    found = set()
+    start = library.find(FATBIN)
+    while start >= 0:
+        header, size = struct.unpack_from("<6xHQ", library, start) if start + 16 <= len(library) else (0, 0)
+        entry, end = start + header, start + header + size
+        while header and entry + 32 <= end <= len(library):
+            kind, of_entry, of_code, number = struct.unpack_from("<H2xIQ12xI", library, entry)
+            if kind in (PTX, SASS):
+                found.add((kind == PTX, number))
+            if not of_entry:
+                break
+            entry += of_entry + of_code
+        start = library.find(FATBIN, start + 4)
+    return [f"PTX of compute_{number}" if is_ptx else f"sm_{number}" for is_ptx, number in sorted(found)]
+
+
+def gpus() -> list[str]:
+    """Each GPU that torch can use."""
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        found.append(f"{about.name}, sm_{about.major}{about.minor}, {about.total_memory >> 20:,} MiB")
+    return found
+
+
+def why_no_gpu() -> str:
+    """Why torch can use no GPU."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built for CPUs alone"
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None and not visible.strip():
+        return "CUDA_VISIBLE_DEVICES is empty"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return "torch finds no GPU"

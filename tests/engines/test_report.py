@@ -1,0 +1,141 @@
+"""What `show_config` says of a machine and of a build."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastqt
+from fastqt.engines import ops, report
+
+# The headers of entries as nvcc 13.0 wrote them for sm_80, for sm_90a and, as PTX, for compute_100.
+HEADERS = {
+    "sm_80": "0200010140000000400300000000000040030000000000000800010050000000"
+    "00000000000000001180000000000000" + "00" * 8 + "a80b000000000000",
+    "sm_90": "0200010140000000a803000000000000a503000000000000080001005a000000"
+    "00000000000000001180100000000000" + "00" * 8 + "f00d000000000000",
+    "PTX of compute_100": "0100010150000000d800000000000000d2000000400000000000090064000000"
+    "00000000000000001180000000000000" + "00" * 8 + "2201000000000000" + "48" + "00" * 15,
+}
+
+
+def collection(*names):
+    """A collection of code for GPUs, with zeros in place of the code."""
+    entries = b""
+    for name in names:
+        header = bytes.fromhex(HEADERS[name])
+        entries += header + bytes(int.from_bytes(header[8:16], "little"))
+    return bytes.fromhex("50ed55ba01001000") + len(entries).to_bytes(8, "little") + entries
+
+
+def test_the_code_for_gpus_in_a_library_is_found():
+    whole = b"\x7fELF" + bytes(99) + collection(*reversed(HEADERS)) + b"x" * 7 + collection("sm_80")
+    assert report.architectures(whole) == list(HEADERS)
+    assert report.architectures(whole[103:]) == list(HEADERS)
+    assert report.architectures(bytes(1000)) == []
+    for end in range(0, len(whole), 41):  # of a damaged library nothing is made up, and the search ends
+        assert set(report.architectures(whole[:end])) <= set(HEADERS)
+
+
+def test_a_library_without_code_for_gpus_says_why(monkeypatch):
+    monkeypatch.setattr(ops, "cuda_error", "no compiler")
+    assert report.cuda_code() == "none: no compiler"
+
+
+def test_the_code_of_a_build_with_cuda_is_named(monkeypatch, tmp_path):
+    (tmp_path / "library.so").write_bytes(collection("sm_90"))
+    monkeypatch.setattr(ops, "cuda_error", None)
+    monkeypatch.setattr(sys.modules["fastqt._C"], "__file__", str(tmp_path / "library.so"))
+    assert report.cuda_code() == "sm_90"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 1 for", "Intel MKL 2024.2"),
+        ("  - Build settings: BLAS_INFO=open, BUILD_TYPE=Release", "open"),
+        ("PyTorch built with:", "of torch, which does not name it"),
+    ],
+)
+def test_the_library_of_matrix_products_is_named(monkeypatch, text, name):
+    monkeypatch.setattr(torch.__config__, "show", lambda: text)
+    assert report.blas().split(";")[0] == name
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "level"),
+    [
+        ("x86_64", "fma avx2 bmi1 bmi2 f16c movbe avx512f", "x86-64-v3, AVX2"),
+        ("x86_64", "avx512f avx512bw avx512cd avx512dq avx512vl", "x86-64-v4, AVX-512"),
+        ("x86_64", "sse2 avx2", "x86-64, SSE2"),
+        ("aarch64", "", "NEON"),
+    ],
+)
+def test_the_level_of_vector_instructions_follows_from_the_processor(monkeypatch, machine, flags, level):
+    """Of those that the library is compiled for, the highest one all of whose flags are there."""
+    monkeypatch.setattr(report.platform, "machine", lambda: machine)
+    monkeypatch.setattr(report.sys, "platform", "linux")
+    monkeypatch.setattr(report.Path, "read_text", lambda path: f"processor: 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(ops, "native_error", None)
+    assert report.simd().startswith(f"{level} (torch: ")
+    monkeypatch.setattr(ops, "native_error", "not built")
+    assert report.simd().startswith("none, ")
+
+
+def test_why_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert report.why_no_gpu().endswith("is built for CPUs alone")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def fail():
+        raise RuntimeError("Found no NVIDIA driver on your system. Please\ncheck")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert report.why_no_gpu() == "Found no NVIDIA driver on your system. Please"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert report.why_no_gpu() == "CUDA_VISIBLE_DEVICES is empty"
+
+
+def lines_of(capsys):
+    fastqt.show_config()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_every_line_has_a_name_and_words(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    named = [line.split()[0] for line in lines_of(capsys)]
+    assert named == ["fastqt", "torch", "python", "threads", "blas", "simd", "cuda", "gpu", *["backend"] * 4]
+    triton = next(line for line in lines_of(capsys) if line.startswith("backend  triton"))
+    assert "it needs a GPU, and " in triton
+    assert "tensors" not in triton
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "backend  triton     usable" in lines_of(capsys)
+
+
+def test_the_gpus_are_named(monkeypatch, capsys):
+    class Properties:
+        name, major, minor, total_memory = "Some GPU", 9, 0, 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Properties)
+    lines = lines_of(capsys)
+    assert lines.count("gpu      Some GPU, sm_90, 81,920 MiB") == 2
+    assert "backend  triton     usable" in lines
+
+
+@pytest.mark.slow
+def test_a_library_that_nvcc_has_made_is_read(tmp_path):
+    """The layout of the headers is not documented: this asks the compiler, where there is one."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    (tmp_path / "a.cu").write_text("__global__ void f(float* x) { x[0] = 1; }\n")
+    target = ["-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_100,code=compute_100"]
+    command = [nvcc, "-c", "-Xfatbin", "-compress-all", *target, "a.cu", "-o", "a.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert report.architectures((tmp_path / "a.o").read_bytes()) == ["sm_90", "PTX of compute_100"]
