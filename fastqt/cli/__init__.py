@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,19 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fastqt.cli import analogy, retrieve
+from fastqt.cli import analogy, evaluate, retrieve
 from fastqt.cli.arguments import BAD_INPUT, build_parser
+from fastqt.cli.inference import taken
 from fastqt.errors import InputError, OtherRankError
 from fastqt.runs.config import TrainConfig
 
 if TYPE_CHECKING:
     from fastqt.runs.model import SentenceEncoder
+    from fastqt.train.loop import Outcome
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-INFERENCE = ("inference", "inference_steps", "inference_learning_rate")  # options of GLOSS's inference
 ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeError of torch
 
 
@@ -144,8 +144,26 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
             file=sys.stderr,
         )
         return 128 + outcome.stopped_by
-    print(f"{out}: trained, {outcome.step} steps")
+    _tell_end(config, out, outcome)
     return 0
+
+
+def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
+    from fastqt.runs.checkpoint import CHECKPOINT
+    from fastqt.train.summary import closing_table, next_commands
+
+    if not outcome.taken:
+        kept = "; with a higher --epochs or --steps it goes on" if Path(out, CHECKPOINT).exists() else ""
+        print(f"{out}: finished already, after {outcome.step} steps{kept}")
+        return
+    print(f"{out}: trained, {outcome.step} steps")
+    if table := closing_table(Path(out)):
+        print(f"\n{table}")
+    if config.valid is None and config.dev is None:
+        print("\nThese are figures of text that was trained on. Held-out text is given with --valid.")
+    print("\nNext, for example:")
+    for command in next_commands(config, out):
+        print(f"  {command}")
 
 
 def _load(
@@ -159,11 +177,6 @@ def _load(
     return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), how)
 
 
-def _taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The options of these names, which are removed from the others."""
-    return {name: options.pop(name) for name in names}
-
-
 def _embed(model: str, input: str, out: str, raw: bool, device: str, **inference: Any) -> int:
     from fastqt.inference.embed import write_vectors
 
@@ -175,7 +188,7 @@ def _embed(model: str, input: str, out: str, raw: bool, device: str, **inference
 def _index(model: str, corpus: list[str], out: str, device: str, **options: Any) -> int:
     from fastqt.inference.index import IndexOptions, build_index
 
-    inference = _taken(options, INFERENCE)
+    inference = taken(options)
     chosen = IndexOptions(**options)
     index = build_index(_load(model, device, inference, with_digest=True), corpus, out, chosen)
     print(f"{out}: {index}")
@@ -213,45 +226,6 @@ def _plot(runs: list[str], out: str | None) -> int:
     return 0
 
 
-def _evaluate(
-    model: str,
-    data: str,
-    tasks: str | None,
-    json: str | None,
-    grid: str,
-    cache: str | None,
-    raw: bool,
-    device: str,
-    **options: Any,
-) -> int:
-    try:
-        from fastqt import evaluation
-    except ModuleNotFoundError as error:
-        raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
-    from fastqt.inference.latents import chosen_inference
-    from fastqt.runs.files import check_can_be_written, check_ending
-
-    if json is not None:
-        check_ending(json, ".json")
-        check_can_be_written(json)
-    how = chosen_inference(**_taken(options, INFERENCE))
-    encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=options["seed"], inference=how)
-    results = evaluation.evaluate(
-        encoder.encode,
-        data,
-        None if tasks is None else tasks.split(","),
-        grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
-        cache=None if cache is None else evaluation.Cache(Path(cache), encoder.key),
-        **options,
-    )
-    print(results.table())
-    if json is not None:
-        results.save(
-            Path(json), command=shlex.join(["fastqt", *sys.argv[1:]]), model=model, sha256=encoder.key
-        )
-    return 0
-
-
 def _expand(model: str, vectors: str, out: str) -> int:
     from fastqt.inference.expand import add_words
     from fastqt.text.vectors import read_vectors
@@ -272,10 +246,10 @@ def _interpolate(
     return 0
 
 
-def _demo() -> int:
+def _demo(seed: int) -> int:
     from fastqt.tools import demo
 
-    demo.run()
+    demo.run(seed)
     return 0
 
 
@@ -299,7 +273,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "index": _index,
     "neighbors": _neighbors,
-    "evaluate": _evaluate,
+    "evaluate": evaluate.run,
     "plot": _plot,
     "expand": _expand,
     "interpolate": _interpolate,

@@ -9,7 +9,8 @@ from dataclasses import Field, fields
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
-from fastqt.cli import analogy, retrieve
+from fastqt.cli import analogy, evaluate, retrieve
+from fastqt.cli.inference import add_inference
 from fastqt.cli.kinds import integer as _integer
 from fastqt.cli.kinds import number as _number
 from fastqt.cli.kinds import path as _path
@@ -50,9 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
-    commands.add_parser(
-        "demo", help="train a small model on Python's own documentation and show what it learns"
+    demo = commands.add_parser(
+        "demo",
+        help="compare the loss with eager PyTorch, and show what a small model learns from docstrings",
     )
+    demo.add_argument("--seed", type=_integer, default=0, help="seed of the model's weights (default: 0)")
 
     train = commands.add_parser(
         "train",
@@ -102,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
     )
-    _add_inference(embed)
+    add_inference(embed)
     embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     index = commands.add_parser(
@@ -139,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="share of the 10 nearest neighbours that a search finds (default: 0.95)",
     )
     index.add_argument("--seed", type=_integer, default=0, help="seed of samples of sentences (default: 0)")
-    _add_inference(index)
+    add_inference(index)
     index.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     neighbors = commands.add_parser(
@@ -156,47 +159,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
     )
     neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
-    _add_inference(neighbors)
+    add_inference(neighbors)
     neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="evaluate sentence vectors on the benchmarks of the literature",
-        description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
-        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
-    )
-    evaluate.add_argument("model", type=_path, metavar="MODEL", help="the encoder to evaluate")
-    evaluate.add_argument(
-        "--data", required=True, type=_path, metavar="DIR", help="directory with one folder per task"
-    )
-    evaluate.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
-    evaluate.add_argument("--json", type=_path, metavar="OUT", help="file for all results")
-    evaluate.add_argument(
-        "--grid",
-        default="paper",
-        choices=("paper", "senteval"),
-        help="values of C: 2^0 to 2^8, or 2^-2 to 2^3",
-    )
-    evaluate.add_argument(
-        "--sst", default="phrases", choices=("phrases", "sentences"), help="training set of SST2"
-    )
-    evaluate.add_argument(
-        "--tokenised",
-        action="store_true",
-        help="read the STS texts lower-cased and tokenised, as in SentEval",
-    )
-    evaluate.add_argument("-t", type=_number, default=2.0, help="t of the uniformity (default: 2)")
-    evaluate.add_argument(
-        "--seed", type=_integer, default=0, help="seed of folds and random weights (default: 0)"
-    )
-    evaluate.add_argument(
-        "--cache", type=_path, metavar="DIR", help="directory in which vectors are kept for the next time"
-    )
-    evaluate.add_argument(
-        "--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1"
-    )
-    _add_inference(evaluate)
-    evaluate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    evaluate.add_parser(commands)
 
     plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
     plot.add_argument("runs", nargs="+", type=_path, metavar="DIR", help="directories that train wrote")
@@ -230,7 +196,7 @@ def build_parser() -> argparse.ArgumentParser:
     interpolate.add_argument(
         "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
     )
-    _add_inference(interpolate)
+    add_inference(interpolate)
     interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
     analogy.add_parser(commands)
@@ -240,25 +206,6 @@ def build_parser() -> argparse.ArgumentParser:
 
     commands.add_parser("config", help="show versions and backends")
     return parser
-
-
-def _add_inference(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `fastqt.inference.latents.chosen_inference`."""
-    parser.add_argument(
-        "--inference",
-        choices=("safeguarded", "specified"),
-        help="how a gloss model finds vectors: steps that overshoot are undone, or all are taken, as in "
-        "the paper (default: safeguarded)",
-    )
-    parser.add_argument(
-        "--inference-steps", type=_integer, metavar="N", help="steps of gloss's inference (default: 250)"
-    )
-    parser.add_argument(
-        "--inference-learning-rate",
-        type=_number,
-        metavar="X",
-        help="step size of gloss's inference (default: 1)",
-    )
 
 
 def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:

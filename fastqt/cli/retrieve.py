@@ -10,6 +10,7 @@ from typing import Any
 
 from fastqt.cli.kinds import integer, number, path
 from fastqt.errors import InputError
+from fastqt.options import Device
 
 
 def add_parser(commands: Any) -> None:
@@ -83,7 +84,7 @@ def run(
     share: float,
     json: str | None,
     raw: bool,
-    device: str,
+    device: Device,
     **options: Any,
 ) -> int:
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""

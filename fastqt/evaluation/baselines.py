@@ -13,6 +13,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
+from fastqt.options import Device
 from fastqt.runs.model import SentenceEncoder
 from fastqt.text.vectors import WordRows, read_counts, read_vectors
 
@@ -38,6 +39,13 @@ class WordVectors:
 
     Raises:
         ValueError: the shape of `vectors` does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import WordVectors
+        >>> encode = WordVectors(["good", "film"], np.eye(2))
+        >>> encode(["A good film", "Unknown words"]).tolist()
+        [[0.5, 0.5], [0.0, 0.0]]
     """
 
     def __init__(
@@ -93,6 +101,13 @@ class SIF(WordVectors):
         total: number of words in that corpus; the sum of `counts` if not given.
         a: the smoothing constant.
 
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import SIF
+        >>> encode = SIF(["the", "film"], np.eye(2), np.array([99, 1]), a=0.01)
+        >>> np.round(encode(["the film"]).astype(float), 3).tolist()  # halves of 0.01 and 0.5
+        [[0.005, 0.25]]
+
     Source: Arora, Liang and Ma (2017).
     """
 
@@ -143,13 +158,20 @@ def remove_component(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
 
     Returns:
         (n, d) float32.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import remove_component
+        >>> left = remove_component(np.array([[3.0, 1.0], [3.0, -1.0]]))  # both rows have the first axis
+        >>> np.abs(left).round(3).tolist()
+        [[0.0, 1.0], [0.0, 1.0]]
     """
     vectors = np.asarray(vectors, dtype=np.float32)
     _, _, (first,) = randomized_svd(vectors, n_components=1, n_iter=7, random_state=0)
     return vectors - np.outer(vectors @ first, first).astype(np.float32)
 
 
-def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto") -> SentenceEncoder:
+def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "auto") -> SentenceEncoder:
     """A model with the settings and the vocabulary of a run, but with random weights.
 
     Args:
@@ -162,6 +184,12 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: str = "auto"
 
     Raises:
         InputError: the directory holds no run.
+
+    Example:
+        >>> from fastqt.evaluation import random_encoder
+        >>> fresh = random_encoder("run", seed=1)  # a directory that `fastqt train` wrote
+        >>> fresh.encode(["She closed the door."]).shape
+        (1, 16)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

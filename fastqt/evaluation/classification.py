@@ -100,6 +100,15 @@ def nested_cross_validation(
 
     Returns:
         The mean accuracy, and accuracies, values of C and predictions of the folds.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import nested_cross_validation
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> nested_cross_validation(features, labels, grid=[1.0, 2.0], folds=4).accuracy
+        1.0
     """
     outer = split(labels, folds, seed) if tests is None else tests
     train_sets, test_sets = [], []
@@ -151,6 +160,16 @@ def cross_validated(
 
     Returns:
         The classifier, its C and the mean accuracy of the folds at that C.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import cross_validated
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> chosen = cross_validated(features, labels, grid=[1.0, 2.0], folds=4)
+        >>> chosen.C, chosen.score, chosen.log_probs(features).shape
+        (1.0, 1.0, (40, 2))
     """
     held_out = split(labels, folds, seed)
     train = np.concatenate([~held_out, np.ones((1, len(labels)), dtype=bool)])
@@ -185,6 +204,18 @@ def held_out_validated(
 
     Returns:
         The classifier, its C and its score.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import held_out_validated
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> def accuracy(log_probs):  # of the last ten rows
+        ...     return float((log_probs.argmax(1) == labels[30:]).mean())
+        >>> targets = np.eye(2)[labels[:30]]
+        >>> held_out_validated(features[:30], targets, features[30:], accuracy, grid=[1.0, 2.0]).score
+        1.0
     """
     all_rows = np.ones((1, len(features)), dtype=bool)
     best: Chosen | None = None
@@ -216,6 +247,12 @@ def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[n
 
     Returns:
         (n, 2d).
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import pair_features
+        >>> pair_features(np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])).tolist()
+        [[2.0, 1.0, 3.0, 2.0]]
     """
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
@@ -235,6 +272,13 @@ def ensemble(
 
     Raises:
         ValueError: the number of scores is wrong, or a score is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import ensemble
+        >>> first, second = np.log([[0.9, 0.1]]), np.log([[0.4, 0.6]])
+        >>> ensemble([first, second], scores=[0.8, 0.2]).argmax(1).tolist()
+        [0]
     """
     weights = np.asarray(scores, dtype=np.float64)
     if len(weights) != len(log_probs) or not len(weights):
@@ -276,6 +320,17 @@ def limited_data(
 
     Raises:
         ValueError: a size is larger than the training set, or leaves a class with fewer than two examples.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import limited_data
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> rows = features[:30], labels[:30], features[30:], labels[30:]
+        >>> found = limited_data(*rows, sizes=[8], folds=2, repeats=3, grid=[1.0])
+        >>> found[8].tolist()
+        [1.0, 1.0, 1.0]
     """
     curve = {}
     for size in sizes:

@@ -12,6 +12,7 @@ from fastqt.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.evaluation.vectors import Encode
 from fastqt.inference.latents import set_inference
 from fastqt.nn.gloss_inference import Inference
+from fastqt.options import Device
 from fastqt.runs.checkpoint import CONFIG
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
@@ -31,7 +32,7 @@ class NamedEncoder(NamedTuple):
 def load_encoder(
     name: str,
     *,
-    device: str = "auto",
+    device: Device = "auto",
     raw: bool = False,
     seed: int = 0,
     inference: Inference | None = None,
@@ -52,6 +53,14 @@ def load_encoder(
     Raises:
         InputError: a file is missing or damaged, `raw` is used with word vectors, or `inference` with another
             model than GLOSS.
+
+    Example:
+        >>> from fastqt.evaluation import load_encoder
+        >>> encode = load_encoder("run").encode  # a directory that `fastqt train` wrote
+        >>> encode(["She closed the door."]).shape
+        (1, 16)
+        >>> load_encoder("word-vectors:vectors.txt").encode(["She closed the door."]).shape
+        (1, 2)
     """
     kind, colon, rest = name.partition(":")
     if colon and kind in ("word-vectors", "sif"):

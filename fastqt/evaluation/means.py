@@ -33,6 +33,13 @@ def mean_classifier(
     Returns:
         Accuracy and loss on the test rows.
 
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import mean_classifier
+        >>> features, labels = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1])
+        >>> mean_classifier(features, labels, np.array([[2.0, 1.0]]), np.array([0])).accuracy
+        1.0
+
     Source: Arora et al. (2019), L_sup^μ.
     """
     data = np.asarray(features, dtype=np.float64)
@@ -63,6 +70,13 @@ def few_shot(
 
     Raises:
         ValueError: `shots` is less than 1, or leaves no vector of a kind to test.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import few_shot
+        >>> positives, others = np.tile([1.0, 0.0], (8, 1)), np.tile([0.0, 1.0], (8, 1))
+        >>> [found.accuracy for found in few_shot(positives, others, shots=2, repeats=3)]
+        [1.0, 1.0, 1.0]
     """
     if not 1 <= shots < min(len(positives), len(others)):
         raise ValueError(

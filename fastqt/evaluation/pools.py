@@ -31,6 +31,14 @@ def nearest_rows(
 
     Raises:
         ValueError: k < 1, or the pool is empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import nearest_rows
+        >>> pool = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> rows, found = nearest_rows(np.array([[2.0, 0.1]]), pool, k=2)
+        >>> rows.tolist(), np.round(found.astype(float), 2).tolist()
+        ([[0, 2]], [[1.0, 0.74]])
     """
     if k < 1 or not len(pool):
         raise ValueError(f"k: want from 1 to the pool's {len(pool)} rows, got {k}")
@@ -70,6 +78,14 @@ def analogies(
 
     Raises:
         ValueError: as `nearest_rows`.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import analogies
+        >>> pool = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 1.0, 1.0]])
+        >>> rows, _ = analogies(pool[:1], pool[1:2], pool[2:3], pool)
+        >>> rows.tolist()
+        [[3]]
     """
     return nearest_rows(c + b - a, pool, k)
 

@@ -43,6 +43,14 @@ class LinearMaps(nn.Module):
         image_dim: width of the image vectors.
         caption_dim: width of the caption vectors.
         dim: width of the common space.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.evaluation import LinearMaps
+        >>> maps = LinearMaps(32, 16, dim=8)
+        >>> images, captions = maps(torch.randn(4, 32), torch.randn(12, 16))
+        >>> images.shape, captions.shape
+        (torch.Size([4, 8]), torch.Size([12, 8]))
     """
 
     def __init__(self, image_dim: int, caption_dim: int, dim: int = 1000) -> None:
@@ -140,6 +148,15 @@ def fit_maps(
 
     Raises:
         ValueError: `owners` does not name an image for each caption.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import fit_maps
+        >>> images, owners = np.eye(8, dtype=np.float32), np.arange(16) % 8
+        >>> captions = images[owners]  # two for each image
+        >>> maps = fit_maps(images, captions, owners, dim=8, epochs=3, progress=False)
+        >>> maps.epochs, len(maps.retrieve(images, captions, owners))
+        (3, 2)
 
     Source: Kiros et al. (2015), section 3.4.
     """

@@ -35,6 +35,12 @@ def cosines(
 
     Returns:
         (n,); 0 for a pair with a row of zeros.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import cosines
+        >>> cosines(np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[2.0, 0.0], [0.0, 3.0]])).tolist()
+        [1.0, 0.707107]
     """
     # The digits after the sixth are rounding errors of float32 vectors. They would give equal cosines
     # different ranks.
@@ -47,6 +53,13 @@ def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Corre
     Args:
         scores: (n,) scores of the pairs.
         gold: (n,) gold scores.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import correlate
+        >>> found = correlate(np.array([0.1, 0.5, 0.9]), np.array([1.0, 2.0, 5.0]))
+        >>> round(found.pearson, 4), round(found.spearman, 4)
+        (0.9608, 1.0)
     """
     if np.ptp(scores) == 0 or np.ptp(gold) == 0:
         return Correlation(0.0, 0.0)
@@ -72,6 +85,14 @@ def correlate_subsets(
         scores: (n,) scores of the pairs.
         gold: (n,) gold scores.
         subset: (n,) the name of each pair's subset.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import correlate_subsets
+        >>> scores, gold = np.array([0.1, 0.5, 0.9, 0.2, 0.4]), np.array([1.0, 2.0, 5.0, 1.0, 3.0])
+        >>> found = correlate_subsets(scores, gold, np.array(["news", "news", "news", "forum", "forum"]))
+        >>> sorted(found.subsets)
+        ['forum', 'news']
     """
     names = sorted(set(subset.tolist()))
     each = {name: correlate(scores[subset == name], gold[subset == name]) for name in names}
@@ -100,6 +121,12 @@ def floor_split(scores: NDArray[np.floating], classes: int = 5) -> NDArray[np.fl
 
     Raises:
         ValueError: a score is outside [1, classes].
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import floor_split
+        >>> floor_split(np.array([3.25, 5.0])).tolist()
+        [[0.0, 0.0, 0.75, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]
 
     Source: Tai et al. (2015), section 4.2.
     """
@@ -142,6 +169,16 @@ def relatedness(
     Returns:
         The correlations, the error and the predictions on `test`, and the chosen C.
 
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import relatedness
+        >>> draw = np.random.default_rng(0)
+        >>> def pairs(n):  # vectors of both sentences, and scores from 1 to 5
+        ...     return draw.normal(size=(n, 4)), draw.normal(size=(n, 4)), draw.uniform(1, 5, n)
+        >>> found = relatedness(pairs(40), pairs(20), pairs(20), grid=[1.0])
+        >>> found.predictions.shape, -1 <= found.pearson <= 1
+        ((20,), True)
+
     Source: Tai et al. (2015), section 4.2.
     """
     values = np.arange(1.0, classes + 1)
@@ -170,6 +207,12 @@ def alignment(
     Returns:
         A number from 0 to 4; lower is better.
 
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import alignment
+        >>> alignment(np.array([[2.0, 0.0]]), np.array([[0.0, 3.0]]))  # at a right angle
+        2.0
+
     Source: Wang and Isola (2020).
     """
     return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean())
@@ -187,6 +230,12 @@ def uniformity(
 
     Returns:
         A number up to 0; it is lower the more evenly the vectors lie on the sphere.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.evaluation import uniformity
+        >>> round(uniformity(np.array([[1.0, 0.0], [-1.0, 0.0]])), 4)  # -2 times 2 squared
+        -8.0
 
     Source: Wang and Isola (2020).
     """

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import scipy
@@ -22,7 +22,8 @@ from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.evaluation.classification import PAPER_GRID
 from fastqt.evaluation.tasks import Options, read_tasks
-from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed
+from fastqt.evaluation.vectors import Cache, Encode, Vectors, embed, say
+from fastqt.options import SSTTraining
 from fastqt.runs.files import write_atomically
 
 DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
@@ -30,7 +31,23 @@ DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not sho
 
 @dataclass(frozen=True)
 class Results:
-    """The results of each task, and how they were obtained."""
+    """The results of each task, and how they were obtained.
+
+    Attributes:
+        tasks: the figures of each task, by their names.
+        settings: the arguments of `evaluate` that figures depend on.
+        seconds: how long the encoding took, and each task.
+        sentences: the number of distinct sentences that were encoded.
+        width: of a sentence vector.
+
+    Example:
+        >>> from fastqt.evaluation import WordVectors, evaluate
+        >>> results = evaluate(WordVectors.load("vectors.txt"), "eval", tasks=["STSB"], progress=False)
+        >>> print(results.table().splitlines()[0].split()[0])  # the table's first task
+        STSB
+        >>> -1 <= results.tasks["STSB"]["test"]["pearson"] <= 1
+        True
+    """
 
     tasks: dict[str, dict[str, Any]]
     settings: dict[str, Any]
@@ -38,15 +55,30 @@ class Results:
     sentences: int  # number of distinct sentences with a vector
     width: int  # of a sentence vector
 
-    def table(self) -> str:
-        """The results as text: each line has a task, the name of a figure and its value."""
+    def table(self, baseline: Results | None = None) -> str:
+        """The results as text: each line has a task, the name of a figure and its value.
+
+        Args:
+            baseline: the results of the same tasks for another encoder, whose values stand beside in a column
+                of their own; then the first line names the columns.
+        """
         rows = [
-            (task, name, f"{value:.4f}")
+            [task, name, f"{value:.4f}"]
             for task, figures in self.tasks.items()
             for name, value in _figures(figures)
         ]
-        sizes = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(f"{t:<{sizes[0]}}  {n:<{sizes[1]}}  {v:>{sizes[2]}}" for t, n, v in rows)
+        if baseline is not None:
+            others = (value for figures in baseline.tasks.values() for _, value in _figures(figures))
+            rows = [[*row, f"{value:.4f}"] for row, value in zip(rows, others, strict=True)]
+            rows.insert(0, ["task", "figure", "model", "random"])
+        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                f"{cell:<{size}}" if place < 2 else f"{cell:>{size}}"
+                for place, (cell, size) in enumerate(zip(row, sizes, strict=True))
+            )
+            for row in rows
+        )
 
     def save(self, path: Path, **about: Any) -> None:
         """Writes all results as JSON, with the date, the processor and the versions of the libraries.
@@ -85,7 +117,7 @@ def evaluate(
     *,
     seed: int = 0,
     grid: Sequence[float] = PAPER_GRID,
-    sst: str = "phrases",
+    sst: SSTTraining = "phrases",
     tokenised: bool = False,
     t: float = 2.0,
     cache: Cache | None = None,
@@ -104,7 +136,7 @@ def evaluate(
         tokenised: read the STS tasks lower-cased and tokenised, as in SentEval.
         t: the factor in the exponent of the uniformity.
         cache: where vectors are kept on disk.
-        progress: show bars on a terminal.
+        progress: show bars on a terminal, and lines on standard error where it is none.
 
     Returns:
         The results of the tasks.
@@ -112,6 +144,13 @@ def evaluate(
     Raises:
         InputError: a file is missing or damaged, a task is unknown, an option is outside its range, or
             `encode` does not return finite vectors (n, d).
+
+    Example:
+        >>> from fastqt.evaluation import WordVectors, evaluate
+        >>> encode = WordVectors.load("vectors.txt")  # or a function of a list of n sentences
+        >>> results = evaluate(encode, "eval", tasks=["STSB"], progress=False)
+        >>> list(results.tasks)
+        ['STSB']
     """
     options = Options(seed, tuple(grid), sst, tokenised, t)
     _check(options)
@@ -135,13 +174,15 @@ def evaluate(
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
         seconds[name] = time.perf_counter() - start
+        if progress:
+            say(f"{name}: {seconds[name]:.1f} s, {len(seconds) - 1} of {len(chosen)} tasks")
     return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
 
 
 def _check(options: Options) -> None:
     if not options.grid or not all(0 < C < np.inf for C in options.grid):
         raise InputError(f"grid: want positive numbers, got {options.grid}")
-    if options.sst not in ("phrases", "sentences"):
+    if options.sst not in get_args(SSTTraining):
         raise InputError(f"sst: want 'phrases' or 'sentences', got {options.sst!r}")
     if not 0 < options.t < np.inf:
         raise InputError(f"t: want a positive number, got {options.t}")

@@ -25,6 +25,7 @@ from fastqt.evaluation.data import Labelled, Pairs, find, read_labelled, read_pa
 from fastqt.evaluation.logistic import one_hot
 from fastqt.evaluation.similarity import alignment, correlate_subsets, cosines, relatedness, uniformity
 from fastqt.evaluation.vectors import Vectors
+from fastqt.options import SSTTraining
 
 POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
@@ -35,7 +36,7 @@ class Options:
 
     seed: int = 0
     grid: Sequence[float] = PAPER_GRID  # values of C
-    sst: str = "phrases"  # training set of SST2: all labelled "phrases", or whole "sentences" only
+    sst: SSTTraining = "phrases"  # training set of SST2: all labelled "phrases", or whole "sentences" only
     tokenised: bool = False  # read the STS texts lower-cased and tokenised, as in SentEval
     t: float = 2.0  # the factor in the exponent of the uniformity
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +21,21 @@ from fastqt.text.npz import Wanted, read_npz
 
 BATCH = 4096  # sentences in one call of the encoder
 
+PAUSE = 5.0  # seconds between two lines that tell how far it has come
+
 Encode = Callable[[list[str]], Any]  # from n sentences to an array (n, d)
 
 
 class Cache(NamedTuple):
-    """Where vectors are kept on disk: DIRECTORY/KEY.npz, one file, so that vectors and sentences fit."""
+    """Where vectors are kept on disk: DIRECTORY/KEY.npz, one file, so that vectors and sentences fit.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastqt.evaluation import Cache
+        >>> cache = Cache(Path("cache"), "my-model-1")  # an argument of `evaluate`
+        >>> cache.key
+        'my-model-1'
+    """
 
     directory: Path
     key: str  # identifies the encoder: encoders with different vectors need different keys
@@ -54,7 +67,7 @@ def embed(
         encode: a function from a list of n sentences to an array (n, d).
         texts: sentences, which may repeat.
         cache: vectors that it holds are read from it, and new ones are added.
-        progress: show a bar on a terminal.
+        progress: show a bar on a terminal, and lines on standard error where it is none.
 
     Returns:
         The vectors of all sentences.
@@ -73,11 +86,16 @@ def embed(
         total=len(new), desc="encode", unit="sent", unit_scale=True, disable=None if progress else True
     )
     parts: list[NDArray[np.float32]] = [known.matrix] if len(known.texts) else []
+    told = time.monotonic()
     with bar:
         for begin in range(0, len(new), BATCH):
             batch = new[begin : begin + BATCH]
             parts.append(_checked(encode(batch), len(batch)))
             bar.update(len(batch))
+            done = begin + len(batch)
+            if progress and (done == len(new) or time.monotonic() - told > PAUSE):
+                told = time.monotonic()
+                say(f"encode: {done:,} of {len(new):,} sentences")
     if len(widths := sorted({part.shape[1] for part in parts})) > 1:
         source = "encode" if cache is None else f"encode or {_path(cache)}"
         raise InputError(f"{source}: want vectors of one width, got {', '.join(map(str, widths))}")
@@ -85,6 +103,13 @@ def embed(
     if cache is not None:
         _save(cache, vectors)
     return vectors
+
+
+def say(text: str) -> None:
+    """Prints a line of progress on standard error, unless that is a terminal, which has a bar."""
+    if not sys.stderr.isatty():
+        with contextlib.suppress(OSError):  # an evaluation does not end because nobody reads it
+            print(text, file=sys.stderr, flush=True)
 
 
 def _checked(array: Any, rows: int) -> NDArray[np.float32]:

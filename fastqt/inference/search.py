@@ -47,6 +47,14 @@ def nearest(
 
     Raises:
         InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
+
+    Example:
+        >>> from fastqt.evaluation import nearest
+        >>> from fastqt.runs.model import SentenceEncoder
+        >>> encoder = SentenceEncoder.load("run")  # a directory that `fastqt train` wrote
+        >>> (found,) = nearest(encoder, ["She closed the door."], ["novels.txt"], k=2)
+        >>> [neighbour.line for neighbour in found][:1], found[0].cosine >= found[1].cosine
+        ([1], True)
     """
     return nearest_to(encoder, encode_queries(encoder, queries, k), corpus, k)
 

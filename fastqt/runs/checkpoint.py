@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastqt.errors import InputError
-from fastqt.json_text import field, has_type, one_line, parse_object
+from fastqt.json_text import one_line, parse_object
 from fastqt.runs.config import FORMAT
 from fastqt.runs.files import write_atomically
+from fastqt.runs.progress import Progress, parse_progress
 from fastqt.runs.tensor_files import metadata_of, open_tensors, save_tensors
-from fastqt.text import Position, Span
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
 EVALUATION = "evaluation.json"
 VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
-LARGEST_COUNT = 1 << 62
-
-
-@dataclass
-class Progress:
-    """The progress of a training: everything in a checkpoint that is not a tensor."""
-
-    step: int = 0
-    epoch: int = 0
-    position: Position | None = None  # in the corpus, as older versions stored it, instead of `spans`
-    seconds: float = 0.0  # of training so far, including the time before it was resumed
-    cpu_seconds: float = 0.0  # likewise, of all processors for rank 0; older versions did not count them
-    metrics_length: int = 0  # bytes of metrics.jsonl
-    sentences: int = 0  # in one epoch
-    corpus_bytes: tuple[int, ...] = ()  # the size of each file of the corpus
-    corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
-    vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
-    best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
-    taken: int | None = (
-        0  # sentences of this epoch that all ranks have taken; None in those of older versions
-    )
-    # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
-    # start of an epoch, and for models that shuffle the corpus.
-    spans: tuple[tuple[Span, ...], ...] = ()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -110,75 +85,7 @@ def read_progress(path: Path) -> Progress:
         metadata = metadata_of(file)
     if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
         raise InputError(f"{path} is not a checkpoint of this version of fastqt")
-    return _progress(parse_object(metadata["progress"], path), path)
-
-
-def _progress(values: dict[str, Any], path: Path) -> Progress:
-    """Checks the values of a checkpoint's progress. Those of older versions lack the last fields."""
-    values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
-    values.setdefault("cpu_seconds", 0.0)
-    if unknown := values.keys() - {each.name for each in fields(Progress)}:
-        raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
-    counts = {
-        name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
-    }
-    if values["taken"] is not None:
-        counts["taken"] = field(values, "taken", int, path)
-    sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
-    for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
-        if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
-            raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
-    if digests and len(digests) != len(sizes):
-        raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
-    seconds, cpu_seconds, best = (
-        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best")
-    )
-    if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
-        raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
-    return Progress(
-        **{"taken": None, **counts},
-        position=_position(values.get("position"), len(sizes), path),
-        seconds=float(seconds),
-        cpu_seconds=float(cpu_seconds),
-        corpus_bytes=tuple(sizes),
-        corpus_digests=tuple(digests),
-        vocabulary_digest=field(values, "vocabulary_digest", str, path),
-        best=float(best),
-        spans=_spans(field(values, "spans", list, path), len(sizes), path),
-    )
-
-
-def _spans(values: list[Any], files: int, path: Path) -> tuple[tuple[Span, ...], ...]:
-    return tuple(tuple(_span(span, files, path) for span in _list(share, path)) for share in values)
-
-
-def _span(values: Any, files: int, path: Path) -> Span:
-    match values:
-        case [list() as start, int() as sentences] if has_type(sentences, int) and (
-            0 < sentences < LARGEST_COUNT
-        ):
-            return Span(cast("Position", _position(start, files, path)), sentences)
-    raise InputError(f"{path} is damaged: spans: want the starts and sizes of parts of the corpus")
-
-
-def _list(values: Any, path: Path) -> list[Any]:
-    if not isinstance(values, list):
-        raise InputError(f"{path} is damaged: spans: want a list for each rank")
-    return values
-
-
-def _position(values: Any, files: int, path: Path) -> Position | None:
-    if values is None:
-        return None
-    least, beyond = (0, 0, 0, -1), (files, *(3 * [LARGEST_COUNT]))
-    if (
-        not has_type(values, list)
-        or len(values) != len(least)
-        or not all(has_type(value, int) for value in values)
-        or not all(low <= value < high for low, value, high in zip(least, values, beyond, strict=True))
-    ):
-        raise InputError(f"{path} is damaged: position: want a place in one of {files} files")
-    return Position(*values)
+    return parse_progress(parse_object(metadata["progress"], path), path)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -122,7 +122,7 @@ class TrainConfig:
         at_least=2,
     )
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
-    scale: float = option(20.0, "inverse temperature of simcse and mixcse", at_least=1e-6, below=1e38)
+    scale: float = option(20.0, "1 / temperature of simcse and mixcse", at_least=1e-6, below=1e38)
     mix: float = option(
         0.2, "share of a sentence's own positive in its mixed negative, for mixcse", at_least=0, below=1
     )
@@ -218,6 +218,11 @@ class TrainConfig:
     )
     valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)
+    keep_checkpoint: bool = option(
+        False,
+        "keep the checkpoint after the last step too, which takes three times the space of the model; then "
+        "--resume can go on with more --epochs or --steps",
+    )
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     timeout: int = option(
         600,
@@ -311,6 +316,7 @@ CHANGEABLE_ON_RESUME = {
     "valid_every",
     "valid_batches",
     "checkpoint_every",
+    "keep_checkpoint",
     "device",
     "timeout",
 }

@@ -107,10 +107,10 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
             vocab_size,
             config.word_dim,
             sentences=sentences,
-            decoder=config.model.removeprefix("gloss-"),
+            decoder="pos" if config.model == "gloss-pos" else "bow",
             max_length=config.max_length,
             radius=config.radius,
-            position_loss=config.position_loss,
+            position_loss="mean" if config.position_loss == "mean" else "sum",
         )
     if config.model == "skip-thoughts":
         return build_skip_thoughts(config, vocab_size)

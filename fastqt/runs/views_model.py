@@ -31,16 +31,15 @@ def build_views_model(config: TrainConfig, encoder: Encoder, *, pretrained: bool
     }
     if config.model == "simcse":
         return SimCSE(encoder, **shared)
-    return MixCSE(
-        encoder,
-        mix=config.mix,
-        form=config.form,
-        partner=config.partner,
-        stop_gradient=config.stop_gradient == "yes",
-        blocks=config.blocks,
-        masked_cell=config.masked_cell,
-        **shared,
-    )
+    # The configuration has checked these texts.
+    of_mixtures: dict[str, Any] = {
+        "form": config.form,
+        "partner": config.partner,
+        "blocks": config.blocks,
+        "masked_cell": config.masked_cell,
+    }
+    stop_gradient = config.stop_gradient == "yes"
+    return MixCSE(encoder, mix=config.mix, stop_gradient=stop_gradient, **of_mixtures, **shared)
 
 
 def _head(config: TrainConfig, encoder: Encoder, pretrained: bool) -> MaskedWordHead:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastqt.functional import contrastive_loss
+from fastqt.tools.memory import mebibytes, peak_above_results
 
 SIZES = ((400, 1000), (1500, 300), (2048, 1024), (8192, 768))  # (N, D)
-MIB = 1 << 20
 
 
 def window_matrix(size: int, context_size: int) -> Tensor:
@@ -52,7 +50,7 @@ class Comparison:
     D: int
     fused_seconds: float
     eager_seconds: float
-    fused_bytes: int | None  # peak memory above inputs and targets; None if the system does not report it
+    fused_bytes: int | None  # as `fastqt.tools.memory.peak_above_results` measures them
     eager_bytes: int | None
     loss_difference: float  # relative
     gradient_difference: float  # relative, in the L2 norm
@@ -85,8 +83,11 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
     def _with_gradients(loss: Tensor) -> list[Tensor]:
         return [loss.detach(), *torch.autograd.grad(loss, [queries, candidates])]
 
-    fused_result, fused_bytes = peak_memory(fused)
-    eager_result, eager_bytes = peak_memory(eager)
+    # What a first call alone allocates, such as the buffers of BLAS, is not counted.
+    for function in (fused, eager):
+        function()
+    fused_result, fused_bytes = peak_above_results(fused)
+    eager_result, eager_bytes = peak_above_results(eager)
     times: dict[Callable[[], list[Tensor]], list[float]] = {fused: [], eager: []}
     for _ in range(repeats):
         for function, seconds in times.items():
@@ -107,33 +108,6 @@ def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Compa
     )
 
 
-def peak_memory(function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], int | None]:
-    """Runs a function and measures by how much the process grew at most while it ran.
-
-    Args:
-        function: what to run, without arguments.
-
-    Returns:
-        The function's result, and the growth in bytes; None where /proc does not report it (not Linux).
-    """
-    status = Path("/proc/self/status")
-    # Memory that malloc kept from earlier calls would be used again without being counted.
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM) to the memory in use
-    except OSError:
-        return function(), None
-    before = _status_bytes(status, "VmRSS")
-    result = function()
-    return result, max(_status_bytes(status, "VmHWM") - before, 0)
-
-
-def _status_bytes(status: Path, name: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
-
-
 def _minus(ours: list[Tensor], theirs: list[Tensor]) -> list[Tensor]:
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
@@ -144,7 +118,10 @@ def _median(values: list[float]) -> float:
 
 def print_comparisons() -> None:
     """Prints one line for each of `SIZES`, as soon as it is measured."""
-    print(f"contrastive loss, forward and backward, float32, {torch.get_num_threads()} threads")
+    print(
+        f"contrastive loss, forward and backward, float32, {torch.get_num_threads()} threads; "
+        "MiB: peak above inputs and gradients"
+    )
     print(
         f"{'N':>7} {'D':>6} {'eager ms':>10} {'fused ms':>10} {'faster':>8} "
         f"{'eager MiB':>10} {'fused MiB':>10}"
@@ -157,8 +134,3 @@ def print_comparisons() -> None:
             f"{mebibytes(result.eager_bytes):>10} {mebibytes(result.fused_bytes):>10}",
             flush=True,
         )
-
-
-def mebibytes(size: int | None) -> str:
-    """A number of bytes as text in MiB; a dash for None."""
-    return "-" if size is None else f"{size / MIB:.1f}"

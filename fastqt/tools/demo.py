@@ -1,153 +1,151 @@
-"""The demonstration: trains QuickThoughts on the text of Python's own language reference, offline."""
+"""The demonstration: the loss beside eager PyTorch, and a training on docstrings of this machine, offline."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from fastqt.errors import InputError
+import torch
+
 from fastqt.inference.search import nearest
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import SentenceEncoder
-from fastqt.tools.bench import compare, mebibytes
+from fastqt.tools.bench import compare
+from fastqt.tools.library_text import folders, read_library
+from fastqt.tools.memory import mebibytes
 from fastqt.train import train
 from fastqt.train.progress import Display
 
-STEPS, REPORT_EVERY = 600, 100
-COMPARED = (4096, 512)  # (N, D) at which the loss is compared with eager PyTorch
-HELD_OUT = 8  # every eighth topic is held out for validation
+COMPARED = (4096, 768)  # (N, D) at which the loss is compared with eager PyTorch
+REPEATS = 3
+HELD_OUT = 8  # every eighth module is held out
+SETTINGS: dict[str, Any] = {
+    **{"batch_size": 256, "context_size": 1, "vocab_size": 8000, "max_length": 30},
+    **{"learning_rate": 0.002, "clip": 1.0, "epochs": 2},
+    **{"report_every": 1 << 20, "valid_every": 60, "valid_batches": 20},
+}
 QUERIES = (
-    "The expression list is evaluated from left to right.",
-    "Return true if all characters in the string are digits.",
-    "If the file cannot be found, an exception is raised.",
+    "The connection to the server was lost.",
+    "The string is split at white space.",
+    "The lock is released.",
 )
-PROSE = re.compile(r"""[A-Z("'].*[.:?!)]""", re.DOTALL)
-NOT_PROSE = re.compile(r"::=|>>>|->|\.\.\. |\+--|==|\|")
-SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.?!])\s+(?=[A-Z\"'(])")
+BAR = 400  # characters of the chart for a share of 1
+WIDEST_BAR = 60
 
 
-def run() -> None:
-    """Trains a small model, prints what it learns, and compares the loss with eager PyTorch.
+def run(seed: int = 0) -> None:
+    """Compares the loss with eager PyTorch, trains a small model and prints what it has learnt.
+
+    Args:
+        seed: that of the model's first weights.
 
     Raises:
-        InputError: this Python comes without `pydoc_data.topics`.
+        InputError: this Python comes without sources, or the seed is out of range.
     """
     began = time.perf_counter()
-    documents = list(read_topics())
-    with tempfile.TemporaryDirectory(prefix="fastqt-demo-") as name:
-        directory = Path(name)
-        corpus, valid = directory / "corpus.txt", directory / "valid.txt"
-        _write(corpus, [text for number, text in enumerate(documents) if number % HELD_OUT])
-        _write(valid, documents[::HELD_OUT])
-        config = TrainConfig(
-            corpus=(str(corpus),),
-            valid=str(valid),
-            batch_size=256,
-            context_size=1,
-            vocab_size=8000,
-            epochs=1000,
-            steps=STEPS,
-            report_every=REPORT_EVERY,
-            valid_every=REPORT_EVERY,
-            checkpoint_every=10_000,
-        )
-        sentences = sum(map(len, documents))
-        print(f"fastqt demo: {sentences} sentences of the Python language reference, {len(documents)} topics")
-        print(
-            "\nEach sentence learns to pick a neighbour, the one before or after it, out of a batch of 256."
-        )
-        print(f"{'step':>6} {'loss':>7} {'picked':>8} {'held out':>9} {'chance':>7} {'sentences/s':>12}")
-        train(config, directory / "run", display=_Table)
-        _show_neighbors(SentenceEncoder.load(directory / "run"), str(corpus))
+    threads = torch.get_num_threads()
+    print(f"fastqt demo, on {threads} thread{'s' if threads > 1 else ''} of this machine's CPU, offline")
     _show_loss()
+    documents = read_library(folders())
+    with tempfile.TemporaryDirectory(prefix="fastqt-demo-") as name:
+        corpus, valid, directory = (Path(name, part) for part in ("corpus.txt", "valid.txt", "run"))
+        kept = [text for number, text in enumerate(documents) if number % HELD_OUT]
+        held_out = documents[::HELD_OUT]
+        _write(corpus, kept)
+        _write(valid, held_out)
+        config = TrainConfig((str(corpus),), valid=str(valid), seed=seed, **SETTINGS)
+        print(
+            "\n2. Sentence vectors learnt from the order of sentences (QuickThoughts, sums of word vectors)\n"
+            f"   Text: {_count(kept):,} sentences from docstrings of Python, NumPy and PyTorch.\n"
+            f"   Held out: {_count(held_out):,} sentences of other modules. The chart shows how often one of "
+            f"them\n   picks its neighbour, the sentence before or after it, out of {config.batch_size}.\n"
+        )
+        train(config, directory, display=_Chart)
+        _show_neighbors(directory, str(valid), seed)
     print(f"\n{time.perf_counter() - began:.0f} s in all. Your own text: fastqt train CORPUS --out DIR")
 
 
-def read_topics() -> Iterator[list[str]]:
-    """The prose of `pydoc_data.topics`: for each topic its sentences in order, without repeated paragraphs.
-
-    Raises:
-        InputError: this Python comes without `pydoc_data.topics`.
-    """
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise InputError(
-            "demo: this Python comes without its language reference (pydoc_data.topics); install it "
-            "(e.g. libpython3-stdlib or python3-doc), or train on a text of your own: fastqt train"
-        ) from None
-    seen: set[str] = set()
-    for text in topics.values():
-        sentences: list[str] = []
-        for paragraph in re.split(r"\n\s*\n", text):
-            prose = _prose(paragraph)
-            if prose not in seen:
-                seen.add(prose)
-                sentences += SENTENCE_END.split(prose) if prose else []
-        if sentences:
-            yield sentences
-
-
-def _prose(paragraph: str) -> str:
-    """A paragraph on one line and without markup; "" for code, tables, headings and signatures."""
-    text = " ".join(paragraph.split())
-    text = re.sub(r"^(\* |[0-9]+\. |\[[0-9]+\] )", "", text)
-    text = re.sub(r"[*\"`]|\[[0-9]+\]", "", text)
-    words = re.findall(r"[A-Za-z]+", text)
-    wordy = len(words) >= 5 and sum(map(len, words)) >= 0.7 * len(text.replace(" ", ""))
-    return text if wordy and PROSE.fullmatch(text) and not NOT_PROSE.search(text) else ""
+def _count(documents: list[list[str]]) -> int:
+    return sum(map(len, documents))
 
 
 def _write(path: Path, documents: list[list[str]]) -> None:
     path.write_text("\n\n".join("\n".join(sentences) for sentences in documents), encoding="utf-8")
 
 
-class _Table(Display):
-    """Prints one row of a table per report, on standard output."""
+def _show_loss() -> None:
+    N, D = COMPARED
+    print(
+        f"\n1. The contrastive loss and its gradients, at N = {N:,} sentences of width D = {D:,}, float32\n"
+    )
+    result = compare(N, D, repeats=REPEATS)
+    print(f"   {'':<14} {'ms':>7}  {'MiB above inputs and gradients':>30}")
+    for name, seconds, size in (
+        ("eager PyTorch", result.eager_seconds, result.eager_bytes),
+        ("fastqt", result.fused_seconds, result.fused_bytes),
+    ):
+        print(f"   {name:<14} {seconds * 1e3:>7,.0f}  {mebibytes(size):>30}")
+    print(
+        f"   The same value and the same gradients: relative difference {result.loss_difference:.0e} and "
+        f"{result.gradient_difference:.0e}.\n"
+        f"   Time of eager PyTorch / time of fastqt: {result.eager_seconds / result.fused_seconds:.2f}"
+    )
+
+
+class _Chart(Display):
+    """Prints a bar for each validation, on standard output."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done, self._bar = total, done, None
+        print(f"   {'step':>7}  held out", flush=True)
 
     @staticmethod
     def note(text: str) -> None:
         """Prints nothing, because reading this small text takes no time."""
 
+    @staticmethod
+    def say(text: str) -> None:
+        """Prints nothing: `run` has told what is trained."""
+
     def report(self, line: dict[str, float]) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-        # Each accuracy is a share of the N-1 rows that have that neighbour. The demo shows a share of all N
-        # rows.
-        rows = 1 - line["chance"]
-        picked = rows * (line["forward_accuracy"] + line["backward_accuracy"])
-        held_out = rows * (line["validation_forward_accuracy"] + line["validation_backward_accuracy"])
-        print(
-            f"{line['step']:>6} {line['loss']:>7.3f} {picked:>8.1%} {held_out:>9.1%} "
-            f"{2 * line['chance']:>7.1%} {line['sentences_per_second']:>12,.0f}",
-            flush=True,
-        )
+        if "validation_chance" not in line:
+            return
+        self._draw(f"{line['step']}", _share(line), "#", "untrained" if line["step"] == 0 else "")
+        self._chance = 2 * line["validation_chance"]
+
+    def _draw(self, name: str, share: float, sign: str, remark: str = "") -> None:
+        bar = sign * min(round(BAR * share), WIDEST_BAR)
+        print(f"   {name:>7}  {share:>8.1%}  {bar} {remark}".rstrip(), flush=True)
+
+    def __exit__(self, *about: Any) -> None:
+        if hasattr(self, "_chance"):
+            self._draw("chance", self._chance, ".")
 
 
-def _show_neighbors(encoder: SentenceEncoder, corpus: str) -> None:
-    print("\nNearest sentences, by cosine:")
-    for query, found in zip(QUERIES, nearest(encoder, QUERIES, [corpus], 2), strict=True):
-        print(f"  {query}")
-        for neighbor in found:
-            print(f"    {neighbor.cosine:.2f}  {_shortened(neighbor.sentence)}")
+def _share(line: dict[str, float]) -> float:
+    """The share of the rows that pick one of their neighbours.
+
+    Each accuracy is a share of the N-1 rows that have that neighbour; this is one of all N rows.
+    """
+    rows = 1 - line["validation_chance"]
+    return rows * (line["validation_forward_accuracy"] + line["validation_backward_accuracy"])
 
 
-def _shortened(sentence: str, width: int = 90) -> str:
+def _show_neighbors(directory: Path, pool: str, seed: int) -> None:
+    """Prints the nearest held-out sentences, by the model before and after training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        before = SentenceEncoder.load(directory, trained=False)
+    after = SentenceEncoder.load(directory)
+    print("\n3. The nearest held-out sentence to a query, by cosine")
+    found = [nearest(encoder, QUERIES, [pool], 1) for encoder in (before, after)]
+    for query, untrained, trained in zip(QUERIES, *found, strict=True):
+        print(f"\n   {query}")
+        for name, (neighbor,) in (("untrained", untrained), ("trained", trained)):
+            print(f"   {name:>11}  {neighbor.cosine:.2f}  {_shortened(neighbor.sentence)}")
+
+
+def _shortened(sentence: str, width: int = 84) -> str:
     return sentence if len(sentence) <= width else sentence[: width - 1].rsplit(" ", 1)[0] + " …"
-
-
-def _show_loss() -> None:
-    result = compare(*COMPARED, repeats=3)
-    print(f"\nThe loss and its gradients at {result.N} sentences of width {result.D}:")
-    for name, seconds, size in (
-        ("eager PyTorch", result.eager_seconds, result.eager_bytes),
-        ("fastqt", result.fused_seconds, result.fused_bytes),
-    ):
-        print(f"  {name:<14} {seconds * 1e3:>6.0f} ms {mebibytes(size):>8} MiB above its inputs")
-    print(
-        f"  relative difference: {result.loss_difference:.0e} in the loss, "
-        f"{result.gradient_difference:.0e} in the gradients"
-    )

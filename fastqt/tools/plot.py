@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import CONFIG, EVALUATION, METRICS
@@ -19,21 +19,44 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HELD_OUT = "validation_"
-# The panels of the training curves, and the names in metrics.jsonl that each of them shows.
-PANELS = {
-    "loss": ("loss",),
-    "accuracy": ("forward_accuracy", "backward_accuracy", "chance"),
-    "cosine": ("positive_cosine", "negative_cosine", "mixed_cosine", "hard_negative_cosine"),
-    "alignment": ("alignment",),
-    "uniformity": ("uniformity",),
-    "loss per word": ("loss_per_word",),
-    "loss of masked words": ("masked_word_loss",),
-    "norm": ("latent_norm",),
-    "development pairs": ("dev_spearman",),
-}
+PERCENT = ("accuracy", "chance", "dev_spearman")  # figures whose names end so are drawn in per cent
+
+
+class Panel(NamedTuple):
+    """A quantity of the training curves: its title, and its name in metrics.jsonl."""
+
+    title: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """That of the axis."""
+        return f"{self.title}, %" if self.name.endswith(PERCENT) else self.title
+
+
+PANELS = (
+    Panel("loss", "loss"),
+    Panel("forward accuracy", "forward_accuracy"),
+    Panel("backward accuracy", "backward_accuracy"),
+    Panel("cosine of positives", "positive_cosine"),
+    Panel("cosine of negatives", "negative_cosine"),
+    Panel("cosine of mixed negatives", "mixed_cosine"),
+    Panel("cosine of hard negatives", "hard_negative_cosine"),
+    Panel("alignment", "alignment"),
+    Panel("uniformity", "uniformity"),
+    Panel("loss per word", "loss_per_word"),
+    Panel("loss of masked words", "masked_word_loss"),
+    Panel("norm of latent vectors", "latent_norm"),
+    Panel("Spearman of development pairs", "dev_spearman"),
+)
 PANELS_PER_ROW = 3
+FEW = 30  # points of a curve that are marked
 # The metrics on held-out data that are drawn over the hours of training.
-HELD_OUT_METRICS = ("dev_spearman", "validation_forward_accuracy")
+HELD_OUT_PANELS = (
+    Panel("Spearman of development pairs", "dev_spearman"),
+    Panel("held-out forward accuracy", "validation_forward_accuracy"),
+    Panel("held-out backward accuracy", "validation_backward_accuracy"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +67,7 @@ class Run:
     config: TrainConfig
     lines: list[dict[str, float]]  # of metrics.jsonl
     # From evaluation.json; None if the run was not evaluated.
-    accuracy: Any  # mean over the classification tasks
+    accuracy: Any  # mean over the classification tasks, in per cent
     width: Any  # of a sentence vector
 
     @classmethod
@@ -76,11 +99,12 @@ class Run:
             over: "step", or "seconds" for the time in hours.
 
         Returns:
-            The steps or hours, and the values.
+            The steps or hours, and the values, accuracies and Spearman's coefficients in per cent.
         """
         lines = [line for line in self.lines if name in line]
         unit = 3600 if over == "seconds" else 1
-        return [line[over] / unit for line in lines], [line[name] for line in lines]
+        factor = 100 if name.endswith(PERCENT) else 1
+        return [line[over] / unit for line in lines], [factor * line[name] for line in lines]
 
     def has(self, name: str) -> bool:
         """Whether any line reports this metric."""
@@ -101,18 +125,20 @@ def _evaluation(path: Path) -> tuple[Any, Any]:
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not what `fastqt evaluate --json` writes: {error}") from error
     accuracies = [figures["accuracy"] for figures in tasks.values() if "accuracy" in figures]
-    return (sum(accuracies) / len(accuracies) if accuracies else None), width
+    return (100 * sum(accuracies) / len(accuracies) if accuracies else None), width
 
 
 def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Draws all figures for which the runs have data.
 
-    - training.svg: each metric over the steps; a thin line on the training text, a thick one on held-out
-    text. - efficiency.svg: the metrics on held-out data over the hours of training, and the mean accuracy of
-    the
+    - training.svg: each quantity over the steps in a panel of its own; a thin line on the training text, a
+      thick one on held-out text, and a dotted one for chance.
+    - efficiency.svg: the metrics on held-out data over the hours of training, and the mean accuracy of the
       evaluation over the hours of the whole training.
     - sizes.svg: that mean accuracy over the width of a sentence vector.
     - views.svg: uniformity over alignment, one point per report; later reports are darker.
+
+    Each run has a colour of its own. The points of a curve are marked where they are few.
 
     Args:
         directories: directories that `fastqt train` wrote, with evaluation.json if the run was evaluated.
@@ -130,16 +156,19 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
         raise InputError("plot: needs matplotlib; pip install 'fastqt[plot]'") from None
     runs = [Run.load(directory) for directory in directories]
     evaluated = [run for run in runs if run.accuracy is not None]
-    held_out = [(run, name) for run in runs for name in HELD_OUT_METRICS if run.has(name)]
     views = [run for run in runs if run.has("uniformity")]
     figures: dict[str, list[Callable[[Axes], None]]] = {
         "training": [
-            partial(_training, runs=runs, title=title)
-            for title, names in PANELS.items()
-            if any(run.has(name) for run in runs for name in names)
+            partial(_training, runs=runs, panel=panel)
+            for panel in PANELS
+            if any(run.has(name) for run in runs for name in (panel.name, HELD_OUT + panel.name))
         ],
         "efficiency": [
-            *([partial(_efficiency, held_out=held_out)] if held_out else []),
+            *(
+                partial(_efficiency, runs=runs, panel=panel)
+                for panel in HELD_OUT_PANELS
+                if any(run.has(panel.name) for run in runs)
+            ),
             *([partial(_scores, runs=evaluated, over="hours")] if evaluated else []),
         ],
         "sizes": [partial(_scores, runs=evaluated, over="width")] if len(evaluated) > 1 else [],
@@ -163,32 +192,33 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
     return written
 
 
-def _training(axes: Axes, runs: list[Run], title: str) -> None:
-    colours = iter(f"C{number}" for number in range(100))
-    for run in runs:
-        for name in filter(run.has, PANELS[title]):
-            colour = next(colours)
-            label = f"{run.name} {name.replace('_', ' ')}" if len(PANELS[title]) > 1 else run.name
-            axes.plot(*run.series(name), color=colour, linewidth=0.7, label=label)
-            if run.has(HELD_OUT + name) and name != "chance":
-                axes.plot(
-                    *run.series(HELD_OUT + name), color=colour, linewidth=2.2, label=f"{label}, held out"
-                )
-    axes.set(xlabel="step", ylabel=title)
+def _training(axes: Axes, runs: list[Run], panel: Panel) -> None:
+    for number, run in enumerate(runs):
+        colour = f"C{number}"
+        for name, width, remark in ((panel.name, 0.7, ""), (HELD_OUT + panel.name, 2.2, ", held out")):
+            _curve(axes, *run.series(name), color=colour, linewidth=width, label=run.name + remark)
+        if panel.name.endswith("accuracy"):
+            _curve(axes, *run.series("chance"), color=colour, linestyle=":", label=f"{run.name}, chance")
+    axes.set(xlabel="step", ylabel=panel.label)
 
 
-def _efficiency(axes: Axes, held_out: list[tuple[Run, str]]) -> None:
-    for run, name in held_out:
-        label = name.removeprefix(HELD_OUT).replace("_", " ")
-        axes.plot(*run.series(name, over="seconds"), label=f"{run.name} {label}")
-    axes.set(xlabel="hours of training", ylabel="on held-out text")
+def _curve(axes: Axes, x: list[float], y: list[float], **style: Any) -> None:
+    """Draws a curve, if there is any point; points that are few are marked."""
+    if x:
+        axes.plot(x, y, marker="o" if len(x) <= FEW else "", markersize=3, **style)
+
+
+def _efficiency(axes: Axes, runs: list[Run], panel: Panel) -> None:
+    for number, run in enumerate(runs):
+        _curve(axes, *run.series(panel.name, over="seconds"), color=f"C{number}", label=run.name)
+    axes.set(xlabel="hours of training", ylabel=panel.label)
 
 
 def _scores(axes: Axes, runs: list[Run], over: str) -> None:
     for run in runs:
         axes.plot(getattr(run, over), run.accuracy, "o", label=run.name)
     label = {"hours": "hours of training", "width": "width of a sentence's vector"}[over]
-    axes.set(xlabel=label, ylabel="mean accuracy")
+    axes.set(xlabel=label, ylabel="mean accuracy, %")
 
 
 def _views(axes: Axes, runs: list[Run]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from fastqt.runs.checkpoint import Progress
+from fastqt.runs.progress import Progress
 
 
 class Moment(NamedTuple):

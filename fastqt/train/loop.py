@@ -7,22 +7,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.lexicon import lexicon_digest, save_lexicon
-from fastqt.runs.model import SentenceEncoder, choose_device
+from fastqt.runs.model import choose_device
+from fastqt.runs.progress import FINISHED, Progress, save_finished
 from fastqt.text import Batch, Lexicon, Sample, Span
 from fastqt.text.reader import check_rereadable
 from fastqt.train.choice import build_objective
 from fastqt.train.clock import Moment
 from fastqt.train.log import MetricsLog
+from fastqt.train.measurements import Measurements
 from fastqt.train.objectives import Measured, Turn
+from fastqt.train.opening import opening
 from fastqt.train.optim import clip_gradients
 from fastqt.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.train.pretrained import start_from_vectors, width_of_words
@@ -30,8 +31,7 @@ from fastqt.train.progress import Display, Silent, StopRequest
 from fastqt.train.ranks import Ranks, joined
 from fastqt.train.state import follow_first, part_generators
 
-if TYPE_CHECKING:
-    from fastqt.evaluation.development import DevelopmentPairs
+FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Outcome:
     stopped_by: int | None  # the signal that stopped the training before its last step
     metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote, on rank 0
     rank: int = 0  # the number of this process among those that trained together
+    taken: int = 0  # the number of steps that this call took
 
 
 def train(
@@ -50,9 +51,11 @@ def train(
     """Trains a model and writes it to a directory.
 
     The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
-    the best one if `config.dev` is given) and checkpoint.safetensors. SIGTERM and Ctrl-C save a checkpoint
-    and end the training. A resumed training computes the same bits as an uninterrupted one on the same
-    machine with the same number of threads. Only one training at a time can use a directory.
+    the best one if `config.dev` is given) and checkpoint.safetensors. Once the training has ended, the
+    checkpoint is removed and finished.json takes its place, unless `config.keep_checkpoint` is set. SIGTERM
+    and Ctrl-C save a checkpoint and end the training. A resumed training computes the same bits as an
+    uninterrupted one on the same machine with the same number of threads. Only one training at a time can use
+    a directory.
 
     Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
     of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
@@ -97,10 +100,13 @@ def _trainer(
     config: TrainConfig, directory: Path, resume: bool, display: type[Display], ranks: Ranks
 ) -> Trainer:
     """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
-    corpus, vocabulary, progress, begun = ranks.first(
+    corpus, vocabulary, progress, begun, finished = ranks.first(
         lambda: prepare(config, directory, resume, ranks.size, display.note)
     )
     trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
+    if finished:
+        ranks.first(trainer.check_nothing_is_left)
+        return trainer
     path = directory / checkpoint.CHECKPOINT
     coverage = None
     if ranks.is_first and begun:
@@ -148,9 +154,7 @@ class Trainer:
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
-        has_pairs = config.dev is not None and self.ranks.is_first
-        self.dev_pairs = _development_pairs(cast("str", config.dev)) if has_pairs else None
-        self.can_validate = config.valid is not None or config.dev is not None
+        self.measurements = Measurements(config, self.objective, vocabulary, directory, progress, self.ranks)
         left = self.objective.steps(progress.sentences - (progress.taken or 0))
         epochs_after = config.epochs - progress.epoch - 1
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
@@ -171,8 +175,9 @@ class Trainer:
             InputError: the loss is not finite.
         """
         config, progress, ranks = self.config, self.progress, self.ranks
-        line: dict[str, float] = {}
-        sentences, began = 0, Moment.now()
+        measurements, line = self.measurements, dict[str, float]()
+        self._announce(display_class)
+        sentences, first_step = 0, progress.step
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
@@ -182,21 +187,23 @@ class Trainer:
             if ranks.is_first:
                 path = self.directory / checkpoint.METRICS
                 log = stack.enter_context(contextlib.closing(MetricsLog(path, progress.metrics_length)))
-            stopped_by = None
+            line = self._measure_fresh_weights(log, display)
+            stopped_by, silent, began = None, log is not None, Moment.now()
             for turn in self._remaining_turns():
                 loss, measured = self.step(turn.batch, turn.sizes)
                 sentences += sum(turn.sizes)
                 display.advance(sum(turn.sizes))
                 stopped_by = ranks.stop_signal(stop.signal)
                 ends, stops = progress.step == self.last_step, stopped_by is not None
-                validates = self.can_validate and (ends or progress.step % config.valid_every == 0)
+                validates = measurements.can_validate and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
                 if log is not None and (reports or saves):
-                    self._check_finite(loss)
+                    measurements.check_finite(loss)
                 if reports:
+                    silent = False
                     rate = sentences / Moment.now().since(began).seconds
-                    line = self._measure(loss, measured, validates)
+                    line = measurements.line(loss, measured, validates)
                     Moment.now().since(began).add_to(progress)
                     sentences, began = 0, Moment.now()
                     line |= {"sentences_per_second": rate, "seconds": progress.seconds}
@@ -204,12 +211,42 @@ class Trainer:
                     if log is not None:
                         log.write(line)
                     display.report(line)
+                elif silent and (spent := Moment.now().since(began)).cpu_seconds >= FIRST_REPORT:
+                    silent = False
+                    early = measurements.line(loss, measured, False)
+                    display.report(early | {"sentences_per_second": sentences / spent.seconds})
                 if saves:
                     self._save(log, began)
                 if stops:
                     break
         ended = progress.step == self.last_step
-        return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank)
+        taken = progress.step - first_step
+        return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank, taken)
+
+    def _announce(self, display_class: type[Display]) -> None:
+        """Tells what was read and what is about to be done, unless the run has ended already."""
+        if self.ranks.is_first and self.progress.step < self.last_step:
+            known = self.corpus, self.vocabulary, self.objective, self.progress, self.last_step
+            display_class.say(opening(self.config, *known))
+
+    def _measure_fresh_weights(self, log: MetricsLog | None, display: Display) -> dict[str, float]:
+        """Validates the model before the first step; the line of metrics, which is empty otherwise."""
+        if self.progress.step or not (self.measurements.can_validate and self.objective.validates_fresh):
+            return {}
+        line = self.measurements.of_fresh_weights()
+        line |= {"seconds": self.progress.seconds, "cpu_seconds": self.progress.cpu_seconds}
+        if log is not None:
+            log.write(line)
+        display.report(line)
+        return line
+
+    def check_nothing_is_left(self) -> None:
+        """Checks that a run that has ended without a checkpoint is not asked for further steps."""
+        if self.progress.step < self.last_step:
+            raise InputError(
+                f"cannot resume: {self.directory} ended at step {self.progress.step} and kept no checkpoint "
+                f"from which it could go on to step {self.last_step}; --keep-checkpoint would have kept one"
+            )
 
     def _display(self, display_class: type[Display]) -> Display:
         """What shows the progress, in sentences of all ranks."""
@@ -259,38 +296,6 @@ class Trainer:
             progress.epoch += 1
             progress.taken, progress.spans = 0, ()
 
-    def _measure(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
-        """A line of metrics: that of rank 0, for which the others wait if it validates."""
-
-        def measure() -> dict[str, float]:
-            line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
-            if validates and self.objective.held_out:
-                line |= self.objective.validate()
-            if validates and self.dev_pairs is not None:
-                line |= self._evaluate_pairs(self.dev_pairs)
-            return line
-
-        if validates:
-            return self.ranks.first(measure)
-        return measure() if self.ranks.is_first else {}
-
-    def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
-        """Evaluates the model on the development pairs, and saves it if it is the best so far."""
-        self.model.eval()
-        figures = pairs.evaluate(SentenceEncoder(self.model, self.vocabulary, self.objective.device).encode)
-        self.model.train()
-        if figures["dev_spearman"] > self.progress.best:
-            self.progress.best = figures["dev_spearman"]
-            checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
-        return figures
-
-    def _check_finite(self, loss: Tensor) -> None:
-        if not math.isfinite(loss.item()):
-            step = self.progress.step
-            raise InputError(
-                f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
-            )
-
     def _save(self, log: MetricsLog | None, began: Moment) -> None:
         """Has rank 0 write the model, and a checkpoint of all ranks; times are added from `began` on."""
         reads_in_order = self.objective.reads_in_order
@@ -310,14 +315,11 @@ class Trainer:
             if self.progress.best == -math.inf:
                 checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
             path = self.directory / checkpoint.CHECKPOINT
-            checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+            if progress.step < self.last_step or self.config.keep_checkpoint:
+                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+                (self.directory / FINISHED).unlink(missing_ok=True)
+            else:
+                save_finished(self.directory, progress)
+                path.unlink(missing_ok=True)
 
         self.ranks.first(write)
-
-
-def _development_pairs(path: str) -> DevelopmentPairs:
-    try:
-        from fastqt.evaluation.development import DevelopmentPairs
-    except ModuleNotFoundError as error:
-        raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
-    return DevelopmentPairs(path)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fastqt.functional import contrastive_loss
 from fastqt.metrics import context_accuracy
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.model import Model, build_model
+from fastqt.runs.progress import Progress
 from fastqt.text import Batch, Columns, Corpus, Lexicon, Position, Sample, Span, batches
 from fastqt.text.batches import even, span_batches, split
 from fastqt.train.optim import Adam, RowAdam
@@ -48,9 +48,11 @@ class Objective(ABC, Generic[B]):
         min_batch_size: if a rank has fewer sentences left in an epoch, they make no batch. One process drops
             them. Several take them in the step before, because then each sentence of an epoch has its turn.
         reads_in_order: whether the corpus is read in its order, and a checkpoint says what remains of it.
+        validates_fresh: whether the model is validated before its first step too.
     """
 
     reads_in_order = False
+    validates_fresh = True
 
     def __init__(
         self,
@@ -229,6 +231,8 @@ class ShuffledObjective(Objective[Sample]):
 
 class GlossObjective(ShuffledObjective):
     """GLOSS: predict the words of each sentence from a latent vector of its own."""
+
+    validates_fresh = False  # Held-out sentences need hundreds of steps each for their latent vectors.
 
     def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))

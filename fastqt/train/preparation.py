@@ -16,12 +16,12 @@ from typing import NamedTuple, cast
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
 from fastqt.runs.digests import digest
 from fastqt.runs.files import PARTIAL, write_atomically
 from fastqt.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.runs.lock import locked
+from fastqt.runs.progress import FINISHED, Progress, read_finished
 from fastqt.runs.views_options import check_width, reads_rows
 from fastqt.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.text.batches import Span, split, too_short
@@ -37,6 +37,7 @@ RUN_FILES = (
     checkpoint.METRICS,
     checkpoint.MODEL,
     checkpoint.CHECKPOINT,
+    FINISHED,
 )
 
 
@@ -47,6 +48,7 @@ class Prepared(NamedTuple):
     vocabulary: Lexicon
     progress: Progress
     begun: bool  # whether there is a checkpoint to continue from
+    finished: bool = False  # whether the run has ended and kept no checkpoint
 
 
 def prepare(
@@ -66,7 +68,11 @@ def prepare(
     """
     check_directory(directory, config, resume)
     path = directory / checkpoint.CHECKPOINT
-    progress = checkpoint.read_progress(path) if resume and path.exists() else None
+    progress, finished = None, False
+    if resume and path.exists():
+        progress = checkpoint.read_progress(path)
+    elif resume and (progress := read_finished(directory)) is not None:
+        finished = True
     corpus = corpus_files(config, directory, resume)
     if progress is None:
         note(f"reading {', '.join(corpus)} to build the vocabulary")
@@ -78,7 +84,7 @@ def prepare(
             f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
         )
     share_out(config, corpus, progress, ranks)
-    return Prepared(corpus, vocabulary, progress, True)
+    return Prepared(corpus, vocabulary, progress, not finished, finished)
 
 
 @contextlib.contextmanager

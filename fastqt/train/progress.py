@@ -82,9 +82,11 @@ class Display:
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
             return
-        rate = line["sentences_per_second"]
-        left = max(self.total - self.done, 0) / rate
-        _say(f"step {line['step']} {figures} | {rate:,.0f} sentences/s, {tqdm.format_interval(left)} left")
+        said = f"step {line['step']} {figures.strip()}"
+        if (rate := line.get("sentences_per_second")) is not None:
+            left = max(self.total - self.done, 0) / rate
+            said += f" | {rate:,.0f} sentences/s, {tqdm.format_interval(left)} left"
+        _say(said)
 
     def __enter__(self) -> Display:
         return self

@@ -12,8 +12,8 @@ from torch import nn
 
 from fastqt.errors import InputError
 from fastqt.runs import checkpoint
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import FORMAT
+from fastqt.runs.progress import Progress
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from command_lines import SMALL, error_line
 
 import fastqt
 from fastqt.cli import main
-from fastqt.tools import demo
 
 
 def test_train_embed_and_neighbors(planted, tmp_path, capsys):
@@ -27,7 +27,7 @@ def test_train_embed_and_neighbors(planted, tmp_path, capsys):
         "vocabulary.json",
         "metrics.jsonl",
         "model.safetensors",
-        "checkpoint.safetensors",
+        "finished.json",
     }
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"step", "loss", "forward_accuracy", "backward_accuracy", "sentences_per_second"} < line.keys()
@@ -53,7 +53,41 @@ def test_train_embed_and_neighbors(planted, tmp_path, capsys):
     assert len(others) == 2
 
 
-def test_resuming_needs_only_the_directory(model, planted, tmp_path, capsys):
+def test_the_end_of_a_training_says_what_to_do_next(planted, tmp_path, capsys):
+    """The commands that it prints work as they are."""
+    run = str(tmp_path / "my run")
+    assert main(["train", planted[0], "--valid", planted[1], "--out", run, *SMALL]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"corpus      {planted[0]}: 480 sentences")
+    told, table, following = out.split("\n\n")
+    assert told == f"{run}: trained, 12 steps"
+    assert table.startswith("held out           fresh weights  step 12  chance\nloss ")
+    title, *commands = following.splitlines()
+    assert title == "Next, for example:"
+    neighbors, embed, _ = (shlex.split(command) for command in commands)
+    assert neighbors[0] == embed[0] == "fastqt"
+    assert main(neighbors[1:]) == 0
+    assert capsys.readouterr().out.startswith(f"{neighbors[-1]}\n  1.000  {neighbors[-1]}")
+    assert main(embed[1:]) == 0
+    assert (tmp_path / "my run" / "vectors.npy").exists()
+    capsys.readouterr()
+    assert main(["train", "--out", run, "--resume"]) == 0
+    assert capsys.readouterr() == (f"{run}: finished already, after 12 steps\n", "")
+    assert "kept no checkpoint" in error_line(capsys, "train", "--out", run, "--resume", "--epochs", "2")
+
+
+def test_a_training_without_held_out_text_says_so(planted, tmp_path, capsys):
+    assert main(["train", planted[0], "--out", str(tmp_path / "run"), *SMALL, "--keep-checkpoint"]) == 0
+    out = capsys.readouterr().out
+    assert "\nlast batch of the corpus  step 12  chance\n" in out
+    assert "Held-out text is given with --valid." in out
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0
+    assert capsys.readouterr().out.endswith("12 steps; with a higher --epochs or --steps it goes on\n")
+
+
+def test_resuming_needs_only_the_directory(planted, tmp_path, capsys):
+    model = str(tmp_path / "model")
+    assert main(["train", planted[0], "--out", model, *SMALL, "--keep-checkpoint"]) == 0
     assert main(["train", "--out", model, "--resume", "--epochs", "2"]) == 0
     assert "trained, 24 steps" in capsys.readouterr().out
     assert main(["train", planted[0], "--out", str(tmp_path / "whole"), *SMALL, "--epochs", "2"]) == 0
@@ -98,19 +132,6 @@ def test_errors_of_train(model, planted, tmp_path, capsys, monkeypatch):
     ):
         assert message in error_line(capsys, "train", *arguments)
     assert not (out / "config.json").exists()
-
-
-@pytest.fixture
-def reviews(tmp_path):
-    """A data directory with two tasks: reviews, whose class is given by one word, and pairs of sentences."""
-    rows = [f"{label}\tplace{label} topic{number}word1" for label in (0, 1) for number in range(20)]
-    for task, file, lines in (
-        ("MR", "all", rows),
-        ("STS", "STS12", [f"one\t{n}\tplace1 topic{n}word0\tplace2 topic1word{n}" for n in range(3)]),
-    ):
-        (tmp_path / "data" / task).mkdir(parents=True)
-        (tmp_path / "data" / task / f"{file}.tsv").write_text("\n".join(lines) + "\n")
-    return str(tmp_path / "data")
 
 
 def test_evaluate(model, reviews, tmp_path, capsys):
@@ -260,31 +281,6 @@ def test_bench(capsys, monkeypatch):
     assert rows == [["32", "8"], ["48", "4"]]
 
 
-def test_the_demo_without_its_text(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    assert "this Python comes without its language reference" in error_line(capsys, "demo")
-
-
-def test_the_demo(capsys, monkeypatch):
-    topics = list(demo.read_topics())
-    monkeypatch.setattr(demo, "read_topics", lambda: iter(topics))
-    monkeypatch.setattr(demo, "STEPS", 20)
-    monkeypatch.setattr(demo, "REPORT_EVERY", 10)
-    monkeypatch.setattr(demo, "COMPARED", (64, 16))
-    assert main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert all(query in out for query in demo.QUERIES)
-    assert "eager PyTorch" in out
-
-
-def test_the_text_of_the_demo_is_prose():
-    sentences = [sentence for topic in demo.read_topics() for sentence in topic]
-    assert len(sentences) > 1000
-    assert not any(mark in sentence for sentence in sentences for mark in (">>>", "::=", "+--", "\n"))
-    assert sum(sentence[-1] in ".:?!)'" for sentence in sentences) > 0.99 * len(sentences)
-    assert len(set(sentences)) > 0.95 * len(sentences)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.thinned(2)
 def test_a_signal_stops_a_training_process(planted, tmp_path, number):
@@ -317,7 +313,8 @@ def test_torchrun_trains_on_several_processes(planted, tmp_path):
     """The command is the one of a single process, and what it prints is printed once."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    train = ["-m", "fastqt", "train", planted[0], "--out", str(run), *SMALL, "--report-every", "2"]
+    options = ["--out", str(run), *SMALL, "--report-every", "2", "--keep-checkpoint"]
+    train = ["-m", "fastqt", "train", planted[0], *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [*command, "2", *train], capture_output=True, text=True, env=environment, check=False

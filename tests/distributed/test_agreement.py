@@ -32,7 +32,10 @@ SAID = {
     "requires_grad": f"requires_grad: {SAME} queries and candidates on ranks 0, 2 and queries on rank 1",
     "group's option": f"gradients: {SAME} average on ranks 0, 2 and sum on rank 1",
     "function": f"group: {SAME} fastqt.contrastive_loss on ranks 0, 2 and fastqt.sigmoid_loss on rank 1",
-    "class": "targets: row 0's target column 12 is outside the M=12 candidates (on rank 1 of 3)",
+    "class": (
+        "targets: row 0's target column 12 is outside the M=12 candidates; want 0..11, or -100 for no target "
+        "(on rank 1 of 3)"
+    ),
     "sparse": "targets: want shape (N, M) = (4, 12), got (4, 13) (on rank 1 of 3)",
     "no rows": f"a: {NONE}",
     "no candidates": f"candidates: {NONE}",
@@ -71,7 +74,7 @@ def test_groups_that_cannot_be(ranks: Callable[[int], Ranks]) -> None:
         assert said == [
             f"ValueError: group: {outside}",
             f"ValueError: group: {mesh}",
-            f"TypeError: group: {kinds} str",
+            f"TypeError: group: {kinds} str; all processes are torch.distributed.group.WORLD",
             f"TypeError: group: {kinds} int",
             f"ValueError: process_group: {mesh}",
             f"ValueError: process_group: {outside}",

@@ -20,7 +20,7 @@ from fastqt.text import Corpus, Vocabulary
 from fastqt.train import train
 
 MODELS = ("gloss-bow", "gloss-pos")
-SMALL = {"word_dim": 6, "batch_size": 48, "report_every": 3}
+SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 48, "report_every": 3}
 SENTENCES = (
     "The cat sat on the mat .",
     "A dog ran over the hill",

@@ -76,19 +76,43 @@ def test_curves_show_the_reported_metrics(quick, mixed, tmp_path, drawn):
         "quick, held out": [[200], [4.5]],
         "mixed": [[1, 2, 3], [4.99, 4.98, 4.97]],
     }
-    assert training["step", "accuracy"]["quick forward accuracy, held out"] == [[200], [0.05]]
-    assert training["step", "cosine"]["mixed mixed cosine"] == [[1, 2, 3], [0.4] * 3]
-    efficiency = drawn["efficiency"]
-    assert efficiency["hours of training", "on held-out text"] == {"quick forward accuracy": [[2], [0.05]]}
-    assert efficiency["hours of training", "mean accuracy"] == {
-        "quick": [[2], [pytest.approx(0.7)]],
-        "mixed": [[0.03], [0.6]],
+    # One panel a quantity, and shares in per cent as in the documents.
+    assert training["step", "forward accuracy, %"] == {
+        "quick": [[100, 200], [10, 30]],
+        "quick, held out": [[200], [5]],
+        "quick, chance": [[100, 200], [1, 1]],
     }
-    assert drawn["sizes"]["width of a sentence's vector", "mean accuracy"] == {
-        "quick": [[120], [pytest.approx(0.7)]],
-        "mixed": [[50], [0.6]],
+    assert training["step", "backward accuracy, %"]["quick, held out"] == [[200], [10]]
+    assert training["step", "cosine of mixed negatives"] == {"mixed": [[1, 2, 3], [0.4] * 3]}
+    assert training["step", "cosine of positives"] == {"mixed": [[1, 2, 3], [0.9] * 3]}
+    efficiency = drawn["efficiency"]
+    assert efficiency["hours of training", "held-out forward accuracy, %"] == {"quick": [[2], [5]]}
+    assert efficiency["hours of training", "held-out backward accuracy, %"] == {"quick": [[2], [10]]}
+    assert efficiency["hours of training", "mean accuracy, %"] == {
+        "quick": [[2], [pytest.approx(70)]],
+        "mixed": [[0.03], [60]],
+    }
+    assert drawn["sizes"]["width of a sentence's vector", "mean accuracy, %"] == {
+        "quick": [[120], [pytest.approx(70)]],
+        "mixed": [[50], [60]],
     }
     assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
+
+
+def test_points_are_marked_where_they_are_few(tmp_path, monkeypatch):
+    """Without marks, a metric that was reported once would not be seen at all."""
+    marks = {}
+    save = Figure.savefig
+
+    def look(figure, path, **options):
+        marks.update({curve.get_label(): curve.get_marker() for curve in figure.axes[0].get_lines()})
+        save(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    few = write_run(tmp_path / "few", [{"step": 0, "validation_loss": 9.0, "seconds": 0}, line(100)])
+    many = write_run(tmp_path / "many", [line(step) for step in range(1, 100)])
+    draw_figures([few, many], tmp_path)
+    assert marks == {"few": "o", "few, held out": "o", "many": ""}
 
 
 def test_panels_without_data_are_not_drawn(tmp_path, drawn):

@@ -6,12 +6,13 @@ from dataclasses import replace
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fastqt.runs.checkpoint import Progress, read_progress
+from fastqt.runs.checkpoint import read_progress
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.progress import Progress
 from fastqt.train import clock, train
 from fastqt.train.clock import Moment
 
-SMALL = {"word_dim": 6, "batch_size": 48, "context_size": 1, "report_every": 1}
+SMALL = {"word_dim": 6, "batch_size": 48, "context_size": 1, "report_every": 1, "keep_checkpoint": True}
 
 
 def test_times_are_those_of_the_two_clocks_and_are_added(monkeypatch):

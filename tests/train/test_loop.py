@@ -13,9 +13,9 @@ from tolerances import ADAM_STEPS, FELT_BY_ADAM
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import ENCODERS, TrainConfig
 from fastqt.runs.model import SentenceEncoder, build_model
+from fastqt.runs.progress import Progress
 from fastqt.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.train.loop import Trainer, train
 
@@ -24,7 +24,8 @@ SMALL |= {"batch_size": 48, "context_size": 1, "report_every": 10}
 
 
 def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"]]  # without that of fresh weights
 
 
 def test_training_learns_a_planted_order(planted, tmp_path):
@@ -133,7 +134,7 @@ def oracle_loss(queries, candidates, documents, config):
 def test_standard_input_is_kept_for_later_epochs(planted, tmp_path, monkeypatch):
     text = Path(planted[0]).read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    config = TrainConfig(("-",), **SMALL, epochs=2)
+    config = TrainConfig(("-",), **SMALL, epochs=2, keep_checkpoint=True)
     train(config, tmp_path / "piped")
     train(replace(config, corpus=(planted[0],)), tmp_path / "named")
     assert (tmp_path / "piped" / "corpus.txt").read_bytes() == text
@@ -284,7 +285,7 @@ def test_the_model_that_ranks_the_development_pairs_best_is_kept(planted, tmp_pa
         (planted[0],), dev=str(pairs), model="simcse", **SMALL | {"dropout": 0.2}, valid_every=1
     )
     # With this learning rate the model becomes worse again before the end.
-    config = replace(config, learning_rate=0.3, epochs=2, report_every=1)
+    config = replace(config, learning_rate=0.3, epochs=2, report_every=1, keep_checkpoint=True)
     train(config, tmp_path / "run")
     scores = [line["dev_spearman"] for line in metrics(tmp_path / "run")]
     best = scores.index(max(scores)) + 1

@@ -17,12 +17,20 @@ from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary
 from fastqt.train import train
 
-SMALL = {"model": "simcse", "encoder": "transformer", "word_dim": 12, "layers": 1, "heads": 3}
+SMALL = {
+    "keep_checkpoint": True,
+    "model": "simcse",
+    "encoder": "transformer",
+    "word_dim": 12,
+    "layers": 1,
+    "heads": 3,
+}
 SMALL |= {"feedforward": 16, "dropout": 0.0, "batch_size": 48, "report_every": 1}
 
 
 def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"]]  # without that of fresh weights
 
 
 def mask_all(rank=None):

@@ -22,7 +22,15 @@ from fastqt.text import Vocabulary
 from fastqt.train import train
 
 W = 6
-SMALL = {"hidden_size": 8, "layers": 1, "heads": 2, "feedforward": 8, "batch_size": 48, "context_size": 1}
+SMALL = {
+    "keep_checkpoint": True,
+    "hidden_size": 8,
+    "layers": 1,
+    "heads": 2,
+    "feedforward": 8,
+    "batch_size": 48,
+    "context_size": 1,
+}
 STILL = {**SMALL, "steps": 1, "learning_rate": 0.0}
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

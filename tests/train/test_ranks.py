@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from trained_on_ranks import summed_gradients, trained
 
 from fastqt.errors import InputError, OtherRankError
-from fastqt.runs.checkpoint import Progress, read_generators, read_progress
+from fastqt.runs.checkpoint import read_generators, read_progress
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.progress import Progress
 from fastqt.text import Batch, Position, Span, Vocabulary
 from fastqt.text.batches import span_batches, split
 from fastqt.train import train
@@ -23,7 +24,14 @@ from fastqt.train.loop import Trainer
 from tests.train.test_resume import assert_same_run, metrics_without_times
 
 SENTENCES = 403
-SMALL = {"word_dim": 6, "batch_size": 20, "context_size": 2, "report_every": 1, "timeout": 60}
+SMALL = {
+    "keep_checkpoint": True,
+    "word_dim": 6,
+    "batch_size": 20,
+    "context_size": 2,
+    "report_every": 1,
+    "timeout": 60,
+}
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +204,10 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(pool, numbered, tmp_pat
 def test_rank_0_alone_shows_the_progress_and_writes(pool, numbered, tmp_path):
     config = TrainConfig((numbered,), valid=numbered, valid_batches=1, **SMALL)
     answers = together(pool, 3, config, tmp_path / "run")
-    assert [answer.shown for answer in answers] == [7, 0, 0]
+    assert [answer.shown for answer in answers] == [8, 0, 0]
     assert [answer.rank for answer in answers] == [0, 1, 2]
     lines = metrics_without_times(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert "validation_loss" in lines[-1]
 
 

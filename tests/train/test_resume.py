@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from fastqt.errors import InputError
 from fastqt.runs.checkpoint import read_progress
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.progress import save_finished
 from fastqt.text import Vocabulary, batches
 from fastqt.train import train
 from fastqt.train.progress import Display
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2}
-SMALL |= {"report_every": 3, "valid_every": 7, "valid_batches": 2}
+SMALL |= {"report_every": 3, "valid_every": 7, "valid_batches": 2, "keep_checkpoint": True}
 
 
 def metrics_without_times(run):
@@ -104,6 +105,34 @@ def test_resuming_a_finished_run_changes_nothing(planted, tmp_path):
     outcome = train(config, tmp_path / "run", resume=True)
     assert (outcome.step, outcome.metrics) == (10, {})
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_run_that_has_ended_keeps_no_checkpoint(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL | {"keep_checkpoint": False})
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    outcome = train(config, tmp_path / "run", resume=True)
+    assert (outcome.step, outcome.taken, outcome.metrics) == (10, 0, {})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    with pytest.raises(InputError, match="run ended at step 10 and kept no checkpoint from which"):
+        train(replace(config, epochs=2), tmp_path / "run", resume=True)
+    with pytest.raises(InputError, match="already holds a run"):
+        train(config, tmp_path / "run")
+    (tmp_path / "run" / "finished.json").write_text('{"format": 1}')
+    with pytest.raises(InputError, match=r"finished\.json is not the progress of a run"):
+        train(config, tmp_path / "run", resume=True)
+
+
+def test_a_run_that_goes_on_is_no_longer_finished(planted, tmp_path):
+    """A crash between the two files leaves both; the checkpoint is the one that counts."""
+    config = TrainConfig((planted[0],), **SMALL | {"report_every": 1})
+    train(config, tmp_path / "whole")
+    train(replace(config, steps=4), tmp_path / "run")
+    save_finished(tmp_path / "run", read_progress(tmp_path / "run" / "checkpoint.safetensors"))
+    assert train(config, tmp_path / "run", resume=True).taken == 6
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert not (tmp_path / "run" / "finished.json").exists()
 
 
 def test_resuming_without_a_run_starts_one(planted, tmp_path):

@@ -15,7 +15,14 @@ from fastqt.train import train
 pa = pytest.importorskip("pyarrow", reason="the extra datasets is not installed")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
-SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2, "epochs": 2}
+SMALL = {
+    "keep_checkpoint": True,
+    "word_dim": 6,
+    "hidden_size": 4,
+    "batch_size": 50,
+    "context_size": 2,
+    "epochs": 2,
+}
 KINDS = (
     {"encoder": "bow"},
     pytest.param({"model": "simcse", "encoder": "gru", "context_size": 1}, marks=pytest.mark.slow),

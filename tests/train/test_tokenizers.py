@@ -17,7 +17,14 @@ from fastqt.runs.model import SentenceEncoder
 from fastqt.text import TokenizerVocabulary
 from fastqt.train import train
 
-SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 100, "context_size": 2, "steps": 4}
+SMALL = {
+    "keep_checkpoint": True,
+    "word_dim": 6,
+    "hidden_size": 4,
+    "batch_size": 100,
+    "context_size": 2,
+    "steps": 4,
+}
 
 
 @pytest.fixture
@@ -65,7 +72,9 @@ def test_a_training_in_two_parts_and_its_vectors(planted, tmp_path, name, kind):
 def test_the_command_line(planted, tokenizer, tmp_path, capsys):
     run, vectors = str(tmp_path / "run"), tmp_path / "v.npy"
     sizes = ["--word-dim", "6", "--batch-size", "100", "--max-length", "12"]
-    assert main(["train", planted[0], "--out", run, "--vocabulary", tokenizer, "--epochs", "2", *sizes]) == 0
+    assert (
+        main(["train", planted[0], "--out", run, "--vocabulary", tokenizer, "--keep-checkpoint", *sizes]) == 0
+    )
     Path(tokenizer).unlink()
     assert main(["embed", run, planted[1], "--out", str(vectors)]) == 0
     lines = Path(planted[1]).read_text().split("\n")
@@ -73,7 +82,7 @@ def test_the_command_line(planted, tokenizer, tmp_path, capsys):
     found = np.load(vectors)
     assert found[[i for i, line in enumerate(lines) if line]] == pytest.approx(wanted, abs=1e-6)
     assert main(["neighbors", run, planted[1], "--query", "place1 topic2", "-k", "1"]) == 0
-    assert main(["train", "--resume", "--out", run, "--epochs", "3"]) == 0
+    assert main(["train", "--resume", "--out", run, "--epochs", "2"]) == 0
     capsys.readouterr()
     (tmp_path / "words.txt").write_text("the 1 2\nof 3 4\n")
     assert main(["expand", run, str(tmp_path / "words.txt"), "--out", str(tmp_path / "more")]) == 2

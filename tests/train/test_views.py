@@ -16,12 +16,20 @@ from fastqt.runs.model import SentenceEncoder, build_model
 from fastqt.text import Corpus, Vocabulary
 from fastqt.train import train
 
-SMALL = {"encoder": "transformer", "word_dim": 12, "layers": 1, "heads": 3, "feedforward": 16}
+SMALL = {
+    "keep_checkpoint": True,
+    "encoder": "transformer",
+    "word_dim": 12,
+    "layers": 1,
+    "heads": 3,
+    "feedforward": 16,
+}
 SMALL |= {"dropout": 0.0, "batch_size": 48, "report_every": 1, "clip": 0.0}
 
 
 def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"]]  # without that of fresh weights
 
 
 def unit(x):

@@ -86,7 +86,7 @@ PROCESS = r"\(process \d+ on host \S+\)"
     ],
 )
 def test_a_rank_that_fails_ends_the_others_with_words(planted, tmp_path, pool, spoil, place, failed, words):
-    config = TrainConfig((planted[0],), valid=planted[1], **SETTINGS, timeout=TIMEOUT)
+    config = TrainConfig((planted[0],), valid=planted[1], **SETTINGS, timeout=TIMEOUT, keep_checkpoint=True)
     run = tmp_path / "run"
     answers = pool.run(3, trained, config, run, False, spoil, 2, place)
     others = [answer for rank, answer in enumerate(answers) if rank != failed]

@@ -1,0 +1,77 @@
+"""The text of the demonstration: the prose in the docstrings of Python's library, NumPy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy
+import torch
+
+from fastqt.errors import InputError
+
+DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+PARAGRAPH_END = re.compile(r"\n\s*\n")
+# Folders of code that is not a package's own, or that was written to test it.
+OTHERS = {"site-packages", "dist-packages", "test", "tests", "testing", "_vendor", "idlelib", "lib2to3"}
+PROSE = re.compile(r"""[A-Z("'].*[.:?!)]""", re.DOTALL)
+NOT_PROSE = re.compile(r"::=|>>>|->|\.\.\. |\+--|==|\|")
+SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.?!])\s+(?=[A-Z\"'(])")
+LEAST = 1000  # sentences
+
+
+def folders() -> tuple[Path, ...]:
+    """Where the sources are that fastqt's own dependencies bring."""
+    packages = (Path(str(package.__file__)).parent for package in (numpy, torch))
+    return (Path(sysconfig.get_paths()["stdlib"]), *packages)
+
+
+def read_library(roots: Sequence[Path]) -> list[list[str]]:
+    """The prose of docstrings, without repeated paragraphs.
+
+    Args:
+        roots: folders of Python sources.
+
+    Returns:
+        For each module that has some its sentences in order.
+
+    Raises:
+        InputError: there are fewer than `LEAST` sentences, as where Python has no sources.
+    """
+    documents: list[list[str]] = []
+    seen: set[str] = set()
+    for path in _modules(roots):
+        sentences: list[str] = []
+        for docstring in DOCSTRING.findall(path.read_text(encoding="utf-8", errors="replace")):
+            for prose in map(_prose, PARAGRAPH_END.split(docstring)):
+                if prose and prose not in seen:
+                    seen.add(prose)
+                    sentences += SENTENCE_END.split(prose)
+        if sentences:
+            documents.append(sentences)
+    if (found := sum(map(len, documents))) < LEAST:
+        raise InputError(
+            f"demo: want at least {LEAST:,} sentences of docstrings under {', '.join(map(str, roots))}, "
+            f"got {found:,}: this Python has no sources. Train on a text of your own: fastqt train"
+        )
+    return documents
+
+
+def _modules(roots: Sequence[Path]) -> Iterator[Path]:
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            if OTHERS.isdisjoint(path.relative_to(root).parts):
+                yield path
+
+
+def _prose(paragraph: str) -> str:
+    """A paragraph on one line and without markup; "" for code, tables, headings and signatures."""
+    text = " ".join(paragraph.split())
+    text = re.sub(r"^(\* |[0-9]+\. |\[[0-9]+\] )", "", text)
+    text = re.sub(r":\w+:`~?([^`<]*)[^`]*`", r"\1", text)
+    text = re.sub(r"[*\"`]|\[[0-9]+\]", "", text)
+    words = re.findall(r"[A-Za-z]+", text)
+    wordy = len(words) >= 5 and sum(map(len, words)) >= 0.7 * len(text.replace(" ", ""))
+    return text if wordy and PROSE.fullmatch(text) and not NOT_PROSE.search(text) else ""

@@ -1,0 +1,67 @@
+"""The memory of a computation: what "MiB" means in benchmarks, in the demonstration and in documents."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+MIB = 1 << 20
+
+X = TypeVar("X")
+Results = TypeVar("Results", bound=Sequence[Tensor])
+
+
+def peak_above_results(function: Callable[[], Results]) -> tuple[Results, int | None]:
+    """Runs a function on a CPU and measures its peak of memory above its inputs and its results.
+
+    The results of a loss are its value and its gradients, which any implementation has to allocate.
+
+    Args:
+        function: what to run, without arguments; it allocates its results anew.
+
+    Returns:
+        The results, and the peak in bytes; None where the system does not report it.
+    """
+    results, growth = growth_of_process(function)
+    return results, above(growth, results)
+
+
+def above(growth: int | None, results: Sequence[Tensor]) -> int | None:
+    """What remains of a growth of memory, in bytes, without that of the results."""
+    return None if growth is None else max(growth - sum(x.numel() * x.element_size() for x in results), 0)
+
+
+def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
+    """Runs a function and measures by how much the process grew at most while it ran.
+
+    Args:
+        function: what to run, without arguments.
+
+    Returns:
+        The function's result, and the growth in bytes; None where /proc does not report it (not Linux).
+    """
+    status = Path("/proc/self/status")
+    # Memory that malloc kept from earlier calls would be used again without being counted.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM) to the memory in use
+    except OSError:
+        return function(), None
+    before = _status_bytes(status, "VmRSS")
+    result = function()
+    return result, max(_status_bytes(status, "VmHWM") - before, 0)
+
+
+def _status_bytes(status: Path, name: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def mebibytes(size: int | None) -> str:
+    """A number of bytes as text in MiB; a dash for None."""
+    return "-" if size is None else f"{size / MIB:,.0f}"
