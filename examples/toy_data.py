@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.text import Vocabulary, pad
-from fastqt.tools.demo import read_topics
+from fastqt.tools.library_text import folders, read_library
 
 
 def start_process_group() -> torch.device:
@@ -36,13 +37,14 @@ class Text:
     """Sentences as token ids, in the order in which they were written.
 
     Args:
-        path: a text with a sentence on each line; by default the prose of Python's language reference.
+        path: a text with a sentence on each line; by default 2,000 from docstrings of Python's library.
         words: the size of the vocabulary that is made of it.
     """
 
     def __init__(self, path: str | None = None, words: int = 5_000) -> None:
         if path is None:
-            self.sentences = [sentence for topic in read_topics() for sentence in topic]
+            modules = read_library(folders()[:1])
+            self.sentences = [sentence for module in modules for sentence in module][:2000]
         else:
             with open(path, encoding="utf-8") as file:
                 self.sentences = [line.strip() for line in file if line.strip()]
@@ -57,6 +59,16 @@ class Text:
         """The token ids (B, L) and the lengths (B,) of some sentences."""
         tokens, lengths = pad(self.vocabulary.encode([self.sentences[int(row)] for row in rows]))
         return tokens.to(device), lengths.to(device)
+
+
+def write_library(folder: Path) -> list[str]:
+    """Writes three corpora: the prose in the docstrings of Python's library, of NumPy and of PyTorch."""
+    corpora = []
+    for name, root in zip(("python", "numpy", "pytorch"), folders(), strict=True):
+        documents = read_library([root])
+        corpora.append(str(folder / f"{name}.txt"))
+        Path(corpora[-1]).write_text("\n\n".join("\n".join(sentences) for sentences in documents))
+    return corpora
 
 
 def pictures_and_captions(path: str | None = None) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """What the tests of the command line share."""
 
+import re
+
 from fastqt.cli import main
 
 SMALL = [
@@ -15,7 +17,7 @@ SMALL = [
 
 
 def error_line(capsys, *arguments):
-    """Runs a command that fails, and returns its one line on standard error."""
+    """Runs a command that fails, and returns its one line on standard error, after lines of progress."""
     try:
         status = main([str(argument) for argument in arguments])
     except SystemExit as exit:  # argparse ends in this way
@@ -23,6 +25,7 @@ def error_line(capsys, *arguments):
     out, err = capsys.readouterr()
     assert status == 2
     assert out == ""
-    assert err.startswith("fastqt: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("fastqt: ").rstrip("\n")
+    *progress, last = err.splitlines()
+    assert all(re.match(r"encode: |\w+: [\d.]+ s, ", line) for line in progress)
+    assert last.startswith("fastqt: ")
+    return last.removeprefix("fastqt: ")

@@ -22,7 +22,7 @@ from fastqt.distributed import Group
 WIDTH, ROWS, STEPS = 7, 6, 2  # rows of each rank
 
 # Module, options, whether one encoder makes both views.
-LOSSES: dict[str, tuple[type[fastqt.nn.loss.ScaledLoss], dict[str, Any], bool]] = {
+LOSSES: dict[str, tuple[type[fastqt.nn.losses.ScaledLoss], dict[str, Any], bool]] = {
     "contrastive": (fastqt.nn.ContrastiveLoss, {"context_size": 2, "scale": 2.0}, False),
     "info_nce": (fastqt.nn.InfoNCELoss, {"scale": 5.0}, False),
     "clip": (fastqt.nn.CLIPLoss, {}, False),

@@ -34,4 +34,6 @@ if __name__ == "__main__":
     rank = dist.get_rank()
     answer = {"losses": losses, "parameters": digest(model)}
     Path(directory, f"{rank}.json").write_text(json.dumps(answer))
+    # A group that a model holds would end with it, after Python, when its threads cannot be joined any more.
+    del model
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fastqt.train import loop
 from fastqt.train.gradients import sum_gradients
+from fastqt.train.measurements import Measurements
 from fastqt.train.objectives import Objective
 from fastqt.train.progress import Display
 from fastqt.train.ranks import joined
@@ -57,7 +58,7 @@ def trained(config, out, resume=False, spoil=None, at=0, place="step"):
     batches, states, parameters, calls = [], [], [], []
     places = {
         "step": (loop.Trainer, "step"),
-        "validate": (loop.Trainer, "_measure"),
+        "validate": (Measurements, "line"),
         "save": (loop.Trainer, "_save"),
         "work": (Objective, "validate"),
     }

@@ -1,0 +1,115 @@
+"""The pages for users: blocks run in order, commands have options that exist, links lead somewhere."""
+
+import re
+import shlex
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+from document_blocks import DOCS, blocks, headings
+from migrating_on_ranks import run
+
+from fastqt.cli import main
+from fastqt.cli.arguments import build_parser
+
+HOW_TO = ("train", "embed", "evaluate", "search", "distributed", "16-bit", "gpu")
+NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))
+# Libraries that a page's blocks import beside torch and fastqt.
+NEEDS = {
+    "migrating.md": ("sentence_transformers", "pytorch_metric_learning"),
+    "how-to/evaluate.md": ("sklearn",),
+}
+SLOW = ("migrating.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md")
+WITH_COMMANDS = ("how-to/train.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md")
+each_page = pytest.mark.parametrize("page", NAMES)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each command line of a page."""
+    code = "".join(block.code for block in blocks(page) if block.language == "sh")
+    return [shlex.split(line, comments=True) for line in code.splitlines() if line.strip()]
+
+
+def test_all_pages_are_listed():
+    assert {f"how-to/{path.name}" for path in DOCS.glob("how-to/*.md")} <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
+)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    for library in NEEDS.get(page, ()):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    monkeypatch.chdir(tmp_path)
+    python = [block for block in blocks(page) if block.language == "python"]
+    assert python or page == "how-to/train.md"  # which has commands alone
+    before = torch.random.get_rng_state()
+    try:
+        run(python, {})
+    finally:
+        torch.random.set_rng_state(before)
+    assert not dist.is_initialized()
+
+
+@each_page
+def test_blocks_name_their_language(page):
+    assert {block.language for block in blocks(page)} <= {"python", "sh", "text"}
+
+
+@each_page
+def test_commands_have_options_that_exist(page):
+    parser = build_parser()
+    for words in commands(page):
+        if "fastqt" in words and words[0] in ("fastqt", "torchrun"):
+            parser.parse_args(words[words.index("fastqt") + 1 :])
+        elif words[:2] == ["python", "-m"]:
+            assert (DOCS.parent / f"{words[2].replace('.', '/')}.py").exists()
+        else:
+            assert words[:2] == ["pip", "install"]
+
+
+def write_inputs(folder, planted) -> None:
+    """The files that the commands of the pages name."""
+    for source, name in zip(planted, ("corpus.txt", "held-out.txt"), strict=True):
+        shutil.copyfile(source, folder / name)
+    shutil.copyfile(planted[1], folder / "sentences.txt")
+    words = [f"topic{topic}word{word}" for topic in range(30) for word in range(3)]
+    numbers = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(0)).tolist()
+    lines = [f"{word} " + " ".join(map(str, row)) for word, row in zip(words, numbers, strict=True)]
+    (folder / "vectors.txt").write_text("\n".join(lines) + "\n")
+    for name, line in (("MR/all", "{0}\tplace{1}"), ("STSB/dev", "g\t{1}\ta {1}\tb {0}")):
+        path = folder / "eval" / f"{name}.tsv"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(line.format(number % 2, number % 6) + "\n" for number in range(40)))
+    (folder / "eval/STSB/test.tsv").write_text((folder / "eval/STSB/dev.tsv").read_text())
+
+
+QUICK = ["--batch-size", "30", "--word-dim", "10", "--hidden-size", "6", "--layers", "1", "--steps", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="the extra eval is not installed")
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write_inputs(folder, planted)
+    own = [words[1:] for words in commands(page) if words[0] == "fastqt"]
+    if page != "how-to/train.md":
+        own.insert(0, ["train", "corpus.txt", "--out", "run"])
+    for words in own:
+        quick = QUICK if words[0] == "train" and "--resume" not in words else []
+        assert main([*words, *quick]) == 0, capsys.readouterr().err
+
+
+@each_page
+def test_links_lead_to_pages_and_headings(page):
+    folder = (DOCS / page).parent
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", (DOCS / page).read_text()):
+        file, _, heading = target.partition("#")
+        path = folder / file if file else DOCS / page
+        assert path.exists(), target
+        assert not heading or heading in headings(path.resolve()), target

@@ -1,0 +1,117 @@
+"""The site is built without a warning, loads nothing from elsewhere, and all of its links lead somewhere."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from benchmarks.paths import ROOT
+
+DOCS = ROOT / "docs"
+# An element that the browser loads by itself, and the attribute that says from where.
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data", "embed": "src"}
+LOADED_LINKS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "modulepreload", "manifest"}
+
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """What a page loads, where it links to, and which anchors it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.styles = ""
+        self.in_style = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.in_style = tag == "style"
+        self.styles += given.get("style") or ""
+        self.anchors.update(value for name in ("id", "name") if (value := given.get(name)))
+        if tag == "link" and LOADED_LINKS & set((given.get("rel") or "").split()):
+            self.loads.append(given["href"])
+        elif tag in LOADED and given.get(LOADED[tag]):
+            self.loads.append(given[LOADED[tag]])
+        elif tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+
+    def handle_data(self, data):
+        if self.in_style:
+            self.styles += data
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The site as `make docs` builds it: the same options, other folders."""
+    folder = tmp_path_factory.mktemp("site")
+    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line)
+    options = line.split("-m sphinx ")[1].split(" -d ")[0].split()
+    assert {"-W", "-n"} <= set(options)
+    command = [sys.executable, "-m", "sphinx", *options, "-d", folder / "doctrees", DOCS, folder / "html"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(built) -> dict[Path, Page]:
+    return {path: Page(path.read_text()) for path in sorted(built.rglob("*.html"))}
+
+
+def test_every_document_has_a_page(built):
+    for source in [*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]:
+        assert (built / source.relative_to(DOCS).with_suffix(".html")).exists(), source
+
+
+def test_every_page_is_in_the_navigation(built, pages):
+    front = pages[built / "index.html"]
+    reached = {(built / urlsplit(link).path).resolve() for link in front.links if not urlsplit(link).scheme}
+    for source in [*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]:
+        if source.stem != "index":
+            assert (built / source.relative_to(DOCS).with_suffix(".html")) in reached, source
+
+
+def test_nothing_is_loaded_from_elsewhere(built, pages):
+    for path, page in pages.items():
+        for target in page.loads:
+            parts = urlsplit(target)
+            assert parts.scheme in ("", "data"), f"{path.name} loads {target}"
+            assert not parts.netloc, f"{path.name} loads {target}"
+            assert not parts.path or (path.parent / unquote(parts.path)).exists(), target
+        assert "http" not in page.styles
+    for style in built.rglob("*.css"):
+        for use in ("url(http", "url('http", 'url("http', "url(//", "@import"):
+            assert use not in style.read_text(), style.name
+
+
+def test_links_lead_to_pages_and_anchors(pages):
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.exists(), f"{path.name}: {link}"
+            if parts.fragment and target in pages:
+                known = pages[target].anchors
+                assert unquote(parts.fragment) in known, f"{path.name}: {link} has no such anchor"
+
+
+def test_search_needs_no_server(built):
+    """The index is a script, which a browser loads from a folder as well, and it knows words of the pages."""
+    index = (built / "searchindex.js").read_text()
+    assert index.startswith("Search.setIndex(")
+    assert "logsumexp" in index
+
+
+def test_mathematics_is_drawn_by_the_browser(built):
+    static = built / "_static"
+    assert (static / "katex.min.js").stat().st_size > 100_000
+    assert 'output: "mathml"' in (static / "katex_autorenderer.js").read_text()
