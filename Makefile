@@ -10,10 +10,14 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-all bench soak fuzz sanitize wheel lint clean
+.PHONY: demo docs test test-all bench soak fuzz sanitize wheel lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
+
+# The site, in build/docs/html. It is built from docs/ and the docstrings, without the network.
+docs: .venv/built
+	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs/doctrees docs build/docs/html
 
 # What one runs between two edits: a sample of every area. It leaves out the tests that are marked slow.
 test: .venv/built

@@ -7,6 +7,8 @@ FASTQT_PURE=1) the package is built without the extension and runs on its PyTorc
 """
 
 import os
+import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -38,7 +40,8 @@ def sources(*suffixes: str) -> list[str]:
 def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     """Flags of the compiler and of the linker against what memory errors are used for, on Linux.
 
-    PyInit__C is all that the library exports, and its error messages name files relative to this folder.
+    PyInit__C is all that the library exports, its error messages name files relative to this folder, and it
+    loads with an old glibc.
     """
     if not sys.platform.startswith("linux"):
         return [], []
@@ -55,6 +58,8 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
         "-Wl,-z,noexecstack",
         f"-Wl,--version-script={EXPORTS.resolve()}",
     ]
+    if platform.libc_ver()[0] == "glibc" and platform.machine() in ("x86_64", "aarch64"):
+        link_flags += ["-Wl,--wrap=exp", "-Wl,--wrap=log"]  # csrc/glibc.cpp says why
     # Python's own flags ask for debugging symbols, four fifths of the file.
     return compile_flags, [*link_flags, "-Wl,-s"]
 
@@ -114,4 +119,11 @@ def native_build() -> dict[str, object]:
     }
 
 
-setup(**native_build())
+def description() -> str:
+    """The README for a package index: without pictures, comments, and links to files of the repository."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)\n*|<!--.*?-->\n?", "", text, flags=re.DOTALL)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
+setup(long_description=description(), long_description_content_type="text/markdown", **native_build())
