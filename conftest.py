@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--benchmark"):
         config.option.benchmark_disable = False
+        if config.args_source is not pytest.Config.ArgsSource.ARGS:  # no path was given
+            config.args = [str(config.rootpath / "benchmarks")]
 
 
 def mark_what_is_thinned_out(items: list[pytest.Item]) -> None:

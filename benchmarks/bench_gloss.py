@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.measure.timing import Clock, beside_products, in_turns_with
 from fastqt.nn import Gloss
-from fastqt.tools.bench import peak_memory
+from fastqt.tools.memory import peak_above_results
 
 V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
 
@@ -53,7 +53,7 @@ def test_inference_step(benchmark, decoder, sentences):
     # The safeguard would evaluate the loss once more.
     ours = partial(gloss.infer, tokens, lengths, steps=1, safeguard=False)
     eager = partial(plain_inference, gloss, tokens, 1)
-    peaks = [peak_memory(lambda run=run: [run()])[1] for run in (ours, eager)]
+    peaks = [peak_above_results(lambda run=run: [run()])[1] for run in (ours, eager)]
     latents = ours()
     others = {"gemm": partial(products, gloss.weight.detach(), latents), "eager": eager}
     median, seconds = in_turns_with(benchmark, ours, others, rounds=5)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from benchmarks.measure.timing import in_turns_with
 from fastqt.nn import GRU
-from fastqt.tools.bench import peak_memory
+from fastqt.tools.memory import growth_of_process
 
 W = 300
 TRAINING = [  # (H, B, bidirectional, reset_after, rounds)
@@ -123,7 +123,7 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
     peaks = {}
     for name, run in {"peak_bytes": subject, "torch_peak_bytes": theirs}.items():
         run()  # allocates the gradients, as they are in the midst of training
-        _, peaks[name] = peak_memory(lambda run=run: [run()])
+        _, peaks[name] = growth_of_process(run)
     others = {"gemm": products(layer, batch, backward=True), "torch": theirs}
     record(benchmark, layer, batch, in_turns_with(benchmark, subject, others, rounds), **peaks)
 

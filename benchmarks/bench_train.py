@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.measure.baselines import PlainQuickThoughts, PlainTrainer
 from benchmarks.measure.timing import in_turns_with
-from fastqt.runs.checkpoint import Progress
 from fastqt.runs.config import TrainConfig
+from fastqt.runs.progress import Progress
 from fastqt.text import Vocabulary, batches, read_blocks
 from fastqt.train.loop import Trainer
 

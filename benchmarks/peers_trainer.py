@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
-from fastqt.tools.bench import peak_memory
+from fastqt.tools.memory import growth_of_process
 
 STORED = RESULTS / "peers-trainer.json"
 STEPS, BATCH, SEED = 20, 8, 7
@@ -252,7 +252,7 @@ def speed_of(configuration: Configuration, batch: int) -> dict[str, Any]:
         "configuration": configuration.words(),
         "batch": batch,
         "seconds": {side: statistics.median(times[1:]) for side, times in seconds.items()},
-        "peak_bytes": {side: peak_memory(step)[1] for side, step in steps.items()},
+        "peak_bytes": {side: growth_of_process(step)[1] for side, step in steps.items()},
     }
 
 

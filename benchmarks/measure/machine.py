@@ -51,6 +51,20 @@ def processor_and_versions() -> dict[str, Any]:
     }
 
 
+def here() -> dict[str, Any]:
+    """The processor and the versions, on any system, as a run of the benchmarks stores them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return {
+        "cpu": next(models, platform.processor() or platform.machine()),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+    }
+
+
 def _driver() -> str | None:
     """The version of NVIDIA's driver; None where nvidia-smi is absent or fails."""
     tool = shutil.which("nvidia-smi")

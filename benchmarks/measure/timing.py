@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.measure.clocks import Meter
 from benchmarks.measure.errors import words
-from fastqt.tools.bench import peak_memory
+from fastqt.tools import memory
 
 MOST_ROUNDS = 50
 LEAD = 1e-3  # seconds; a few launches take less
@@ -123,12 +123,9 @@ def peak_above_results(clock: Clock, step: Step) -> tuple[list[Tensor], int | No
         before = torch.cuda.memory_allocated(clock.device)
         results = step(0)
         clock.wait()
-        peak = torch.cuda.max_memory_allocated(clock.device) - before
-    else:
-        results, peak = peak_memory(lambda: step(0))
-    if peak is None:
-        return results, None
-    return results, max(peak - sum(x.numel() * x.element_size() for x in results), 0)
+        return results, memory.above(torch.cuda.max_memory_allocated(clock.device) - before, results)
+    found, peak = memory.peak_above_results(lambda: step(0))
+    return list(found), peak
 
 
 @dataclass(frozen=True)

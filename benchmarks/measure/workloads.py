@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fastqt.tools.bench import peak_memory
+from fastqt.tools.memory import peak_above_results
 
 
 def embeddings(*rows: int, D: int) -> list[Tensor]:
@@ -42,7 +42,11 @@ def peak_above_gradients(run: Callable[[], None], leaves: Sequence[Tensor]) -> i
 
     None where the system does not report it.
     """
+
+    def gradients() -> list[Tensor]:
+        run()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
     for leaf in leaves:
         leaf.grad = None
-    _, peak = peak_memory(lambda: [run()])
-    return None if peak is None else peak - sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    return peak_above_results(gradients)[1]

@@ -2,6 +2,7 @@
 
 python -m benchmarks.papers                 # lists the tables, and how many of their runs are stored
 python -m benchmarks.papers blog            # makes the runs of a table that are not stored yet
+python -m benchmarks.papers few-labels      # makes the parts of a figure that are not stored yet
 python -m benchmarks.measure.render         # writes docs/papers.md from what is stored
 
 A run that was stopped goes on from its last checkpoint, in a folder under --work. Each training takes one
@@ -11,30 +12,39 @@ thread. The files of --data are those that docs/papers.md names.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.papers.parts import NotReadyError, Part
 from benchmarks.papers.plans import TABLES
-from benchmarks.papers.runs import Places, perform
+from benchmarks.papers.runs import Places, Run, perform
 from benchmarks.papers.store import add, missing
+from benchmarks.papers.studies import STUDIES
 from benchmarks.paths import ROOT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("table", nargs="?", choices=sorted(TABLES), help="which table")
+    known: dict[str, Sequence[Run | Part]] = {**TABLES, **STUDIES}
+    parser.add_argument("table", nargs="?", choices=sorted(known), help="which table or figure")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", metavar="DIR")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "papers", metavar="DIR")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name begins so")
     given = parser.parse_args()
     if given.table is None:
-        for name, runs in TABLES.items():
+        for name, runs in known.items():
             print(f"{name:16} {len(runs) - len(missing(name, runs))} of {len(runs)} runs are stored")
         return
     places = Places(given.data.resolve(), given.work.resolve())
-    for run in missing(given.table, TABLES[given.table]):
+    for run in missing(given.table, known[given.table]):
         if run.name.startswith(given.only):
             print(run.name, flush=True)
-            add(given.table, run.name, perform(given.table, run, places))
+            try:
+                done = perform(given.table, run, places) if isinstance(run, Run) else run.perform(places)
+            except NotReadyError as error:
+                print(f"  not yet: {error}", flush=True)
+            else:
+                add(given.table, run.name, done)
 
 
 if __name__ == "__main__":

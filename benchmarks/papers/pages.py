@@ -7,11 +7,14 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.measure.tables import table
+from benchmarks.papers import few_labels, gloss_pages, limited_text, mean_classifier, neighbours
 from benchmarks.papers.plans import SEEDS, TABLES, VIEWS
 from benchmarks.papers.runs import CLASSIFICATION, STS, figure
 from benchmarks.papers.store import stored
 
 Record = Mapping[str, Any]
+RANGE_OF_FOUR = 2.059  # the expected range of four draws from N(0, 1)
+NOT_STORED = "Not all runs of this table are stored yet."
 
 
 def of_task(record: Record, task: str) -> float:
@@ -52,30 +55,27 @@ def blog_table() -> str:
 
 
 def blog_ordering() -> str:
-    """Whether k matters: how far the means of the four k are apart, beside what a seed changes."""
+    """Whether k matters: how far the means of the four k are apart, beside what seeds alone would do."""
     records = stored("blog")
+    of_seeds = {k: _seeds(f"bow-k{k}", records) for k in (1, 2, 3, 4)}
+    if any(len(found) < len(SEEDS) for found in of_seeds.values()):
+        return NOT_STORED
     rows = []
-    for task in CLASSIFICATION:
-        by_k = {k: [of_task(r, task) for r in _seeds(f"bow-k{k}", records)] for k in (1, 2, 3, 4)}
-        if any(len(values) < len(SEEDS) for values in by_k.values()):
-            continue
+    for name, tasks in (*((task, (task,)) for task in CLASSIFICATION), ("mean of STS", STS)):
+        by_k = {k: [mean_of(record, tasks) for record in found] for k, found in of_seeds.items()}
         means = {k: mean(values) for k, values in by_k.items()}
         best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
         within = mean(stdev(values) ** 2 for values in by_k.values()) ** 0.5
-        # Of a difference of two means of as many seeds each.
-        error = within * (2 / len(SEEDS)) ** 0.5
         rows.append(
             (
-                task,
+                name,
                 f"k={best}: {means[best]:.1f}",
                 f"k={worst}: {means[worst]:.1f}",
                 f"{means[best] - means[worst]:.1f}",
-                f"{error:.1f}",
+                f"{RANGE_OF_FOUR * within / len(SEEDS) ** 0.5:.1f}",
             )
         )
-    if not rows:
-        return "Not all runs of this table are stored yet."
-    return table(("task", "best", "worst", "difference", "its standard error"), rows)
+    return table(("task", "best", "worst", "difference", "by seeds alone"), rows)
 
 
 def systems_table() -> str:
@@ -96,6 +96,25 @@ def systems_table() -> str:
     return table(header, rows)
 
 
+def beside_the_mean_table() -> str:
+    """How each encoder of QuickThoughts compares with the mean of the GloVe vectors."""
+    records = stored("quickthoughts")
+    base = records.get("mean of GloVe")
+    if base is None:
+        return NOT_STORED
+    rows = []
+    for run in TABLES["quickthoughts"]:
+        if (run.train is None and run.words is None) or run.name not in records:
+            continue
+        record = records[run.name]
+        gains = {task: of_task(record, task) - of_task(base, task) for task in CLASSIFICATION}
+        better = [task for task in CLASSIFICATION if gains[task] > 0]
+        worse = ", ".join(f"{task} {gains[task]:+.1f}" for task in CLASSIFICATION if gains[task] <= 0)
+        similar = mean_of(record, STS) - mean_of(base, STS)
+        rows.append((run.name, f"{len(better)} of {len(CLASSIFICATION)}", worse or "–", f"{similar:+.1f}"))
+    return table(("encoder", "tasks better", "tasks not better", "mean of STS"), rows)
+
+
 def views_table(base: str) -> str:
     """SimCSE and MixCSE from an encoder: STS over the seeds, of the model that development chose."""
     records = stored(f"views-{base}")
@@ -106,6 +125,30 @@ def views_table(base: str) -> str:
             figures = (spread([of_task(r, task) for r in found]) for task in (*STS, "SICK"))
             rows.append((f"`{name}`", *figures, spread([mean_of(r, STS) for r in found])))
     return table(("loss", *STS, "SICK", "mean of STS"), rows)
+
+
+def bootstrap_table(base: str) -> str:
+    """Each form of MixCSE minus SimCSE in the mean of STS: the interval, and each seed's difference."""
+    records = stored("bootstrap")
+    rows = []
+    for form in VIEWS:
+        record = records.get(f"{base} {form}")
+        if record is not None:
+            low, high = record["interval"]
+            rows.append(
+                (
+                    f"`{form}`",
+                    f"{record['difference']:+.2f}",
+                    f"{low:+.2f} to {high:+.2f}",
+                    ", ".join(f"{x:+.2f}" for x in record["difference_of_seeds"]),
+                    f"{stdev(record['difference_of_seeds']):.2f}",
+                    "yes" if low > 0 else "no" if high < 0 else "not decided",
+                )
+            )
+    if not rows:
+        return NOT_STORED
+    header = ("form", "difference", "95 % interval", "of each seed", "their standard deviation")
+    return table((*header, "better than SimCSE"), rows)
 
 
 def sizes_table() -> str:
@@ -138,12 +181,111 @@ def hours_table() -> str:
     return table(("model", "steps", "CPU minutes", *CLASSIFICATION, "mean"), rows)
 
 
+def few_labels_table() -> str:
+    """Accuracy over the number of labelled sentences, for each encoder."""
+    records = stored("few-labels")
+    rows = []
+    for task in few_labels.TASKS:
+        for system in few_labels.SYSTEMS:
+            record = records.get(f"{task}, {system}")
+            if record is not None:
+                of_sizes = few_labels.curve(record).values()
+                rows.append(
+                    (task, system, *(f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in of_sizes))
+                )
+    if not rows:
+        return NOT_STORED
+    return table(("task", "vectors", *(f"n = {size:,}" for size in few_labels.SIZES)), rows)
+
+
+def limited_text_table(*, expanded: bool = False) -> str:
+    """Figures over the share of the corpus, with the vocabulary of the share, or with GloVe's words added."""
+    records = stored(limited_text.TABLE)
+    rows = []
+    for share in limited_text.SHARES:
+        names = (
+            part.name for part in limited_text.plan() if (part.share, part.expanded) == (share, expanded)
+        )
+        found = [records[name] for name in names if name in records]
+        if found:
+            rows.append(
+                (
+                    f"{share} %",
+                    f"{mean(record['text']['sentences'] for record in found):,.0f}",
+                    *(spread([of_task(r, task) for r in found]) for task in CLASSIFICATION),
+                    *(spread([mean_of(r, tasks) for r in found]) for tasks in (CLASSIFICATION, STS)),
+                    f"{len(found)}",
+                )
+            )
+    if not rows:
+        return NOT_STORED
+    return table(("text", "sentences", *CLASSIFICATION, "classification", "STS", "seeds"), rows)
+
+
+def mean_classifier_table(form: str = "unit") -> str:
+    """The mean classifier and logistic regression on the vectors of each loss, over the seeds.
+
+    Args:
+        form: "unit" for vectors at norm 1, "raw" for the vectors as they are.
+    """
+    records = stored("mean-classifier")
+    rows = []
+    for task in mean_classifier.TASKS:
+        for loss in mean_classifier.LOSSES:
+            named = (records.get(f"{loss}, seed {seed}") for seed in SEEDS)
+            found = [r["tasks"][task][form] for r in named if r is not None and task in r["tasks"]]
+            if found:
+                names = ("means", "centred", "few", "few_centred", "logistic")
+                figures = (spread([100 * of_seed[name] for of_seed in found]) for name in names)
+                rows.append((task, loss, *figures, f"{len(found)}"))
+    if not rows:
+        return NOT_STORED
+    header = ("task", "encoder", "means", "means, centred", "of 5 each", "of 5 each, centred", "logistic")
+    return table((*header, "seeds"), rows)
+
+
+# Which runs the curves of a table need.
+CURVES = {
+    "hours": [run.name for run in TABLES["hours"]],
+    **{
+        f"views-{base}": [f"{loss}-seed{seed}" for loss in ("simcse", "mixcse-0.2") for seed in SEEDS]
+        for base in ("minilm", "masked-words")
+    },
+}
+
+
+def curves(name: str, title: str) -> str:
+    """The picture that benchmarks/papers/curves.py draws from the stored runs of a table."""
+    if not all(run in stored(name) for run in CURVES[name]):
+        return NOT_STORED
+    return f"![{title}](../benchmarks/results/papers/{name}.svg)"
+
+
+def neighbours_text() -> str:
+    """The nearest sentences of each query, by both kinds of vectors."""
+    records = stored("neighbours")
+    return neighbours.text(records) if len(records) == len(neighbours.SYSTEMS) else NOT_STORED
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "blog": blog_table,
     "blog ordering": blog_ordering,
     "systems": systems_table,
+    "systems beside the mean": beside_the_mean_table,
     "sizes": sizes_table,
     "hours": hours_table,
     "views minilm": lambda: views_table("minilm"),
     "views masked words": lambda: views_table("masked-words"),
+    "few labels": few_labels_table,
+    "limited text": limited_text_table,
+    "limited text expanded": lambda: limited_text_table(expanded=True),
+    "mean classifier": mean_classifier_table,
+    "mean classifier raw": lambda: mean_classifier_table("raw"),
+    "neighbours": neighbours_text,
+    "curves hours": lambda: curves("hours", "Accuracy over minutes of training"),
+    "curves minilm": lambda: curves("views-minilm", "Scores through training, from MiniLM"),
+    "curves masked words": lambda: curves("views-masked-words", "Scores through training, from masked words"),
+    "bootstrap minilm": lambda: bootstrap_table("minilm"),
+    "bootstrap masked words": lambda: bootstrap_table("masked-words"),
+    **gloss_pages.SECTIONS,
 }

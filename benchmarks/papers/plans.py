@@ -88,21 +88,80 @@ def _quickthoughts() -> list[Run]:
     recurrent = {"hidden-size": 300, "epochs": 1}
     bags = {"epochs": 8, "valid": "@data/corpus/valid.txt.xz"}
     counts = "@data/vectors/enwiki_vocab_min200.txt.xz"
+    channels = {**bags, **GLOVE, "encoder": "mc-bow", "trained-dim": 300}
+
+    def with_words(name: str) -> Run:
+        """A model of this table, with the words of GloVe added to its vocabulary."""
+        return Run(f"{name}, GloVe's words", None, encoder=f"@work/quickthoughts/{name}", words="@glove")
+
     return [
         Run("mean of GloVe", None, encoder="word-vectors:@glove"),
         Run("SIF of GloVe", None, encoder=f"sif:@glove,{counts}"),
         Run("bow", {**bags, "encoder": "bow"}),
         Run("bow from GloVe", {**bags, **GLOVE, "encoder": "bow"}),
-        Run("MC, bow", {**bags, **GLOVE, "encoder": "mc-bow", "trained-dim": 300}),
+        with_words("bow from GloVe"),
+        Run("MC, bow", channels),
+        *(Run(f"MC, bow, seed {seed}", {**channels, "seed": seed}) for seed in SEEDS[1:]),
+        with_words("MC, bow"),
         Run("uni-GRU", {**recurrent, "encoder": "gru"}),
         Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
         Run("combine", {**recurrent, "encoder": "combine"}),
         Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "trained-dim": 300}),
+        with_words("MC, bi-GRU"),
+    ]
+
+
+# The inference of a sentence takes steps over the whole vocabulary. These cost a fifth of the paper's 250
+# steps of 1.
+FEWER_STEPS = {"inference-steps": 50, "inference-learning-rate": 0.02}
+GLOSS_SIZES = (100, 30, 300)
+GLOSS_TASKS = ("CR", "TREC", "STS13", "STS15", "STSB")
+
+
+def _gloss() -> list[Run]:
+    """GLOSS's decoders in two sizes, beside one with random weights and the mean of GloVe vectors."""
+    shared = {"vocab-size": 5000, "max-length": 30, "learning-rate": 0.01, "batch-size": 256, "epochs": 20}
+    given = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": GLOSS_TASKS, "evaluate": FEWER_STEPS}
+    trained = [
+        Run(f"{decoder}-{d}", {**shared, "model": f"gloss-{decoder}", "word-dim": d}, **given)
+        for d in GLOSS_SIZES
+        for decoder in ("bow", "pos")
+    ]
+    longer = [
+        Run(
+            f"{decoder}-300 for 60 epochs",
+            {**shared, "model": f"gloss-{decoder}", "word-dim": 300, "epochs": 60},
+            **given,
+        )
+        for decoder in ("bow", "pos")
+    ]
+    again = [
+        Run(
+            f"{decoder}-300 of seed 1",
+            {**shared, "model": f"gloss-{decoder}", "word-dim": 300, "seed": 1},
+            **given,
+        )
+        for decoder in ("bow", "pos")
+    ]
+    random = Run(
+        "bow-100 untrained",
+        None,
+        encoder="random:@work/gloss/bow-100",
+        tasks=GLOSS_TASKS,
+        evaluate=FEWER_STEPS,
+    )
+    return [
+        Run("mean of GloVe", None, encoder="word-vectors:@glove", tasks=GLOSS_TASKS),
+        *trained,
+        random,
+        *longer,
+        *again,
     ]
 
 
 TABLES = {
     "blog": _blog(),
+    "gloss": _gloss(),
     "quickthoughts": _quickthoughts(),
     "sizes": _sizes(),
     "hours": _hours(),

@@ -76,6 +76,8 @@ class Run:
         encoder: what `fastqt evaluate` is given, if that is not the training's folder.
         tasks: those that are evaluated.
         folder: of the training, if several runs are stages of one training, from the fewest steps on.
+        evaluate: further options of `fastqt evaluate`, such as {"inference-steps": 50}.
+        words: vectors whose words `fastqt expand` adds to the vocabulary before the evaluation.
     """
 
     name: str
@@ -84,11 +86,15 @@ class Run:
     encoder: str | None = None
     tasks: Sequence[str] = ALL_TASKS
     folder: str | None = None
+    evaluate: Options = field(default_factory=dict)
+    words: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """What decides the result; a stored run with other settings is made anew."""
         trained = None if self.train is None else {"corpus": [*self.corpus], **self.train}
-        return {"train": trained, "encoder": self.encoder, "tasks": [*self.tasks]}
+        more = {"evaluate": {**self.evaluate}} if self.evaluate else {}
+        more |= {"words": self.words} if self.words else {}
+        return {"train": trained, "encoder": self.encoder, "tasks": [*self.tasks], **more}
 
 
 def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
@@ -103,13 +109,17 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
         The run's settings, the CPU minutes of the training, its log, and the results of the tasks.
     """
     folder = places.work / table / (run.folder or run.name)
-    minutes = None if run.train is None else _train(run, folder, places)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    minutes = None if run.train is None else train(run, folder, places)
     evaluated = places.work / table / f"{run.name}.json"
-    named = str(folder) if run.encoder is None else _encoder(run.encoder, places)
-    _fastqt(
+    named = str(folder) if run.encoder is None else encoder_name(run.encoder, places)
+    if run.words is not None:
+        named = add_words(named, run.words, places.work / table / run.name, places)
+    fastqt_command(
         [
             *("evaluate", named, "--data", str(places.data / "eval"), "--tasks", ",".join(run.tasks)),
             *("--sst", "sentences", "--json", str(evaluated)),
+            *(word for name, value in run.evaluate.items() for word in (f"--{name}", str(value))),
         ]
     )
     found = json.loads(evaluated.read_text())
@@ -122,7 +132,14 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
     }
 
 
-def _encoder(name: str, places: Places) -> str:
+def add_words(model: str, words: str, out: Path, places: Places) -> str:
+    """The folder of a model that also knows the words of a file of vectors."""
+    if not out.exists():
+        fastqt_command(["expand", model, places.resolve(words), "--out", str(out)])
+    return str(out)
+
+
+def encoder_name(name: str, places: Places) -> str:
     """An encoder such as sif:@glove,@data/counts.txt with its files in place."""
     kind, colon, files = name.partition(":")
     if not colon:
@@ -130,18 +147,18 @@ def _encoder(name: str, places: Places) -> str:
     return f"{kind}:{','.join(places.resolve(file) for file in files.split(','))}"
 
 
-def _train(run: Run, folder: Path, places: Places) -> float:
+def train(run: Run, folder: Path, places: Places) -> float:
     """Trains to the end, and returns the CPU minutes of all parts of the training."""
     assert run.train is not None
     spent = folder.with_suffix(".minutes")
     before = float(spent.read_text()) if spent.exists() else 0.0
-    folder.parent.mkdir(parents=True, exist_ok=True)
     given = [places.resolve(path) for path in run.corpus]
     for name, value in run.train.items():
         given += [f"--{name}"] if value is True else [f"--{name}", places.resolve(value)]
+    given.append("--keep-checkpoint")  # the same run with more steps goes on from there
     began = _cpu_seconds()
     try:
-        _fastqt(["train", *given, "--out", str(folder), "--resume"])
+        fastqt_command(["train", *given, "--out", str(folder), "--resume"])
     finally:
         minutes = before + (_cpu_seconds() - began) / 60
         spent.write_text(f"{minutes}\n")
@@ -154,7 +171,7 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _fastqt(words: Sequence[str]) -> str:
+def fastqt_command(words: Sequence[str]) -> str:
     """Runs a command line of fastqt with one thread; what it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

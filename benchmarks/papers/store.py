@@ -7,9 +7,21 @@ import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from benchmarks.papers.runs import STORED, Run
+from benchmarks.papers.runs import STORED
+
+
+class Planned(Protocol):
+    """What is made once and stored: a name, and the settings that decide the result."""
+
+    @property
+    def name(self) -> str: ...
+
+    def settings(self) -> dict[str, Any]: ...
+
+
+P = TypeVar("P", bound=Planned)
 
 
 def stored(table: str) -> dict[str, dict[str, Any]]:
@@ -18,7 +30,7 @@ def stored(table: str) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def missing(table: str, runs: Iterable[Run]) -> list[Run]:
+def missing(table: str, runs: Iterable[P]) -> list[P]:
     """The runs that are not stored, or were made with other settings."""
     known = stored(table)
     return [run for run in runs if known.get(run.name, {}).get("settings") != run.settings()]

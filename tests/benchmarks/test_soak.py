@@ -78,7 +78,9 @@ def test_a_digest_tells_checkpoints_apart(planted, tmp_path):
 
     found = []
     for run, seed in (("a", 0), ("b", 0), ("c", 1)):
-        config = TrainConfig((planted[0],), word_dim=4, batch_size=100, steps=2, seed=seed)
+        config = TrainConfig(
+            (planted[0],), word_dim=4, batch_size=100, steps=2, seed=seed, keep_checkpoint=True
+        )
         train(config, tmp_path / run)
         found.append(digest_of(tmp_path / run / "checkpoint.safetensors"))
     assert found[0] == found[1] != found[2]

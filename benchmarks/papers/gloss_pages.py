@@ -1,0 +1,191 @@
+"""What docs/papers.md shows of GLOSS, from the stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+from benchmarks.measure.tables import table
+from benchmarks.papers import gloss_samples
+from benchmarks.papers.plans import TABLES
+from benchmarks.papers.store import stored
+
+SUPERVISED, SIMILAR = ("CR", "TREC"), ("STS13", "STS15", "STSB")
+# Singh, Fan and Auli (2019), tables 1 and 3: CR, TREC, STS13, STS15, STS-B, by the decoder and d.
+SOURCE = {
+    ("bow", 100): (72.0, 71.0, 51.8, 71.2, 72.4),
+    ("bow", 300): (74.7, 78.0, 55.6, 73.4, 72.1),
+    ("pos", 100): (73.9, 74.8, 54.8, 71.7, 69.7),
+    ("pos", 300): (75.5, 80.2, 52.7, 73.4, 69.0),
+}
+TITLES = {"bow": "bags of words", "pos": "words by position"}
+
+
+def figures(record: Mapping[str, Any]) -> tuple[float, ...]:
+    """Accuracies of SUPERVISED, and Pearson's coefficients of SIMILAR as in the source, in per cent."""
+    tasks = record["tasks"]
+    accuracies = (tasks[task]["accuracy"] for task in SUPERVISED)
+    part = {"STSB": "test"}
+    coefficients = (tasks[task][part.get(task, "all")]["pearson"] for task in SIMILAR)
+    return tuple(100 * value for value in (*accuracies, *coefficients))
+
+
+def means(values: tuple[float, ...]) -> tuple[float, float]:
+    """The mean of SUPERVISED and that of SIMILAR."""
+    return mean(values[: len(SUPERVISED)]), mean(values[len(SUPERVISED) :])
+
+
+def gloss_table() -> str:
+    """Ours, and the source's."""
+    records, rows = stored("gloss"), []
+    for run in TABLES["gloss"]:
+        if run.name in records:
+            record, (decoder, _, d) = records[run.name], run.name.partition("-")
+            title = f"{TITLES[decoder]} {d.partition(' ')[2]}".strip() if d else run.name
+            minutes = record["cpu_minutes"]
+            rows.append(
+                (
+                    title,
+                    f"{record['width']}",
+                    *_shown(figures(record)),
+                    "–" if minutes is None else f"{minutes:.1f}",
+                )
+            )
+    for (decoder, width), values in SOURCE.items():
+        rows.append((f"source: {TITLES[decoder]}", f"{width}", *_shown(values), "–"))
+    header = ("vectors", "d", *SUPERVISED, "mean", *SIMILAR, "mean", "CPU minutes")
+    return table(header, rows)
+
+
+def _shown(values: tuple[float, ...]) -> tuple[str, ...]:
+    supervised, similar = means(values)
+    cut = len(SUPERVISED)
+    whole = (*values[:cut], supervised, *values[cut:], similar)
+    return tuple(f"{value:.1f}" for value in whole)
+
+
+def gloss_ordering() -> str:
+    """The source's orderings: its differences of means over these tasks, beside ours."""
+    ours = {
+        tuple(name.split("-")): means(figures(record))
+        for name, record in stored("gloss").items()
+        if name[:4] in ("bow-", "pos-") and name[4:].isdigit()
+    }
+    found = {(decoder, int(d)): values for (decoder, d), values in ours.items()}
+    source = {key: means(values) for key, values in SOURCE.items()}
+    sizes = sorted({d for decoder, d in found if ("bow", d) in found and ("pos", d) in found})
+    rows = []
+    for d in sizes:
+        for title, index, sign in (("STS, bags − positions", 1, 1), ("supervised, positions − bags", 0, -1)):
+            rows.append(
+                (f"d={d}: {title}", *_differences(source, found, ("bow", d), ("pos", d), index, sign))
+            )
+    for small, large in pairwise(sizes):
+        for decoder, name in TITLES.items():
+            for title, index in (("STS", 1), ("supervised", 0)):
+                ends = (decoder, large), (decoder, small)
+                differences = _differences(source, found, *ends, index, 1)
+                rows.append((f"{name}: {title}, d={large} − d={small}", *differences))
+    if not rows:
+        return "Not all runs of this table are stored yet."
+    return table(("difference of means", "source", "ours"), rows)
+
+
+Means = Mapping[tuple[str, int], tuple[float, float]]
+
+
+def _differences(
+    source: Means, ours: Means, one: tuple[str, int], other: tuple[str, int], index: int, sign: int
+) -> tuple[str, ...]:
+    return tuple(
+        f"{sign * (known[one][index] - known[other][index]):+.1f}" if one in known and other in known else "–"
+        for known in (source, ours)
+    )
+
+
+def reproduced_table() -> str:
+    """What each decoder reproduces of its sentences."""
+    rows = [
+        (
+            name,
+            f"{found['settings']['word_dim']}",
+            f"{found['settings']['epochs']}",
+            f"{found['trained']:,}",
+            f"{found['cpu_minutes']:.1f}",
+            f"{found['loss_per_word']:.2f}",
+            f"{100 * found['order_limit']:.0f}",
+            *(
+                f"{100 * found['reproduced'][of][share]:.0f}"
+                for of in ("trained", "unseen")
+                for share in ("right", "in_sentence")
+            ),
+        )
+        for name, found in gloss_samples.stored().items()
+    ]
+    header = (
+        "sentences",
+        "d",
+        "epochs",
+        "trained on",
+        "CPU minutes",
+        "loss per word",
+        "any d: right",
+        "right",
+        "in sentence",
+    )
+    return table((*header, "unseen: right", "unseen: in sentence"), rows)
+
+
+SHARES = ("pairs", "triples", "whole", "repeats")
+
+
+def phrases_table() -> str:
+    """Word pairs and triples of real and of generated sentences."""
+    rows = []
+    for name, found in gloss_samples.stored().items():
+        for kind, shares in found["real"].items():
+            rows.append((name, kind, *_per_cent(*(shares[of] for of in SHARES)), *["–"] * 5))
+        for kind, shares in found["made"].items():
+            shuffled, neither = shares["in_another_order"], shares["of_neither"]
+            known = _per_cent(*(shares[of] for of in SHARES), shuffled["pairs"], shuffled["triples"])
+            new = "–" if neither is None else f"{100 * neither:.1f}"
+            rows.append((name, kind, *known, *_per_cent(shares["in_text"], shares["distinct"]), new))
+    header = ("decoder", "sentences", "pairs", "triples", "all pairs", "a word twice in a row")
+    last = ("shuffled: pairs", "shuffled: triples", "in the text", "distinct", "words of neither end")
+    return table((*header, *last), rows)
+
+
+def _per_cent(*values: float) -> tuple[str, ...]:
+    return tuple(f"{100 * value:.0f}" for value in values)
+
+
+def inference_table() -> str:
+    """Two ways to infer the unseen sentences of the decoder whose samples are shown."""
+    ways = gloss_samples.stored()[gloss_samples.SHOWN_SETTING.name]["inference"]
+    rows = [
+        (
+            f"{way['steps']}",
+            f"{way['learning_rate']:g}",
+            f"{1000 * way['cpu_seconds'] / way['sentences']:.1f}",
+            f"{way['loss']:.2f}",
+            f"{100 * way['right']:.1f}",
+        )
+        for way in ways
+    ]
+    return table(("steps", "learning rate", "CPU ms a sentence", "mean loss", "right words, %"), rows)
+
+
+def samples_text() -> str:
+    return f"```\n{gloss_samples.TEXT.read_text().rstrip()}\n```"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "gloss": gloss_table,
+    "gloss ordering": gloss_ordering,
+    "gloss reproduced": reproduced_table,
+    "gloss phrases": phrases_table,
+    "gloss inference": inference_table,
+    "gloss samples": samples_text,
+}
