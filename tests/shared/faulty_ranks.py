@@ -32,8 +32,8 @@ LATE = TIMEOUT + 2
 SLOW = 1.0
 ROWS, WIDTH = 6, 8
 
-# A process's exit status can be read once. Starting a process reads those of all that have ended, and of two threads
-# that read at the same time one finds the end of the pipe and reports 255 (CPython's popen_forkserver.py).
+# A process's exit status can be read once. Starting a process reads those of all that have ended; of two
+# threads that read the same one, the later finds nothing and reports 255 (CPython's popen_forkserver.py).
 STATUSES = threading.Lock()
 
 
