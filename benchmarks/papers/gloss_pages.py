@@ -141,13 +141,20 @@ def reproduced_table() -> str:
 SHARES = ("pairs", "triples", "whole", "repeats")
 
 
+# Decoders of which the table of phrases has all rows; of the others it has what the page speaks of.
+WHOLE = ("pronoun", "any beginning")
+OF_OTHERS = ("normal", "fitted normal")
+
+
 def phrases_table() -> str:
     """Word pairs and triples of real and of generated sentences."""
     rows = []
     for name, found in gloss_samples.stored().items():
-        for kind, shares in found["real"].items():
+        real = found["real"] if name in WHOLE else {}
+        made = found["made"] if name in WHOLE else {kind: found["made"][kind] for kind in OF_OTHERS}
+        for kind, shares in real.items():
             rows.append((name, kind, *_per_cent(*(shares[of] for of in SHARES)), *["–"] * 5))
-        for kind, shares in found["made"].items():
+        for kind, shares in made.items():
             shuffled, neither = shares["in_another_order"], shares["of_neither"]
             known = _per_cent(*(shares[of] for of in SHARES), shuffled["pairs"], shuffled["triples"])
             new = "–" if neither is None else f"{100 * neither:.1f}"
