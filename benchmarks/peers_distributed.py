@@ -130,7 +130,7 @@ def stored_peers() -> Found:
 def conventions_machine(run: Found) -> str:
     m = run["machine_info"]
     return (
-        f"{run['processes']} processes of a thread each, N = {run['N']}, D = {run['D']}, {m['cpu']}, "
+        f"{run['processes']} processes with one thread each, N = {run['N']}, D = {run['D']}, {m['cpu']}, "
         f"{m['system']}, Python {m['python_version']}, torch {m['torch_version']}, {m['date']}"
     )
 

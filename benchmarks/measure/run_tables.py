@@ -32,8 +32,9 @@ def times(ratio: float | None) -> str:
 
 def machine(run: Run) -> str:
     m = run["machine_info"]
+    threads = "1 thread" if m["threads"] == 1 else f"{m['threads']} threads"
     return (
-        f"{m['cpu']}, {m['threads']} threads, {m['system']}, Python {m['python_version']}, "
+        f"{m['cpu']}, {threads}, {m['system']}, Python {m['python_version']}, "
         f"torch {m['torch_version']}, {run['datetime'][:10]}"
     )
 

@@ -43,7 +43,7 @@ def _hours() -> list[Run]:
     return [
         Run(
             f"{model} at {steps}",
-            {"model": model, "encoder": "gru", "hidden-size": 300, "vocab-size": 20_000, "steps": steps}
+            {"model": model, "encoder": "gru", "hidden-size": 300, "vocab-size": 20_000, "steps": steps},
             tasks=CLASSIFICATION,
             folder=model,
         )
