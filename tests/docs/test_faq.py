@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from document_blocks import DOCS
 from migrating_on_ranks import losses_of_rows
+from page_blocks import DOCS
 from ranks import RankError, Ranks
 from tolerances import FLOAT32, relative
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from document_blocks import Block, blocks
 from migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
+from page_blocks import PAGES, Block, blocks
 from ranks import Ranks
 
 import fastqt
 from benchmarks.conventions import open_clip_losses
 from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
 
-PAGE = blocks("migrating.md")
+PAGE = blocks(PAGES["migrating.md"])
 N, D = 12, 32
 # What the page promises.
 FLOAT64, FLOAT32 = 1e-12, 1e-6

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from document_blocks import Block, blocks
+from page_blocks import PAGES, Block, blocks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,9 +28,9 @@ def run(some: Iterable[Block], names: dict[str, object]) -> None:
 def _page() -> dict[str, object]:
     """Names after the first block of the page, and after the section's definitions."""
     names: dict[str, object] = {}
-    python = [block for block in blocks("migrating.md") if block.language == "python"]
+    python = blocks(PAGES["migrating.md"], "python")
     definitions = [
-        Block(block.section, block.language, block.code.split("\nassert ")[0])
+        replace(block, code=block.code.split("\nassert ")[0])
         for block in python
         if block.section == RANKS_SECTION and "destroy_process_group" not in block.code
     ]

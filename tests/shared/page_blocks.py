@@ -15,9 +15,10 @@ PAGES = {
 }
 
 FENCE = re.compile(
-    r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
+    r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Block:
     """A fenced block of code.
 
     Attributes:
+        language: what is written after the fence.
+        code: its lines.
+        section: the heading above it; "" if there is none.
         line: where it begins.
         above: the last line of text above it.
         reason: why it is not run with its page, by the comment `<!-- not run: … -->` above it; "" if it is.
@@ -32,25 +36,29 @@ class Block:
 
     language: str
     code: str
+    section: str
     line: int
     above: str
     reason: str
 
 
 def blocks(path: Path, *languages: str) -> list[Block]:
-    """The blocks of a page in these languages, in their order."""
+    """The blocks of a page in these languages, or in all, in their order."""
     text = path.read_text()
+    headings = list(HEADING.finditer(FENCE.sub(lambda found: "." * len(found[0]), text)))
     found = []
     for match in FENCE.finditer(text):
-        if match["language"] not in languages:
+        if languages and match["language"] not in languages:
             continue
+        sections = [heading[1] for heading in headings if heading.start() < match.start()]
         above = [line for line in text[: match.start()].splitlines() if line.strip()]
         note = match["note"] or ""
         indent = len(match["indent"])
         code = "".join(line[indent:] for line in match["code"].splitlines(keepends=True))
         found.append(
             Block(
-                *(match["language"], code, text[: match.start("code")].count("\n") + 1),
+                *(match["language"], code, sections[-1] if sections else ""),
+                text[: match.start("code")].count("\n") + 1,
                 *(above[-1] if above else "", note.removeprefix("not run: ") if "not run: " in note else ""),
             )
         )
