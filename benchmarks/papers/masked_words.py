@@ -5,9 +5,10 @@ python -m benchmarks.papers.masked_words train.txt.xz --valid valid.txt.xz --out
 The masks are BERT's: 15 % of the tokens are chosen; of these 80 % become [MASK], 10 % a random token, and
 10 % stay. The layers are ModernBERT's, with rotary positions and the normalisation before each block: a BERT
 of this size predicts words by their frequency alone for far longer. There is no dropout, as nearly every
-piece of text is seen once. The text is cut into pieces of equal length, which cross the ends of sentences.
-DIR becomes a checkpoint that `fastqt train --encoder huggingface --checkpoint DIR` takes. A run that was
-stopped goes on where its last checkpoint was written. The settings and figures are stored, not the weights.
+piece of text is seen once; the checkpoint has some, by which the views of SimCSE differ. The text is cut into
+pieces of equal length, which cross the ends of sentences. DIR becomes a checkpoint that `fastqt train
+--encoder huggingface --checkpoint DIR` takes. A run that was stopped goes on where its last checkpoint was
+written. The settings and figures are stored, not the weights.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ STORED = RESULTS / "papers" / "masked-words.json"
 V, LENGTH, BATCH = 12_000, 64, 64  # word pieces; tokens of a piece of text; pieces of a batch
 WIDTH, LAYERS, HEADS = 128, 4, 4
 RATE, WARM_UP, DECAY, CLIP = 2e-3, 200, 0.01, 1.0
+DROPOUT = 0.1  # of the checkpoint
 CHOSEN, MASKED, REPLACED = 0.15, 0.8, 0.1  # shares of tokens, and of the chosen ones
 VALID_BATCHES = 32
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -186,6 +188,8 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
                 **state,
             }
             write_atomically(checkpoint, lambda path, whole=whole: torch.save(whole, path))
+    for place in ("embedding", "attention", "mlp"):
+        setattr(model.config, f"{place}_dropout", DROPOUT)
     model.model.save_pretrained(out)
     store(files, out, state, steps, seed)
 

@@ -182,19 +182,20 @@ def test_gradients_of_leaf_inputs():
 def test_under_autocast(chunk_size):
     """Weights that autocast rounded in a pass without graph and keeps must not cut the graph of the next."""
     model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.manual_seed(6)
+    torch.manual_seed(6)
+    # Without its cache of weights, autocast adds up the gradients of chunks in float32, as cached_backward does.
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         fastqt.simcse_loss(*(encoded_in_chunks(model, x, chunk_size) for _ in range(2))).backward()
-        wanted = gradients_of(model)
-        model.zero_grad()
+    wanted = gradients_of(model)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
         with torch.no_grad():
             model(x)
         torch.manual_seed(6)
         options = {"chunk_size": chunk_size, "check": "always"}
         fastqt.cached_backward([model] * 2, [x, x], fastqt.simcse_loss, **options)
     assert all(g.abs().max() > 0 for g in wanted)
-    # A gradient is rounded to bfloat16 in every chunk, and then added up in another order.
-    assert distance(gradients_of(model), wanted) <= 2.0**-7
+    assert distance(gradients_of(model), wanted) <= 1e-6
 
 
 def test_the_second_pass_has_the_autocast_of_the_first_wherever_it_runs():
