@@ -68,20 +68,16 @@ def _shown(values: tuple[float, ...]) -> tuple[str, ...]:
 
 def gloss_ordering() -> str:
     """The source's orderings: its differences of means over these tasks, beside ours."""
-    ours = {
-        tuple(name.split("-")): means(figures(record))
-        for name, record in stored("gloss").items()
-        if name[:4] in ("bow-", "pos-") and name[4:].isdigit()
-    }
-    found = {(decoder, int(d)): values for (decoder, d), values in ours.items()}
+    records = stored("gloss")
+    found = _of_decoders(records, "")
     source = {key: means(values) for key, values in SOURCE.items()}
     sizes = sorted({d for decoder, d in found if ("bow", d) in found and ("pos", d) in found})
-    rows = []
-    for d in sizes:
-        for title, index, sign in (("STS, bags − positions", 1, 1), ("supervised, positions − bags", 0, -1)):
-            rows.append(
-                (f"d={d}: {title}", *_differences(source, found, ("bow", d), ("pos", d), index, sign))
-            )
+    rows = _decoder_rows(source, found, sizes, "")
+    for way in OTHER_WAYS:
+        of_way = _of_decoders(records, way)
+        rows += _decoder_rows(
+            source, of_way, [d for d in sizes if {("bow", d), ("pos", d)} <= {*of_way}], way
+        )
     for small, large in pairwise(sizes):
         for decoder, name in TITLES.items():
             for title, index in (("STS", 1), ("supervised", 0)):
@@ -94,6 +90,27 @@ def gloss_ordering() -> str:
 
 
 Means = Mapping[tuple[str, int], tuple[float, float]]
+OTHER_WAYS = (" for 60 epochs", " of seed 1")  # of training the same decoders
+
+
+def _of_decoders(records: Mapping[str, Any], way: str) -> Means:
+    """The means of the decoders that were trained in one way, by decoder and d."""
+    found = {}
+    for name, record in records.items():
+        decoder, _, d = name.removesuffix(way).partition("-")
+        if name.endswith(way) and decoder in TITLES and d.isdigit():
+            found[decoder, int(d)] = means(figures(record))
+    return found
+
+
+def _decoder_rows(source: Means, ours: Means, sizes: list[int], way: str) -> list[tuple[str, ...]]:
+    """How the two decoders of each size differ."""
+    titles = (("STS, bags − positions", 1, 1), ("supervised, positions − bags", 0, -1))
+    return [
+        (f"d={d}{way}: {title}", *_differences(source, ours, ("bow", d), ("pos", d), index, sign))
+        for d in sizes
+        for title, index, sign in titles
+    ]
 
 
 def _differences(

@@ -46,3 +46,15 @@ def test_differences_of_the_source_are_those_of_its_tables(monkeypatch):
 def test_what_is_not_stored_yet_is_left_out(monkeypatch):
     monkeypatch.setattr(gloss_pages, "stored", lambda table: {"bow-100": record(70, 70, 40, 50, 60)})
     assert gloss_ordering() == "Not all runs of this table are stored yet."
+
+
+def test_other_ways_of_training_stand_beside_the_source(monkeypatch):
+    known = {"bow-300": record(70, 70, 40, 40, 40), "pos-300": record(70, 70, 40, 40, 40)}
+    known["bow-300 of seed 1"] = record(70, 70, 50, 50, 50)
+    monkeypatch.setattr(gloss_pages, "stored", lambda table: known)
+    assert "of seed 1" not in gloss_ordering()
+    known["pos-300 of seed 1"] = record(80, 80, 40, 40, 40)
+    lines = gloss_ordering().splitlines()
+    assert "| d=300 of seed 1: STS, bags − positions | +2.0 | +10.0 |" in lines
+    assert "| d=300 of seed 1: supervised, positions − bags | +1.5 | +10.0 |" in lines
+    assert "| d=300: STS, bags − positions | +2.0 | +0.0 |" in lines
