@@ -142,7 +142,28 @@ def views_table(base: str) -> str:
             rows.append(
                 (f"`{name}`" if name in VIEWS else name, *figures, spread([mean_of(r, STS) for r in found]))
             )
-    return table(("loss", *STS, "SICK", "mean of STS"), rows)
+    return table(("loss", *STS, "SICK", "mean of STS"), rows) if rows else NOT_STORED
+
+
+# What a training with views reports, and the title of its column.
+SCORES = {
+    "positive_cosine": "positives",
+    "mixed_cosine": "mixtures",
+    "negative_cosine": "other sentences",
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+}
+
+
+def scores_table(base: str) -> str:
+    """The mean cosines of the last batches before the end, with dropout, and the geometry of the vectors."""
+    records = stored(f"views-{base}")
+    rows = []
+    for name in VIEWS:
+        ends = [record["log"][-1] for record in _seeds(name, records)]
+        if ends:
+            rows.append((f"`{name}`", *(f"{mean(end[key] for end in ends):.2f}" for key in SCORES)))
+    return table(("loss", *SCORES.values()), rows) if rows else NOT_STORED
 
 
 def bootstrap_table(base: str) -> str:
@@ -295,6 +316,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "masked words": masked_words_table,
     "views minilm": lambda: views_table("minilm"),
     "views masked words": lambda: views_table("masked-words"),
+    "scores masked words": lambda: scores_table("masked-words"),
     "few labels": few_labels_table,
     "limited text": limited_text_table,
     "limited text expanded": lambda: limited_text_table(expanded=True),
