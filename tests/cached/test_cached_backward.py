@@ -183,7 +183,7 @@ def test_under_autocast(chunk_size):
     """Weights that autocast rounded in a pass without graph and keeps must not cut the graph of the next."""
     model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
     torch.manual_seed(6)
-    # Without its cache of weights, autocast adds up the chunks' gradients in float32, as cached_backward does.
+    # Without its cache of weights, autocast adds up gradients in float32, as cached_backward does.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         fastqt.simcse_loss(*(encoded_in_chunks(model, x, chunk_size) for _ in range(2))).backward()
     wanted = gradients_of(model)
