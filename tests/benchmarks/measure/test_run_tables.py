@@ -53,7 +53,7 @@ def test_the_summary_has_the_tables_of_what_has_run():
     title, table, machine = reporter
     assert title == "== call"
     assert table == run_tables.call_table(newest_run())
-    assert re.match(r"\nMeasured on: .+, \d+ threads, \w+, Python 3\.", machine)
+    assert re.match(r"\nMeasured on: .+, \d+ threads?, \w+, Python 3\.", machine)
 
     for session, is_asked in ((SimpleNamespace(benchmarks=[done]), False), (None, True)):
         silent = Reporter()
