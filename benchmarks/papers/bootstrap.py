@@ -25,7 +25,7 @@ from fastqt.evaluation.data import Pairs
 from fastqt.evaluation.encoders import load_encoder
 from fastqt.evaluation.similarity import cosines
 from fastqt.evaluation.tasks import Options, Similar, read_tasks
-from fastqt.evaluation.vectors import embed
+from fastqt.evaluation.vectors import Cache, embed
 
 BASES = ("minilm", "masked-words")
 AGAINST = "simcse"
@@ -147,32 +147,19 @@ def _record(base: str, run: str) -> Mapping[str, Any]:
 def _cosines(
     base: str, run: str, record: Mapping[str, Any], tasks: Mapping[str, Pairs], places: Places
 ) -> dict[str, NDArray[np.float64]]:
-    """The cosines of all tasks' pairs by a run's model, kept in the work folder."""
-    digest = record["sha256"]
-    kept = places.work / "cosines" / f"{digest}.npz"
-    if kept.exists():
-        with np.load(kept) as arrays:
-            found = {task: arrays[task] for task in tasks}
-    else:
-        found = _embedded(f"views-{base}/{run}", digest, tasks, places)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(kept, **found)
-    for task, pairs in tasks.items():
-        whole = np.arange(len(pairs.gold))[None]
-        difference = abs(spearmans(found[task], pairs.gold, whole)[0] - figure(task, record["tasks"][task]))
-        if difference > AGREEMENT:
-            raise RuntimeError(f"{run}: {task} differs from the stored figure by {difference:.3f} per cent")
-    return found
-
-
-def _embedded(
-    folder: str, digest: str, tasks: Mapping[str, Pairs], places: Places
-) -> dict[str, NDArray[np.float64]]:
+    """The cosines of all tasks' pairs by a run's model, from the vectors that its evaluation kept."""
+    folder, digest = f"views-{base}/{run}", record["sha256"]
     if not (places.work / folder).is_dir():
         raise NotReadyError(f"{places.work / folder} is not there: the model of {folder} is needed")
     encoder = load_encoder(str(places.work / folder))
     if encoder.key != digest:
         raise NotReadyError(f"{folder}: the model in the work folder is not the one whose figures are stored")
     texts: Iterable[str] = (text for pairs in tasks.values() for text in [*pairs.first, *pairs.second])
-    vectors = embed(encoder.encode, texts, progress=False)
-    return {task: cosines(vectors(pairs.first), vectors(pairs.second)) for task, pairs in tasks.items()}
+    vectors = embed(encoder.encode, texts, cache=Cache(places.vectors, digest), progress=False)
+    found = {task: cosines(vectors(pairs.first), vectors(pairs.second)) for task, pairs in tasks.items()}
+    for task, pairs in tasks.items():
+        whole = np.arange(len(pairs.gold))[None]
+        difference = abs(spearmans(found[task], pairs.gold, whole)[0] - figure(task, record["tasks"][task]))
+        if difference > AGREEMENT:
+            raise RuntimeError(f"{run}: {task} differs from the stored figure by {difference:.3f} per cent")
+    return found

@@ -36,6 +36,11 @@ class Places:
     data: Path
     work: Path
 
+    @property
+    def vectors(self) -> Path:
+        """Where the vectors of runs are kept, by the digests of their models."""
+        return self.work / "vectors"
+
     def resolve(self, value: object) -> str:
         """An option's value, with what it names in place of the name."""
         text = str(value)
@@ -78,6 +83,7 @@ class Run:
         folder: of the training, if several runs are stages of one training, from the fewest steps on.
         evaluate: further options of `fastqt evaluate`, such as {"inference-steps": 50}.
         words: vectors whose words `fastqt expand` adds to the vocabulary before the evaluation.
+        keep_vectors: whether the vectors of the tasks' sentences are kept under --work, for a study of them.
     """
 
     name: str
@@ -88,6 +94,7 @@ class Run:
     folder: str | None = None
     evaluate: Options = field(default_factory=dict)
     words: str | None = None
+    keep_vectors: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What decides the result; a stored run with other settings is made anew."""
@@ -120,6 +127,7 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
             *("evaluate", named, "--data", str(places.data / "eval"), "--tasks", ",".join(run.tasks)),
             *("--sst", "sentences", "--json", str(evaluated)),
             *(word for name, value in run.evaluate.items() for word in (f"--{name}", str(value))),
+            *(("--cache", str(places.vectors)) if run.keep_vectors else ()),
         ]
     )
     found = json.loads(evaluated.read_text())
@@ -150,7 +158,7 @@ def encoder_name(name: str, places: Places) -> str:
 def train(run: Run, folder: Path, places: Places) -> float:
     """Trains to the end, and returns the CPU minutes of all parts of the training."""
     assert run.train is not None
-    spent = folder.with_suffix(".minutes")
+    spent = folder.with_name(f"{folder.name}.minutes")
     before = float(spent.read_text()) if spent.exists() else 0.0
     given = [places.resolve(path) for path in run.corpus]
     for name, value in run.train.items():

@@ -114,11 +114,15 @@ def test_a_loss_that_is_better_has_an_interval_above_0(places):
     assert Comparison("minilm", "released", resamples=100).perform(places)["interval"] == [0, 0]
 
 
-def test_cosines_are_kept_and_are_those_of_the_stored_model(places, monkeypatch):
+def test_vectors_that_an_evaluation_kept_are_not_made_again(places, monkeypatch):
     comparison = Comparison("minilm", "mixcse-0.2", resamples=20)
     first = comparison.perform(places)
-    assert len(list((places.work / "cosines").iterdir())) == 2 * len(SEEDS)
-    monkeypatch.setattr(bootstrap, "load_encoder", lambda folder: pytest.fail("embedded again"))
+    assert len(list(places.vectors.iterdir())) == 2 * len(SEEDS)
+
+    def same_model(folder):
+        return NamedEncoder(lambda texts: pytest.fail("encoded again"), folder.rpartition("/")[2])
+
+    monkeypatch.setattr(bootstrap, "load_encoder", same_model)
     assert comparison.perform(places)["interval"] == first["interval"]
 
 
