@@ -63,7 +63,7 @@ WAYS: dict[str, dict[str, bool]] = {
     "spherical": {"slerp": True},
     "linear, each word once": {"once": True},
 }
-# Five words without names, quotation marks and commas, the first of them a pronoun, and a full stop.
+# Five words without quotation marks, commas and apostrophes, the first of them a pronoun, and a full stop.
 PRONOUN = r"(?:I|He|She|It|We|You|They)(?: [A-Za-z]+){4}\."
 ANY = r"[A-Z][A-Za-z]*(?: [A-Za-z]+){4}\."
 SETTINGS = (
