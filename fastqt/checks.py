@@ -119,7 +119,11 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
         if len(shape) != 2 and not (name == "row_negatives" and len(shape) == 3):
             wanted = "(N, D) or (N, K, D)" if name == "row_negatives" else "(rows, D)"
             advice = "flatten the dimensions before the last, or pool over them"
-            advice = "make a row of it by unsqueeze(0)" if len(shape) == 1 else advice
+            if len(shape) == 1:
+                labels = queries is not None and dtype in INTEGERS
+                advice = (
+                    "give embeddings, not scores and labels" if labels else "make a row of it by unsqueeze(0)"
+                )
             raise ValueError(f"{name}: want shape {wanted}, got {tuple(shape)}; {advice}")
         if dtype not in FLOATING:
             advice = "; convert it by float()" if dtype in INTEGERS else ""

@@ -29,6 +29,10 @@ MISTAKES = {
         lambda: fastqt.contrastive_loss(F[0], G[0]),
         ("queries", r"want shape \(rows, D\)", r"got \(16,\)", r"make a row of it by unsqueeze\(0\)"),
     ),
+    "scores and labels": (
+        lambda: fastqt.contrastive_loss(F @ G.T, torch.arange(8)),
+        ("candidates", r"want shape \(rows, D\)", r"got \(8,\)", "give embeddings, not scores and labels"),
+    ),
     "embeddings of tokens": (
         lambda: fastqt.simcse_loss(F[None], G[None]),
         ("z1", r"want shape \(rows, D\)", r"got \(1, 8, 16\)", "flatten .* or pool over them"),

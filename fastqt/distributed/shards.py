@@ -216,7 +216,7 @@ def _check_unchanged(
         if rows != before:
             fault = ValueError(
                 f"{_argument(name, facts)}: want {before} rows as in the calls before, got {rows}; "
-                "Group(shards='uneven') takes numbers of rows that change"
+                "give the rows of this process only, or Group(shards='uneven') if their number changes"
             )
             faults.leave_word(group, fault)
             raise fault

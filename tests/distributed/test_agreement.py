@@ -94,7 +94,7 @@ def test_equal_shards_that_change(ranks: Callable[[int], Ranks]) -> None:
     """The rank that has other rows says so by itself, and takes it back where it takes part again."""
     refusal = (
         "ValueError: queries: want 4 rows as in the calls before, got 3; "
-        "Group(shards='uneven') takes numbers of rows that change"
+        "give the rows of this process only, or Group(shards='uneven') if their number changes"
     )
     assert ranks(3).run(changed_later, False) == [
         ("nothing", "", True, False),
