@@ -30,7 +30,7 @@ def _blog() -> list[Run]:
                 "encoder": "gru",
                 "hidden-size": 300,
                 "context-size": k,
-                "steps": 1500,
+                "steps": 800,
             },
         )
         for k in (1, 2, 3, 4)
@@ -50,7 +50,7 @@ def _sizes() -> list[Run]:
 def _hours() -> list[Run]:
     """Accuracy over the minutes of training, of QuickThoughts and of skip-thoughts of one size."""
     shared = {**SMALL_BATCHES, "encoder": "gru", "hidden-size": 300, "word-dim": 100, "vocab-size": 20_000}
-    stages = {"quickthoughts": (400, 1200, 3600), "skip-thoughts": (100, 300, 900)}
+    stages = {"quickthoughts": (300, 900, 2700), "skip-thoughts": (75, 225, 675)}
     return [
         Run(
             f"{model} at {steps}",
@@ -81,7 +81,12 @@ NO_LENGTH = {"steps": 1, "valid-every": 1, "learning-rate": 1e-30}  # a step tha
 
 
 def _views(
-    checkpoint: str, pooling: Options, steps: int, valid_every: int, others: bool = False
+    checkpoint: str,
+    pooling: Options,
+    steps: int,
+    valid_every: int,
+    report_every: int,
+    others: bool = False,
 ) -> list[Run]:
     """SimCSE and the forms of MixCSE, from an encoder that is already trained.
 
@@ -91,11 +96,12 @@ def _views(
         steps: of each training.
         valid_every: steps after which the development pairs of STS-B are ranked; the model that does it best
             is kept.
+        report_every: steps between two points of the curves.
         others: also SimCSE with the mean of the tokens.
     """
     shared = {
         **{"encoder": "huggingface", "checkpoint": checkpoint, **pooling, "dropout": 0, "steps": steps},
-        **{"dev": "@data/eval/STSB/dev.tsv.xz", "valid-every": valid_every, "report-every": 5},
+        **{"dev": "@data/eval/STSB/dev.tsv.xz", "valid-every": valid_every, "report-every": report_every},
     }
     simcse = {**shared, **VIEWS["simcse"]}
     planned = {"before training": {**simcse, **NO_LENGTH}}
@@ -133,7 +139,6 @@ def _quickthoughts() -> list[Run]:
         Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
         Run("combine", {**recurrent, "encoder": "combine"}),
         Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "trained-dim": 300}),
-        with_words("MC, bi-GRU"),
     ]
 
 
@@ -191,6 +196,8 @@ TABLES = {
     "quickthoughts": _quickthoughts(),
     "sizes": _sizes(),
     "hours": _hours(),
-    "views-minilm": _views("@minilm", MEAN, steps=20, valid_every=10),
-    "views-masked-words": _views("@work/masked-words", FIRST_TOKEN, steps=100, valid_every=20, others=True),
+    "views-minilm": _views("@minilm", MEAN, steps=12, valid_every=6, report_every=1),
+    "views-masked-words": _views(
+        "@work/masked-words", FIRST_TOKEN, steps=100, valid_every=20, report_every=5, others=True
+    ),
 }
