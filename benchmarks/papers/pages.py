@@ -197,14 +197,19 @@ def sizes_table() -> str:
         (
             run.name.removeprefix("H="),
             f"{records[run.name]['width']:,}",
-            f"{records[run.name]['cpu_minutes']:.0f}",
-            *(f"{of_task(records[run.name], task):.1f}" for task in CLASSIFICATION),
+            _minutes(records[run.name]["cpu_minutes"]),
+            *(f"{of_task(records[run.name], task):.1f}" for task in (*CLASSIFICATION, "SICK")),
             f"{mean_of(records[run.name], CLASSIFICATION):.1f}",
         )
         for run in TABLES["sizes"]
         if run.name in records
     ]
-    return table(("H", "width", "CPU minutes", *CLASSIFICATION, "mean"), rows)
+    return table(("H", "width", "CPU minutes", *CLASSIFICATION, "SICK", "mean of the six"), rows)
+
+
+def _minutes(spent: float | None) -> str:
+    """CPU minutes of a training; a dash where nothing was trained."""
+    return "–" if spent is None else f"{spent:.1f}"
 
 
 def hours_table() -> str:
@@ -216,7 +221,7 @@ def hours_table() -> str:
             record, (model, _, steps) = records[run.name], run.name.partition(" at ")
             figures = (f"{of_task(record, task):.1f}" for task in CLASSIFICATION)
             mean = f"{mean_of(record, CLASSIFICATION):.1f}"
-            rows.append((model, f"{int(steps):,}", f"{record['cpu_minutes']:.0f}", *figures, mean))
+            rows.append((model, f"{int(steps):,}", _minutes(record["cpu_minutes"]), *figures, mean))
     return table(("model", "steps", "CPU minutes", *CLASSIFICATION, "mean"), rows)
 
 

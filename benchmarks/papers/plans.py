@@ -9,6 +9,7 @@ SEEDS = (0, 1, 2)
 GLOVE = {"vectors": "@glove", "vectors-scale": 0.05}
 # A short training of a GRU has more steps so than in the paper's batches of 400.
 SMALL_BATCHES = {"batch-size": 100, "learning-rate": 0.002}
+UNTRAINED = {"steps": 1, "learning-rate": 1e-30}  # a step that changes no weight
 
 
 def _blog() -> list[Run]:
@@ -39,11 +40,23 @@ def _blog() -> list[Run]:
 
 
 def _sizes() -> list[Run]:
-    """The paper's sweep over the width of the sentence vectors, in as many steps for each."""
+    """The paper's sweep over the width of the sentence vectors, in as many steps for each.
+
+    Beside it are GRUs before training, which show what width gives by itself, and a smaller learning rate.
+    """
     shared = {**GLOVE, **SMALL_BATCHES, "encoder": "gru", "steps": 600}
+    tasks = (*CLASSIFICATION, "SICK")
     return [
-        Run(f"H={H}", {**shared, "hidden-size": H}, tasks=(*CLASSIFICATION, "SICK"))
-        for H in (100, 200, 400, 800, 1200)
+        *(Run(f"H={H}", {**shared, "hidden-size": H}, tasks=tasks) for H in (100, 200, 400, 800, 1200)),
+        *(
+            Run(f"H={H}, before training", {**shared, "hidden-size": H, **UNTRAINED}, tasks=tasks)
+            for H in (100, 400, 800)
+        ),
+        Run(
+            "H=800, learning rate 0.0005",
+            {**shared, "hidden-size": 800, "learning-rate": 0.0005},
+            tasks=tasks,
+        ),
     ]
 
 
@@ -77,7 +90,6 @@ VIEWS: dict[str, Options] = {
 # with the mean of its tokens.
 FIRST_TOKEN: Options = {"pooling": "cls_before_pooler", "learning-rate": 3e-4}
 MEAN: Options = {"pooling": "mean"}
-NO_LENGTH = {"steps": 1, "valid-every": 1, "learning-rate": 1e-30}  # a step that changes no weight
 
 
 def _views(
@@ -104,9 +116,9 @@ def _views(
         **{"dev": "@data/eval/STSB/dev.tsv.xz", "valid-every": valid_every, "report-every": report_every},
     }
     simcse = {**shared, **VIEWS["simcse"]}
-    planned = {"before training": {**simcse, **NO_LENGTH}}
+    planned = {"before training": {**simcse, **UNTRAINED, "valid-every": 1}}
     if others:
-        planned["before training, mean of tokens"] = {**simcse, **MEAN, **NO_LENGTH}
+        planned["before training, mean of tokens"] = {**simcse, **MEAN, **UNTRAINED, "valid-every": 1}
         planned["simcse, mean of tokens"] = {**simcse, **MEAN}
     for seed in SEEDS:
         for name, options in VIEWS.items():
