@@ -321,6 +321,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "masked words": masked_words_table,
     "views minilm": lambda: views_table("minilm"),
     "views masked words": lambda: views_table("masked-words"),
+    "scores minilm": lambda: scores_table("minilm"),
     "scores masked words": lambda: scores_table("masked-words"),
     "few labels": few_labels_table,
     "limited text": limited_text_table,
