@@ -45,19 +45,12 @@ def _sizes() -> list[Run]:
     Beside it are GRUs before training, which show what width gives by itself, and a smaller learning rate.
     """
     shared = {**GLOVE, **SMALL_BATCHES, "encoder": "gru", "steps": 600}
-    tasks = (*CLASSIFICATION, "SICK")
-    return [
-        *(Run(f"H={H}", {**shared, "hidden-size": H}, tasks=tasks) for H in (100, 200, 400, 800, 1200)),
-        *(
-            Run(f"H={H}, before training", {**shared, "hidden-size": H, **UNTRAINED}, tasks=tasks)
-            for H in (100, 400, 800)
-        ),
-        Run(
-            "H=800, learning rate 0.0005",
-            {**shared, "hidden-size": 800, "learning-rate": 0.0005},
-            tasks=tasks,
-        ),
-    ]
+    planned = {f"H={H}": {**shared, "hidden-size": H} for H in (100, 200, 400, 800, 1200)}
+    for H in (100, 200, 400, 800):
+        planned[f"H={H}, learning rate 0.0005"] = {**shared, "hidden-size": H, "learning-rate": 0.0005}
+    for H in (100, 400, 800):
+        planned[f"H={H}, before training"] = {**shared, "hidden-size": H, **UNTRAINED}
+    return [Run(name, options, tasks=(*CLASSIFICATION, "SICK")) for name, options in planned.items()]
 
 
 def _hours() -> list[Run]:
