@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from benchmarks.measure.tables import table
+from benchmarks.measure.tables import number, table
 from benchmarks.papers import gloss_samples
 from benchmarks.papers.plans import TABLES
 from benchmarks.papers.store import stored
@@ -44,15 +44,8 @@ def gloss_table() -> str:
         if run.name in records:
             record, (decoder, _, d) = records[run.name], run.name.partition("-")
             title = f"{TITLES[decoder]} {d.partition(' ')[2]}".strip() if d else run.name
-            minutes = record["cpu_minutes"]
-            rows.append(
-                (
-                    title,
-                    f"{record['width']}",
-                    *_shown(figures(record)),
-                    "–" if minutes is None else f"{minutes:.1f}",
-                )
-            )
+            minutes = number(record["cpu_minutes"])
+            rows.append((title, f"{record['width']}", *_shown(figures(record)), minutes))
     for (decoder, width), values in SOURCE.items():
         rows.append((f"source: {TITLES[decoder]}", f"{width}", *_shown(values), "–"))
     header = ("vectors", "d", *SUPERVISED, "mean", *SIMILAR, "mean", "CPU minutes")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.measure.tables import table
+from benchmarks.measure.tables import number, table
 from benchmarks.papers import few_labels, gloss_pages, limited_text, mean_classifier, neighbours
 from benchmarks.papers.plans import SEEDS, TABLES, VIEWS
 from benchmarks.papers.runs import CLASSIFICATION, STS, figure
@@ -197,7 +197,7 @@ def sizes_table() -> str:
         (
             run.name.removeprefix("H="),
             f"{records[run.name]['width']:,}",
-            _minutes(records[run.name]["cpu_minutes"]),
+            number(records[run.name]["cpu_minutes"]),
             *(f"{of_task(records[run.name], task):.1f}" for task in (*CLASSIFICATION, "SICK")),
             f"{mean_of(records[run.name], CLASSIFICATION):.1f}",
         )
@@ -205,11 +205,6 @@ def sizes_table() -> str:
         if run.name in records
     ]
     return table(("H", "width", "CPU minutes", *CLASSIFICATION, "SICK", "mean of the six"), rows)
-
-
-def _minutes(spent: float | None) -> str:
-    """CPU minutes of a training; a dash where nothing was trained."""
-    return "–" if spent is None else f"{spent:.1f}"
 
 
 def hours_table() -> str:
@@ -221,7 +216,7 @@ def hours_table() -> str:
             record, (model, _, steps) = records[run.name], run.name.partition(" at ")
             figures = (f"{of_task(record, task):.1f}" for task in CLASSIFICATION)
             mean = f"{mean_of(record, CLASSIFICATION):.1f}"
-            rows.append((model, f"{int(steps):,}", _minutes(record["cpu_minutes"]), *figures, mean))
+            rows.append((model, f"{int(steps):,}", number(record["cpu_minutes"]), *figures, mean))
     return table(("model", "steps", "CPU minutes", *CLASSIFICATION, "mean"), rows)
 
 

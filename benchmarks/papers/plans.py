@@ -7,7 +7,7 @@ from benchmarks.papers.runs import CLASSIFICATION, STS, Options, Run
 SEEDS = (0, 1, 2)
 # Sums of GloVe vectors as they are have scores of thousands, and learn nothing.
 GLOVE = {"vectors": "@glove", "vectors-scale": 0.05}
-# A short training of a GRU has more steps so than in the paper's batches of 400.
+# The paper's batches have 400 sentences. Smaller ones give a short training more steps.
 SMALL_BATCHES = {"batch-size": 100, "learning-rate": 0.002}
 UNTRAINED = {"steps": 1, "learning-rate": 1e-30}  # a step that changes no weight
 
