@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself: slow the first time, a second afterwards.
-#   TORCH=torch==2.11.0 make test     another torch
+#   TORCH='torch==2.11.0 numpy==2.3.*' make test     another torch; the interpreter of its Triton needs that NumPy
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
@@ -77,7 +77,7 @@ clean:
 # torch is pinned and comes first: an unpinned one would bring gigabytes of CUDA with it.
 .venv/ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(TORCH) numpy ninja setuptools wheel
+	$(BIN)/pip install --quiet $(TORCH) numpy ninja 'setuptools>=77' wheel
 	touch $@
 
 # The torch of .venv has no CUDA to use kernels with: they are compiled for wheels, or with FASTQT_CUDA_HOME set.

@@ -36,7 +36,7 @@ void for_ranges(int64_t size, int64_t step, const F& visit) {
 // A view of the memory of a matrix with other sizes and strides, from `offset` elements after its first.
 inline Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
   return Tensor(made);
 }
@@ -54,7 +54,7 @@ inline Tensor transposed(const Tensor& matrix) {
 
 inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
@@ -65,7 +65,7 @@ Tensor new_tensor(std::array<int64_t, Rank> sizes, int32_t dtype) {
   int64_t stride = 1;
   for (std::size_t dim = Rank; dim-- > 0; stride *= sizes[dim]) strides[dim] = stride;
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(Rank, sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
   return Tensor(made);
 }
@@ -77,7 +77,7 @@ inline Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
 
 // out = beta * out + alpha * a b
 inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
 }
 
 // The matrix itself where the elements of a row are adjacent, else a contiguous copy.

@@ -29,7 +29,7 @@ inline cudaStream_t current_stream(int device) {
                   "backend='cuda': want a torch that was built with CUDA, got one without "
                   "aoti_torch_get_current_cuda_stream");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return static_cast<cudaStream_t>(stream);
 }
 
