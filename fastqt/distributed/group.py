@@ -82,11 +82,13 @@ class Group:
         check_option("exchange", exchange, EXCHANGES)
         if return_dtype not in RETURN_DTYPES:
             raise ValueError(f"return_dtype: want torch.float32 or torch.bfloat16, got {shown(return_dtype)}")
-        self.process_group = _process_group("process_group", process_group)
+        found = _process_group("process_group", process_group)
+        # Weak, as torch.distributed keeps process groups until they are destroyed. One that lived on in a
+        # module or cache would end with Python, when a thread of Gloo that waits for the interpreter aborts.
+        self._process_group = weakref.ref(found)
         self.shards, self.edges, self.gradients = shards, edges, gradients
         self.exchange, self.return_dtype = exchange, return_dtype
-        self.rank = dist.get_rank(self.process_group)
-        self.size = dist.get_world_size(self.process_group)
+        self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
         if self.rank < 0:
             raise ValueError(
                 f"group: want one that holds this process, rank {dist.get_rank()} of all, got another"
@@ -107,6 +109,18 @@ class Group:
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # A copy of a module talks to the same processes.
 
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The process group of torch.distributed.
+
+        Raises:
+            RuntimeError: it was destroyed.
+        """
+        found = self._process_group()
+        if found is None:
+            raise RuntimeError("group: want one that exists, got one that destroy_process_group() has ended")
+        return found
+
     def options(self) -> dict[str, Any]:
         """The options, by name."""
         names = ("shards", "edges", "gradients", "exchange", "return_dtype")
@@ -118,8 +132,6 @@ class Group:
         if found is None:
             found = self._of_functions[function] = copy.copy(self)
             found.function = function
-            # Not the dictionary that holds it: what a cycle refers to is not freed with the last outside
-            # reference, and Gloo closes its connections when the process group is freed.
             found._of_functions = {}
         return found
 

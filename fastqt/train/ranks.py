@@ -107,8 +107,6 @@ class Processes(Ranks):
 
     def close(self) -> None:
         """Closes the connections to the other ranks, so that they notice at once that this one failed."""
-        for group in self._equal, self._uneven:
-            del group.process_group
         dist.destroy_process_group()
 
     def first(self, work: Callable[[], T]) -> T:
