@@ -148,7 +148,8 @@ def _gathered(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
     found = x.new_empty(group.size * most, *x.shape[1:])
     faults.exchange(group, "rows", all_gather, found, x, group=group.process_group)
     if len(set(counts)) == 1:
-        return found
+        # A view, as torch.compile of torch 2.11 finds no gradient for what was written in place.
+        return found.view_as(found)
     return torch.cat([found[rank * most : rank * most + count] for rank, count in enumerate(counts)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -89,6 +90,15 @@ class Ranks:
         self._directory.cleanup()
 
 
+def _sendable(error: Exception) -> Exception:
+    """The error, or one with its text: errors of torch.compile may hold what cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(str(error))
+    return error
+
+
 def _serve(rank: int, size: int, file: str, timeout: float, connection: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -106,6 +116,6 @@ def _serve(rank: int, size: int, file: str, timeout: float, connection: Any) -> 
         try:
             answer = function(*args), ""
         except Exception as error:
-            answer = error, traceback.format_exc()
+            answer = _sendable(error), traceback.format_exc()
         connection.send(answer)
     dist.destroy_process_group()

@@ -136,7 +136,7 @@ class Loss(NamedOptions):
         Raises:
             TypeError: an option, which has to be given when the module is made.
         """
-        fixed = sorted(batch_arguments.keys() & self.option_names)
+        fixed = sorted(name for name in batch_arguments if name in self.option_names)
         if fixed:
             raise TypeError(f"{', '.join(fixed)}: want it when {type(self).__name__} is made, not in a call")
         return type(self).function(*data, **batch_arguments, **self.function_options())
