@@ -63,7 +63,7 @@ def problem(dtype: torch.dtype, **changes: object) -> Problem:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("needs", [[True] * 7, [True] + [False] * 6, [False] * 7], ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_opcheck_whole_losses(dtype, needs):
     for changes in (
         {},
@@ -112,6 +112,7 @@ def asked(monkeypatch) -> list[str]:
 
 @pytest.mark.parametrize("engine", ["cpu", "triton"])
 @pytest.mark.parametrize("mode", [{}, {"reduction": "none"}], ids=str)
+@pytest.mark.thinned(3)
 def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, asked):
     """In float16 too, which the C++ engine has no kernels for."""
     dtype = torch.float16 if engine == "triton" else torch.float32

@@ -178,6 +178,7 @@ def test_a_toolkit_is_one_that_the_extension_can_be_linked_with(monkeypatch, tmp
     assert build.cuda_home() == tmp_path / "whole"
 
 
+@pytest.mark.slow
 def test_what_is_built_is_asked_of_another_process():
     from fastqt.engines import ops
 

@@ -99,6 +99,7 @@ def test_an_epilogue_that_does_not_exclude_the_diagonal_fails():
             assert not scores.scores_verdict(epilogue, sizes, torch.float16, CPU, False).ok
 
 
+@pytest.mark.slow
 def test_launches_that_differ_once_fail(monkeypatch):
     asked = losses.problem(DRY, 0, 0)
     monkeypatch.setattr(losses, "ONE_LAUNCH", "triton")

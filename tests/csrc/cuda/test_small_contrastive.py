@@ -85,6 +85,7 @@ def launched(libraries: tuple[str, str], *launches: tuple[str, str]) -> list[tup
     return [tuple(found) for found in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 def test_launches_on_the_tensors_device_and_restores_the_current_one():
     """The current device of the library's runtime is 0, whatever torch's is."""
     prepared = "cudaFuncSetAttribute on {0}; cudaOccupancyMaxActiveBlocksPerMultiprocessor on {0}; "

@@ -28,7 +28,7 @@ def kernels() -> HostKernels:
 
 
 @pytest.mark.parametrize("first", range(0, 600, BATCH))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_random_problems_have_the_values_of_the_oracle(kernels, first):
     for seed in range(first, first + BATCH):
         problem, blocks = random_problems.make(seed)

@@ -40,7 +40,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torc
 
 @by_memory
 @by_case
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_is_the_oracles(case, memory):
     inputs = case.inputs(torch.float32)
     assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))

@@ -25,6 +25,7 @@ def found():
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.slow
 def test_peak_beside_gradients(found, loss, shape, memory):
     N, _ = shape
     most, of_gradients = found[name_of(loss, *shape, memory)]
