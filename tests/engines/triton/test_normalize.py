@@ -282,7 +282,7 @@ def converged(generator: torch.Generator, N: int, D: int) -> list[torch.Tensor]:
 @by_dtype
 @by_memory
 @pytest.mark.parametrize("kind", ["random", "converged"])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(3)
 def test_error_is_at_most_eagers(kind, memory, dtype):
     """Eager PyTorch normalises in float32, rounds to the dtype, and multiplies and sums up in float32."""
     N, D, scale = 48, 64, 40.0
