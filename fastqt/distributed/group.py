@@ -32,7 +32,8 @@ class Group:
     """The processes whose rows make up one batch, and how they hold it.
 
     The batch is the concatenation of the ranks' rows in the order of their ranks in the group. Each rank
-    calls the loss with its own rows and gets the loss of the whole batch.
+    calls the loss with its own rows and gets the loss of the whole batch. A `Group` does not keep the process
+    group: after `destroy_process_group()` the losses raise a RuntimeError.
 
     Args:
         process_group: of torch.distributed; by default all processes.
