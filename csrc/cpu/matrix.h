@@ -36,8 +36,7 @@ void for_ranges(int64_t size, int64_t step, const F& visit) {
 // A view of the memory of a matrix with other sizes and strides, from `offset` elements after its first.
 inline Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
   return Tensor(made);
 }
 

@@ -1,4 +1,4 @@
-"""The C++ code uses no name of libtorch that torch 2.11, the oldest one supported, has not got.
+"""The C++ code uses no name of libtorch that torch 2.11, the oldest one supported, does not have.
 
 A newer torch compiles newer names even where TORCH_TARGET_VERSION asks for 2.11: some are macros that its
 headers define as the older name. Only the installed torch is here to compile with, so the names are listed.
@@ -14,7 +14,7 @@ NAME = re.compile(
     r"#include <(torch/[^>]+)>"
     r"|\b(aoti_torch_\w+|(?:STABLE|STD|TORCH)_\w+|torch::(?:stable|headeronly)::[\w:]+)"
 )
-# Each was compiled with torch 2.11.0. To add one, build and test with it: the Makefile's first lines say how.
+# Each was compiled with torch 2.11.0. Before you add one, build and test with that: the Makefile says how.
 OF_TORCH_2_11 = {
     "STABLE_TORCH_LIBRARY_FRAGMENT",
     "STABLE_TORCH_LIBRARY_IMPL",

@@ -22,7 +22,7 @@ def world() -> Iterator[None]:
 
 
 def losses():
-    """Losses of every way to name a group, with their gradients, and all that a script keeps of them."""
+    """Modules and losses of groups that are named in each way, which a script keeps, and calls to repeat."""
     group = fastqt.distributed.Group(shards="uneven", exchange="ring")
     modules = [fastqt.nn.CLIPLoss(group=given) for given in (dist.group.WORLD, group)]
     a, b = torch.randn(2, 8, 16, requires_grad=True)
@@ -31,7 +31,7 @@ def losses():
     found += [fastqt.info_nce_loss(a, b, group=given) for given in (dist.group.WORLD, group)]
     found += [fastqt.supcon_loss(a, labels, group=given) for given in (dist.group.WORLD, group)]
     torch.stack(found).sum().backward()
-    return modules, found, lambda: fastqt.clip_loss(a, b, scale=20.0, group=group), lambda: modules[0](a, b)
+    return modules, found, [lambda: fastqt.clip_loss(a, b, scale=20.0, group=group), lambda: modules[0](a, b)]
 
 
 def test_a_process_group_is_freed_when_it_is_destroyed(world):
@@ -40,12 +40,12 @@ def test_a_process_group_is_freed_when_it_is_destroyed(world):
     alive = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
     assert alive() is None
-    assert kept[0]
+    del kept  # which lived until here
 
 
 def test_a_group_whose_processes_are_gone_says_so(world):
-    *_, by_group, by_module = losses()
+    *_, calls = losses()
     dist.destroy_process_group()
-    for call in by_group, by_module:
+    for call in calls:
         with pytest.raises(RuntimeError, match=r"group: want one that exists, got one that destroy_"):
             call()

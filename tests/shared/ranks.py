@@ -91,11 +91,11 @@ class Ranks:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or one with its text: errors of torch.compile may hold what cannot be pickled."""
+    """The error, or one with its text where it cannot be pickled, as those of torch.compile in torch 2.11."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(str(error))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
