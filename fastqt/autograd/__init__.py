@@ -91,6 +91,7 @@ class _Loss(torch.autograd.Function):
             return _reduced(rows, reduction, p)
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
+        ctx.row_weight = row_weight
         total, found = engine.forward_with_gradients(p, row_weight, needs)
         gradients = _of_given(found, p)
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
@@ -104,9 +105,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded(ctx.how.function)
-        gradients = _kept(ctx, upstream[0]) if ctx.in_forward else None
-        if gradients is None:
-            gradients = _recomputed(ctx, upstream[0])
+        gradients = (_kept if ctx.in_forward else _recomputed)(ctx, upstream[0])
         return (None, None, *gradients)
 
 
@@ -135,17 +134,19 @@ def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
     return TracedEngine(named) if traced else engines.computation(named, p)
 
 
-def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None] | None:
-    """The forward pass's gradients times the upstream gradient; None once they have been handed over."""
+def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
+    """The forward pass's gradients times the upstream gradient."""
     if ctx.how.traced:
         factor = _without(ctx.grad_scale, upstream)
         kept = iter(ctx.saved_tensors[ctx.held :])
         return [None if absent else times(next(kept), factor) for absent in ctx.absent]
-    # They are handed over and not copied: a second backward through this graph computes them anew.
-    gradients: list[Tensor | None] | None = ctx.gradients
+    # They are handed over and not copied. A second backward through this graph repeats the computation of the
+    # forward pass, so that both have the same bits.
+    kept_once: list[Tensor | None] | None = ctx.gradients
     ctx.gradients = None
+    gradients = _found_again(ctx) if kept_once is None else kept_once
     # On a GPU it is cheaper to multiply by 1 than to wait for the value.
-    if gradients is None or (not upstream.is_cuda and upstream.item() == ctx.grad_scale):
+    if not upstream.is_cuda and upstream.item() == ctx.grad_scale:
         return gradients
     left = [g for g in gradients if g is not None]
     # A computation that wraps an engine's may have its name.
@@ -164,6 +165,15 @@ def _without(grad_scale: float, upstream: Tensor) -> Tensor:
     return upstream if grad_scale == 1 else upstream / grad_scale
 
 
+def _found_again(ctx: Any) -> list[Tensor | None]:
+    """The gradients that the forward pass found and that a backward pass has already taken."""
+    # Reading saved tensors checks that nothing has changed them in place.
+    p = with_tensors(ctx.problem, ctx.saved_tensors)
+    engine = _computation(ctx.how.engine, p, traced=False)
+    _, gradients = engine.forward_with_gradients(p, ctx.row_weight, ctx.how.needs)
+    return _of_given(gradients, p)
+
+
 def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
     reduction, named, _, needs, traced = ctx.how
@@ -172,9 +182,8 @@ def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
     engine = _computation(named, p, traced)
-    known = engine.forward(p).saved if ctx.in_forward else saved[ctx.held :]
     row_weights = weight if reduction == "none" else weight.expand(N)
-    gradients = engine.backward(p, known, row_weights.contiguous(), needs)
+    gradients = engine.backward(p, saved[ctx.held :], row_weights.contiguous(), needs)
     return _of_given(gradients, p)
 
 

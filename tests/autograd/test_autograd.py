@@ -56,6 +56,51 @@ def test_backward_twice_through_a_retained_graph(mode):
         assert relative(b / 3, a / 2) < REORDERED[torch.float64]
 
 
+REPEATED = {
+    "contrastive": fastqt.contrastive_loss,
+    "sigmoid": fastqt.sigmoid_loss,
+    "clip": fastqt.clip_loss,
+    "three blocks": lambda x, y, **options: fastqt.mixcse_loss(
+        x, y, form="released", stop_gradient=False, **options
+    ),
+}
+SLOW_TRITON = pytest.param("triton", marks=pytest.mark.slow)  # interpreted
+by_repeated = pytest.mark.parametrize("name", REPEATED)
+
+
+def repeated_inputs(rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    rows_of = [torch.randn(rows, width, generator=generator) for _ in range(2)]
+    return [x.to(dtype).requires_grad_() for x in (*rows_of, torch.tensor(2.5))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "reference", SLOW_TRITON])
+@by_repeated
+def test_backward_passes_of_a_retained_graph_are_equal_to_the_bit(name, backend, dtype):
+    """With the upstream gradient 1, which nothing is multiplied by, and with others, in any order."""
+    inputs = repeated_inputs(33, 9, dtype)
+    loss = REPEATED[name](*inputs[:2], scale=inputs[2], backend=backend)
+    found = {}
+    for upstream in (1.0, 2.5, 1.0, 2.5, 1.0):
+        gradients = torch.autograd.grad(loss, inputs, torch.full_like(loss, upstream), retain_graph=True)
+        kept = found.setdefault(upstream, [gradient.clone() for gradient in gradients])
+        assert all(torch.equal(a, b) for a, b in zip(kept, gradients, strict=True)), upstream
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@by_repeated
+def test_gradcheck_finds_the_same_gradients_in_each_backward_pass(name, backend):
+    """In float32, where other operations would be other roundings; by default gradcheck tolerates none."""
+    inputs = repeated_inputs(5, 3, torch.float32)
+
+    def loss(x, y, scale):
+        return REPEATED[name](x, y, scale=scale, backend=backend)
+
+    with pytest.warns(UserWarning, match="double precision"):
+        assert torch.autograd.gradcheck(loss, inputs, eps=2e-2, atol=2e-3, rtol=1e-2)
+
+
 def test_backward_through_a_freed_graph_is_torchs_error():
     inputs = ALL.inputs(torch.float64)
     loss = ALL.loss(inputs)
