@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(_in_words(error))
     except MemoryError as error:
-        return _fail(f"not enough memory: {error}")
+        # Python's own errors of this kind mostly have no text.
+        return _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except RuntimeError as error:
         if (tried := ALLOCATION.search(str(error))) is None:
             raise

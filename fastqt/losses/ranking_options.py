@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
-from fastqt.checks import check_flag, check_number, check_option, check_scale, shown
+from fastqt.checks import FLOAT32_MAX, check_flag, check_number, check_option, check_scale, shown
 from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import REDUCTIONS, check_memory
 
@@ -35,9 +37,21 @@ class Options(NamedTuple):
         check_scale(self.scale, queries.dtype)
         check_flag("normalize", self.normalize)
         check_hardness_mode(self.hardness_mode)
-        check_hardness_strength(self.hardness_strength)
+        check_hardness_strength(self.hardness_strength, queries.dtype)
+        self._check_raised_scale(queries.dtype)
         check_option("reduction", self.reduction, REDUCTIONS)
         check_memory(self.memory)
+
+    def _check_raised_scale(self, dtype: torch.dtype) -> None:
+        """Raises ValueError unless embeddings of `dtype` can have the scale of scores with the strength."""
+        if isinstance(self.scale, Tensor):
+            return
+        most = sys.float_info.max if dtype is torch.float64 else FLOAT32_MAX
+        if not self.scale + self.hardness_strength <= most:
+            raise ValueError(
+                f"hardness_strength: want at most {most:.4g} together with the scale, which is {self.scale}, "
+                f"got {self.hardness_strength}"
+            )
 
     @property
     def hardness(self) -> str | None:
@@ -62,9 +76,9 @@ def check_hardness_mode(mode: object) -> None:
         check_option("hardness_mode", mode, HARDNESS_MODES)
 
 
-def check_hardness_strength(strength: float) -> None:
-    """Raises ValueError or TypeError unless this is a number >= 0."""
-    check_number("hardness_strength", strength)
+def check_hardness_strength(strength: float, dtype: torch.dtype = torch.float64) -> None:
+    """Raises ValueError or TypeError unless this is a number >= 0, which embeddings of `dtype` allow."""
+    check_number("hardness_strength", strength, dtype=dtype)
     if strength < 0:
         raise ValueError(f"hardness_strength: want a number >= 0, got {strength}")
 

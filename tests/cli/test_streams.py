@@ -92,6 +92,7 @@ def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
 
 def test_no_memory_is_reported_with_the_size(monkeypatch, capsys):
     for error, message in (
+        (MemoryError(), "not enough memory"),
         (MemoryError("Unable to allocate 7 TiB for an array"), "Unable to allocate 7 TiB for an array"),
         (RuntimeError("DefaultCPUAllocator: you tried to allocate 3600 bytes. Error"), "for 3600 bytes"),
     ):

@@ -363,6 +363,16 @@ REFUSED = [
     ({"hardness_mode": "soft"}, ValueError, "hardness_mode: want one of"),
     ({"hardness_strength": -1.0}, ValueError, "hardness_strength: want a number >= 0, got -1.0"),
     ({"hardness_strength": "much"}, TypeError, "hardness_strength: want a number"),
+    (
+        {"hardness_strength": 1e308, "hardness_mode": "all_negatives"},
+        ValueError,
+        r"hardness_strength: want a number that float32 holds, at most 3.403e\+38, got 1e\+308",
+    ),
+    (
+        {"hardness_strength": 3e38, "scale": 1e38, "hardness_mode": "all_negatives"},
+        ValueError,
+        r"hardness_strength: want at most 3.403e\+38 together with the scale, which is 1e\+38, got 3e\+38",
+    ),
     ({"scale": 0.0}, ValueError, "scale: want a positive number"),
     ({"normalize": 1}, TypeError, "normalize: want True or False"),
     ({"reduction": "max"}, ValueError, "reduction: want one of"),
