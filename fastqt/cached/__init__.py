@@ -54,7 +54,7 @@ def cached_backward(
         loss: a function of the embeddings of each encoder that returns a scalar.
         chunk_size: the most rows that an encoder gets at once.
         ddp: the modules that reduce gradients over ranks: one that all encoders use, or one or None for
-            each. By default those in the encoders themselves, or that a function names.
+            each. By default those that the encoders use, which are found by what their code names.
         scaler: a `torch.amp.GradScaler` that scales the loss before its backward pass.
         check: "first" compares the first chunk that each encoder encodes again with what it was in the
             first pass, for which the host waits for the device once; "always" all chunks; "never" none.
@@ -63,8 +63,9 @@ def cached_backward(
         The loss without graph, not scaled.
 
     Raises:
-        TypeError, ValueError: naming the argument, what is wanted and what came; so for an encoder with
-            batch normalisation in training mode, which would see chunks in place of the batch.
+        TypeError, ValueError: naming the argument, what is wanted and what came; so for an encoder that uses
+            batch normalisation in training mode, which would see chunks in place of the batch, and for one
+            that is not Python, in which modules cannot be found.
         RuntimeError: an encoder whose embeddings differ in the second pass, because it changed its inputs in
             place, drew from a generator that is not torch's own, or changes from call to call. Some
             gradients may have been added by then. Or a call within no_grad, or within DDP's forward pass.

@@ -8,14 +8,24 @@ autocast that it had, and sends its rows' gradients through its graph at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fastqt.cached.inputs import Encoder, Inputs, call, pair, row_count, spans, tensors_of
+from fastqt.cached.inputs import (
+    Encoder,
+    Inputs,
+    call,
+    check_no_batch_norm,
+    pair,
+    row_count,
+    spans,
+    tensors_of,
+)
+from fastqt.cached.modules import modules_of
 from fastqt.cached.reduction import agreed_counts, reducing_modules, without_reduction
 from fastqt.cached.replay import Autocast, RandomStates, random_states, random_states_kept, set_random_states
 from fastqt.checks import check_option, check_size, tf32_allowed
@@ -32,6 +42,7 @@ class Tower:
     encoder: Encoder
     given_name: str
     given: Inputs
+    used: list[nn.Module]  # all that are known
     modules: list[nn.Module]  # that reduce gradients over ranks
     trainable: bool = True  # False once it is known that embeddings have no gradient
     changes_inputs: bool = False  # True once it was seen to do so in place
@@ -62,15 +73,23 @@ class Encoding:
     def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: Recheck) -> None:
         check_size("chunk_size", chunk_size)
         check_option("check", check, CHECKS)
-        pairs = pair(encoders, inputs)
-        modules = reducing_modules([name for name, *_ in pairs], [encoder for _, encoder, *_ in pairs], ddp)
-        self.towers = [Tower(*paired, used) for paired, used in zip(pairs, modules, strict=True)]
+        names, encoders, given_names, given = zip(*pair(encoders, inputs), strict=True)
+        by_encoder: dict[int, list[nn.Module]] = {}
+        for name, encoder in zip(names, encoders, strict=True):
+            if id(encoder) not in by_encoder:
+                by_encoder[id(encoder)] = modules_of(name, encoder)
+                check_no_batch_norm(name, by_encoder[id(encoder)])
+        used = [by_encoder[id(encoder)] for encoder in encoders]
+        modules = reducing_modules(names, encoders, used, ddp)
+        self.towers = [
+            Tower(*parts) for parts in zip(names, encoders, given_names, given, used, modules, strict=True)
+        ]
         self.check = check
         rows = []
         for tower in self.towers:
             tensors = tensors_of(tower.given_name, tower.given)
             rows.append(row_count(tower.given_name, tensors))
-            tower.trainable = _may_be_trainable(tower.encoder, tensors)
+            tower.trainable = _may_be_trainable(tower, tensors)
         counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], modules)
         cut = [
             (i, *span)
@@ -106,7 +125,7 @@ class Encoding:
                     f"{tower.name}: want a module without DistributedDataParallel, since all of this runs "
                     "within the forward pass of one"
                 )
-            tensors = *tensors_of(tower.given_name, tower.given).values(), *tower.encoder.parameters()
+            tensors = *tensors_of(tower.given_name, tower.given).values(), *_parameters(tower)
             leaves |= dict.fromkeys(x for x in tensors if x.requires_grad)
         self._leaves = list(leaves)
         return self._leaves
@@ -275,8 +294,12 @@ def tolerance(embeddings: Tensor, autocast: Autocast) -> float:
     return math.sqrt(epsilon)
 
 
-def _may_be_trainable(encoder: Encoder, tensors: Mapping[str, Tensor]) -> bool:
+def _may_be_trainable(tower: Tower, tensors: Mapping[str, Tensor]) -> bool:
     """Whether embeddings may have a gradient. Of a function that is not known before it has run."""
-    if not isinstance(encoder, nn.Module):
+    if not isinstance(tower.encoder, nn.Module):
         return True
-    return any(x.requires_grad for x in (*tensors.values(), *encoder.parameters()))
+    return any(x.requires_grad for x in (*tensors.values(), *_parameters(tower)))
+
+
+def _parameters(tower: Tower) -> Iterator[nn.Parameter]:
+    return (p for module in tower.used for p in module.parameters())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from types import FunctionType, MethodType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,13 +37,17 @@ def pair(encoders: Encoder | Sequence[Encoder], inputs: Any) -> list[tuple[str, 
     for name, encoder, _, _ in pairs:
         if not callable(encoder):
             raise TypeError(f"{name}: want a module or a function, got {type(encoder).__name__}")
-        check_no_batch_norm(name, encoder)
     return pairs
 
 
-def check_no_batch_norm(name: str, encoder: Encoder) -> None:
-    """Raises ValueError for a batch normalisation in training mode, whose batch would be a chunk."""
-    for module in modules_of(encoder):
+def check_no_batch_norm(name: str, modules: Iterable[nn.Module]) -> None:
+    """Raises ValueError for a batch normalisation in training mode, whose batch would be a chunk.
+
+    Args:
+        name: of the encoder, for errors.
+        modules: that the encoder uses.
+    """
+    for module in modules:
         for path, part in module.named_modules():
             if isinstance(part, _BatchNorm) and part.training:
                 where = f"{name}.{path}" if path else name
@@ -53,32 +55,6 @@ def check_no_batch_norm(name: str, encoder: Encoder) -> None:
                     f"{where}: want no {type(part).__name__} in training mode, which would normalise each "
                     "chunk by itself and count it twice; call its eval(), or use a LayerNorm or GroupNorm"
                 )
-
-
-def modules_of(encoder: object) -> list[nn.Module]:
-    """The modules that a callable is seen to use: itself, what it is bound to, or what a function names."""
-    if isinstance(encoder, nn.Module):
-        return [encoder]
-    if isinstance(encoder, partial):
-        parts = [encoder.func, *encoder.args, *encoder.keywords.values()]
-        return [module for part in parts for module in modules_of(part)]
-    if isinstance(encoder, MethodType):
-        return modules_of(encoder.__self__)
-    if isinstance(encoder, FunctionType):
-        return [value for value in _named_in(encoder) if isinstance(value, nn.Module)]
-    return []
-
-
-def _named_in(function: FunctionType) -> Iterator[object]:
-    """The values of the global and the enclosing names that a function's code uses."""
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            yield function.__globals__[name]
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that has no value yet
-            continue
 
 
 def tensors_of(name: str, given: Inputs) -> dict[str, Tensor]:

@@ -11,19 +11,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastqt.cached.inputs import Encoder, modules_of
+from fastqt.cached.inputs import Encoder
 
 
 def reducing_modules(
     names: Sequence[str],
     encoders: Sequence[Encoder],
+    used: Sequence[Sequence[nn.Module]],
     given: nn.Module | Sequence[nn.Module | None] | None,
 ) -> list[list[nn.Module]]:
     """The modules of each encoder that reduce gradients over ranks.
 
     Args:
         names: of the encoders, for errors.
-        encoders: those whose modules are looked through where none are given.
+        encoders: what has these names.
+        used: the modules that each encoder uses, which are looked through where none are given.
         given: the user's `ddp`: one module that all encoders use, or one for each encoder.
 
     Raises:
@@ -32,9 +34,7 @@ def reducing_modules(
             nobody knows which it uses; or a DDP module with a static graph.
     """
     if given is None:
-        found = [
-            [part for module in modules_of(encoder) for part in _outermost(module)] for encoder in encoders
-        ]
+        found = [_outermost_of_all(modules) for modules in used]
         for name, encoder, modules in zip(names, encoders, found, strict=True):
             if len(modules) > 1 and not isinstance(encoder, nn.Module):
                 raise ValueError(
@@ -72,6 +72,13 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     if _is_sharded(module) or hasattr(type(module), "no_sync"):
         return [module]
     return [part for child in module.children() for part in _outermost(child)]
+
+
+def _outermost_of_all(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """What `_outermost` finds in any of the modules, each once and none that lies in another."""
+    found = list(dict.fromkeys(part for module in modules for part in _outermost(module)))
+    inner = {part for module in found for part in module.modules() if part is not module}
+    return [module for module in found if module not in inner]
 
 
 def _is_sharded(module: nn.Module) -> bool:

@@ -32,7 +32,7 @@ def test_two_views_under_ddp(ranks, rows):
     check(ranks.run(cached_on_ranks.two_views, rows, "call", {}))
 
 
-@pytest.mark.parametrize("form", ["module", "function", "given"])
+@pytest.mark.parametrize("form", ["module", "function", "given", "method", "object", "list in a module"])
 def test_forms(ranks, form):
     check(ranks.run(cached_on_ranks.two_views, (9, 3), form, {}))
 
@@ -49,6 +49,10 @@ def test_options_of_ddp(ranks, options):
 @pytest.mark.parametrize("rows", ROWS)
 def test_two_towers_under_a_ddp_each(ranks, rows):
     check(ranks.run(cached_on_ranks.two_towers, rows))
+
+
+def test_two_towers_that_an_object_holds(ranks):
+    check(ranks.run(cached_on_ranks.two_towers_of_an_object, (9, 3)))
 
 
 def test_a_tower_that_the_loss_of_one_rank_does_not_use(ranks):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from hidden_modules import HIDDEN, Trainer
 from small_encoders import WIDTH, batch, distance, encoded_in_chunks, encoder, gradients_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -116,6 +117,8 @@ def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> list[t
             fastqt.nn.CachedContrastive([ddp] * 2, loss, chunk_size=CHUNK)(x, x).backward()
         elif form == "function":
             fastqt.cached_backward([lambda t: ddp(t)] * 2, [x, x], loss, chunk_size=CHUNK)
+        elif form in HIDDEN:
+            fastqt.cached_backward([HIDDEN[form](ddp)] * 2, [x, x], loss, chunk_size=CHUNK)
         elif form == "given":
             fastqt.cached_backward(hidden, [x, x], loss, chunk_size=CHUNK, ddp=ddp)
         else:
@@ -132,6 +135,18 @@ def two_towers(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
         wanted = plain(modules, modules, x, seed)
         torch.manual_seed(seed)
         fastqt.cached_backward(towers, [x, x], loss, chunk_size=CHUNK)
+        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
+    return found
+
+
+def two_towers_of_an_object(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+    """An object holds both towers, and has a method for each."""
+    modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
+    trainer, x = Trainer(*(reductions.wrap(module) for module in modules)), rows_here(rows)
+    for seed in range(2):
+        wanted = plain(modules, modules, x, seed)
+        torch.manual_seed(seed)
+        fastqt.cached_backward([trainer.encode, trainer.encode_other], [x, x], loss, chunk_size=CHUNK)
         found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
     return found
 
