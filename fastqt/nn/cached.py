@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ class CachedContrastive(nn.Module):
     FSDP2 may be around the encoders or around this module, as Lightning has it; around this module, DDP
     wants encoders that are modules, not functions. Without DDP around it, `backward()` adds to `.grad`
     what `torch.autograd.grad` does not see.
+
+    The attribute `encoders` is a ModuleList of the modules among the encoders, each once. A module that takes
+    a place in it later, such as the one before wrapped in DDP or by torch.compile, is used from then on.
 
     Args:
         encoders: a module or function, or a list of them; several may be the same one.
@@ -65,10 +68,13 @@ class CachedContrastive(nn.Module):
         callables: tuple[Encoder, ...] = tuple(encoders) if several else (encoders,)  # type: ignore[arg-type, assignment]
         # Modules are registered once each, so that a state dict holds none of them twice.
         self.encoders = nn.ModuleList(dict.fromkeys(e for e in callables if isinstance(e, nn.Module)))
-        self._callables = callables
+        self._module_count = len(self.encoders)
+        # Modules by their places in `encoders`, where others may take those places later.
+        self._callables = self._placed(callables)
         self.loss = loss
         self.chunk_size = chunk_size
-        self._ddp = (ddp,) * len(callables) if isinstance(ddp, nn.Module) else ddp
+        ddp = (ddp,) * len(callables) if isinstance(ddp, nn.Module) else ddp
+        self._ddp = None if ddp is None else self._placed(ddp)
         self.check = check
 
     def forward(self, *inputs: Any, **loss_arguments: Any) -> Tensor:
@@ -82,13 +88,28 @@ class CachedContrastive(nn.Module):
             What the loss returns.
 
         Raises:
-            TypeError, ValueError: as in `fastqt.cached_backward`.
+            TypeError, ValueError: as in `fastqt.cached_backward`, or where `encoders` has another number of
+                modules than at first.
             RuntimeError: in the backward pass, as in `fastqt.cached_backward`, or for a second one.
         """
+        wanted, count = self._module_count, len(self.encoders)
+        if count != wanted:
+            raise ValueError(f"encoders: want {wanted} modules, as when this was made, got {count}")
+        encoders = self._current(self._callables)
+        ddp = None if self._ddp is None else self._current(self._ddp)
         embeddings = cached_embeddings(
-            self._callables, inputs, chunk_size=self.chunk_size, ddp=self._ddp, check=self.check
+            encoders, inputs, chunk_size=self.chunk_size, ddp=ddp, check=self.check
         )
         return self.loss(*embeddings, **loss_arguments)
+
+    def _placed(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Values, where those that are in `encoders` are replaced by their places there."""
+        places = {id(module): place for place, module in enumerate(self.encoders)}
+        return tuple(places.get(id(value), value) for value in values)
+
+    def _current(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """What `_placed` was given, with the modules that are in `encoders` now."""
+        return tuple(self.encoders[value] if isinstance(value, int) else value for value in values)
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, check={self.check!r}"

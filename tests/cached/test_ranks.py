@@ -32,7 +32,18 @@ def test_two_views_under_ddp(ranks, rows):
     check(ranks.run(cached_on_ranks.two_views, rows, "call", {}))
 
 
-@pytest.mark.parametrize("form", ["module", "function", "given", "method", "object", "list in a module"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "module",
+        "module that is wrapped later",
+        "function",
+        "given",
+        "method",
+        "object",
+        "list in a module",
+    ],
+)
 def test_forms(ranks, form):
     check(ranks.run(cached_on_ranks.two_views, (9, 3), form, {}))
 

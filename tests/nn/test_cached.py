@@ -96,6 +96,52 @@ def test_parameters_and_state_are_held_once_and_copies_share_nothing():
     assert all(p.grad is not None for p in twin.parameters())
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda _: encoder(0.0).requires_grad_(),
+        lambda module: nn.Sequential(module, nn.Linear(4, 4).double()),
+        lambda module: torch.compile(module, backend="eager"),
+    ],
+    ids=["another", "wrapped", "compiled"],
+)
+def test_a_module_that_takes_an_encoders_place_is_used(wrap):
+    """In both views, as its state dict says."""
+    first, x = encoder(0.0), batch()
+    with torch.no_grad():
+        first[0].bias.add_(1)
+    cached = CachedContrastive([first, lambda x: x[:, :4], first], fastqt.simcse_loss, chunk_size=4)
+    cached.encoders[0] = wrap(cached.encoders[0])
+    new, calls = cached.encoders[0], []
+    new.register_forward_hook(lambda *_: calls.append(1))
+    plain = fastqt.simcse_loss(new(x), x[:, :4], new(x))
+    plain.backward()
+    wanted = gradients_of(new)
+    new.zero_grad()
+    calls.clear()
+
+    loss = cached(x, x, x)
+    assert loss == plain
+    assert len(calls) == 6  # three chunks of two views
+    loss.backward()
+    assert distance(gradients_of(new), wanted) <= FLOAT64
+    other = CachedContrastive([new, lambda x: x[:, :4], new], fastqt.simcse_loss, chunk_size=4)
+    other.load_state_dict(cached.state_dict())
+    assert other(x, x, x) == loss
+
+
+def test_another_list_of_modules_is_used_and_another_number_refused():
+    first, second, third, x = encoder(0.0), encoder(0.0), encoder(0.0), batch()
+    with torch.no_grad():
+        second[0].bias.add_(1)
+    cached = CachedContrastive([first, third], fastqt.info_nce_loss)
+    cached.encoders = nn.ModuleList([second, third])
+    assert cached(x, x) == fastqt.info_nce_loss(second(x), third(x))
+    cached.encoders.append(first)
+    with pytest.raises(ValueError, match="encoders: want 2 modules, as when this was made, got 3"):
+        cached(x, x)
+
+
 def test_a_second_backward_pass_is_refused():
     loss = CachedContrastive(encoder(), lambda z: z.square().sum(), chunk_size=4)(batch())
     loss.backward(retain_graph=True)

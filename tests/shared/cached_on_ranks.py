@@ -115,6 +115,10 @@ def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> list[t
         torch.manual_seed(seed)
         if form == "module":
             fastqt.nn.CachedContrastive([ddp] * 2, loss, chunk_size=CHUNK)(x, x).backward()
+        elif form == "module that is wrapped later":
+            model = fastqt.nn.CachedContrastive([module] * 2, loss, chunk_size=CHUNK)
+            model.encoders[0] = ddp
+            model(x, x).backward()
         elif form == "function":
             fastqt.cached_backward([lambda t: ddp(t)] * 2, [x, x], loss, chunk_size=CHUNK)
         elif form in HIDDEN:
