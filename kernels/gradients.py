@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import NO_ROW_NEGATIVE, ByColumn, ExactCells, RowState, row_negative_part
-from fastqt.kernels.launch import block, cdiv, on_device
+from fastqt.kernels.launch import cdiv, elements_of_program, on_device
 from fastqt.kernels.norms import LEAST_NORM, store_through_norms
 from fastqt.kernels.plan import planned
 
@@ -20,7 +20,7 @@ def query_gradient_kernel(
     queries,
     candidates,
     scale,
-    product,  # (rows, D): E G; float32, or the memory of their gradients
+    product,  # (rows, D): E G; float32, or the memory of the queries' gradients
     row_factors,  # (N,) float64
     weight_norm,  # () float64
     target_starts,
@@ -331,10 +331,9 @@ def query_gradient_epilogue(
             ROW_NEGATIVE=kind,
             ROW_NEGATIVE_GRADIENT=row_negative_gradient is not None,
             SCALE=scale_gradient is not None,
-            BLOCK=block(D, 1024),
             query_inverse_norms=inverse_norms[0],
             candidate_inverse_norms=inverse_norms[1],
-            num_warps=4,
+            **elements_of_program(D, 1024, 4),
             enable_fp_fusion=True,
         )
 
@@ -361,14 +360,13 @@ def candidate_gradient_epilogue(
             *(0 if by_column is None else by_column.count, len(coefficients), first_column, D),
             *queries.stride(),
             TARGETS=by_column is not None,
-            BLOCK=block(D, 1024),
             **({} if by_column is None else by_column.operands),
             candidate_row_stride=0 if candidates is None else candidates.stride(0),
             candidate_stride=0 if candidates is None else candidates.stride(1),
             candidates=candidates,
             query_inverse_norms=inverse_norms[0],
             candidate_inverse_norms=inverse_norms[1],
-            num_warps=4,
+            **elements_of_program(D, 1024, 4),
             enable_fp_fusion=True,
         )
 

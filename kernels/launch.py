@@ -16,6 +16,7 @@ from fastqt.checks import tf32_allowed
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 ROWS_AT_ONCE = 8  # rows of a program that adds up the sums of tiles
+WARP = 64 if torch.version.hip else 32  # threads; the most that any of a vendor's GPUs has
 
 _COMPUTE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _HERE = contextlib.nullcontext()
@@ -77,3 +78,13 @@ def cdiv(n: int, step: int) -> int:
 def block(n: int, most: int) -> int:
     """The least power of two that covers n elements, or `most` if that is less."""
     return min(1 << max(n - 1, 0).bit_length(), most)
+
+
+def elements_of_program(n: int, most: int, warps: int) -> dict[str, int]:
+    """BLOCK and num_warps of a program that walks along n elements and may store what it has loaded.
+
+    Triton gives an element to several threads where these are more than the elements. All of them load it,
+    one stores it, and nothing orders the load of one warp before the store of another.
+    """
+    elements = max(block(n, most), WARP)
+    return {"BLOCK": elements, "num_warps": min(elements // WARP, warps)}

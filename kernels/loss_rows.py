@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.launch import block, on_device
+from fastqt.kernels.launch import elements_of_program, on_device
 from fastqt.kernels.plan import planned
 from fastqt.kernels.sigmoid import log1p
 from fastqt.problem import DIAGONALS, Problem
@@ -208,7 +208,6 @@ def loss_rows(
             *((0, 0) if p.mask is None else p.mask.stride()),
             SIGMOID=p.link == "sigmoid",
             DIAGONAL=DIAGONALS.index(p.diagonal),
-            BLOCK=block(width, 2048),
             gradients=gradients,
             target_starts=t.starts,
             target_columns=t.columns,
@@ -221,6 +220,6 @@ def loss_rows(
             mask=p.mask,
             row_scores=p.row_scores,
             row_score_gradients=row_score_gradients,
-            num_warps=8,
+            **elements_of_program(width, 2048, 8),
             enable_fp_fusion=True,
         )

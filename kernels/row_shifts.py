@@ -46,7 +46,7 @@ def row_shifts_kernel(
     sound,  # (N,) bool
     zeroed,  # (N,) bool
     row_negative_scores,  # (N,) float32, read if they are given
-    row_negative_norms,  # (N,) float32, of mixes
+    row_negative_norms,  # (N,) float32, written unless they are read
     lowest_targets,  # (N,) int32
     highest_targets,  # (N,) int32
     exact_max_log2,  # (N,) float32
@@ -157,14 +157,15 @@ def row_shifts_kernel(
             )
             dot += a * r
             square += r * r
-        norm = 1.0
-        if ROW_NEGATIVE == MIXED_ROW_NEGATIVE:
-            norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
-        elif query_inverse_norms is not None:
+        if ROW_NEGATIVE != MIXED_ROW_NEGATIVE and query_inverse_norms is not None:
             norm = tl.load(row_negative_norms + i)
+        else:
+            norm = 1.0
+            if ROW_NEGATIVE == MIXED_ROW_NEGATIVE:
+                norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
+            tl.store(row_negative_norms + i, norm)
         score = s * tl.sum(dot, 0) / norm
         tl.store(row_negative_scores + i, score)
-        tl.store(row_negative_norms + i, norm)
         exact_max = tl.maximum(exact_max, score)
     exact_max *= LOG2_E
     shift = exact_max
