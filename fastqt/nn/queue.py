@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import FLOATING, as_ids, check_flag, check_size, check_tensor
+from fastqt.checks import FLOATING, as_ids, check_flag, check_size, check_tensor, shown
 from fastqt.distributed.collectives import gather_constant
 from fastqt.distributed.group import GroupLike, as_group
 from fastqt.distributed.shards import agree_on_rows, local_rows
+
+MOST_ENQUEUED = 2**62  # With further rows the count stays below the end of int64.
 
 
 class Queue(nn.Module):
@@ -24,7 +26,8 @@ class Queue(nn.Module):
 
     Its rows are buffers, which move with the module and are saved in its state dict, as is how many there are
     and where the next ones go. They have no gradient. While the queue fills, reading it waits for a GPU and
-    interrupts a graph of torch.compile; once it is full, neither happens.
+    interrupts a graph of torch.compile; once it is full, neither happens. `load_state_dict` loads all of it,
+    or nothing where a part is missing or wrong, which its RuntimeError names.
 
     Args:
         size: the most rows that it holds.
@@ -183,6 +186,39 @@ class Queue(nn.Module):
         if labels is not None and as_ids("labels", labels).numel() != len(embeddings):
             raise ValueError(f"labels: want {len(embeddings)}, one a row, got {labels.numel()}")
 
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Loads the whole state or, where a part of it is missing or wrong, nothing."""
+        wanted = {prefix + name: buffer for name, buffer in self.named_buffers(recurse=False)}
+        missing = [key for key in wanted if key not in state_dict]
+        present = [(key, state_dict[key], buffer) for key, buffer in wanted.items() if key in state_dict]
+        errors = [error for part in present for error in self._wrong(*part)]
+        if missing or errors:
+            missing_keys.extend(missing)
+            error_msgs.extend(errors)
+            return
         self._full = False
-        super()._load_from_state_dict(*args, **options)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _wrong(self, key: str, value: object, buffer: Tensor) -> Iterator[str]:
+        """What is wrong with a part of a state dict that is to be loaded into a buffer."""
+        if not isinstance(value, Tensor):
+            yield f"{key}: want a tensor, got {shown(value)}"
+        elif value.shape != buffer.shape:
+            yield f"{key}: want shape {tuple(buffer.shape)}, got {tuple(value.shape)}"
+        elif buffer.is_floating_point() and value.dtype not in FLOATING:
+            yield f"{key}: want a floating-point dtype of 16 to 64 bits, got {value.dtype}"
+        elif not buffer.is_floating_point() and value.dtype is not torch.int64:
+            yield f"{key}: want dtype torch.int64, got {value.dtype}"
+        elif buffer is self.enqueued and not value.is_meta and not 0 <= int(value) <= MOST_ENQUEUED:
+            yield f"{key}: want how many rows were enqueued, from 0 to 2**62, got {int(value)}"

@@ -194,6 +194,70 @@ def test_goes_on_from_a_state_dict(before):
     assert torch.equal(fresh.labels, whole.labels)
 
 
+def filled(rows, **options):
+    queue = Queue(4, D, labels=True, **options)
+    queue.enqueue(torch.randn(rows, D, generator=torch.Generator().manual_seed(rows)), torch.arange(rows))
+    return queue
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
+@pytest.mark.parametrize("prefix", ["", "bank."])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("enqueued", torch.tensor(-3), r"want how many rows were enqueued, from 0 to 2\*\*62, got -3"),
+        (
+            "enqueued",
+            torch.tensor(2**63 - 1),
+            r"want how many rows were enqueued, .*, got 9223372036854775807",
+        ),
+        ("enqueued", torch.tensor(2.5), "want dtype torch.int64, got torch.float32"),
+        ("enqueued", torch.tensor(True), "want dtype torch.int64, got torch.bool"),
+        ("enqueued", torch.tensor([2, 1]), r"want shape \(\), got \(2,\)"),
+        ("enqueued", 2, "want a tensor, got 2"),
+        ("rows", torch.zeros(5, D), r"want shape \(4, 5\), got \(5, 5\)"),
+        ("rows", torch.zeros(4, D + 1), r"want shape \(4, 5\), got \(4, 6\)"),
+        ("rows", torch.zeros(4, D).long(), "want a floating-point dtype of 16 to 64 bits, got torch.int64"),
+        ("row_labels", torch.zeros(3).long(), r"want shape \(4,\), got \(3,\)"),
+        ("row_labels", torch.zeros(4), "want dtype torch.int64, got torch.float32"),
+        ("row_labels", None, "Missing key"),
+    ],
+)
+def test_a_wrong_state_dict_is_refused_in_words_and_changes_nothing(name, value, message, prefix, assign):
+    queue = filled(3)
+    module = torch.nn.ModuleDict({"bank": queue}) if prefix else queue
+    before = copy.deepcopy(queue.state_dict())
+    state = {prefix + key: x for key, x in filled(6).state_dict().items()} | {prefix + name: value}
+    if message.startswith("Missing"):
+        del state[prefix + name]
+    wanted = f"{message}.*{prefix}{name}" if "key" in message else f"{prefix}{name}: {message}"
+    with pytest.raises(RuntimeError, match=rf"(?s){wanted}"):
+        module.load_state_dict(state, assign=assign)
+    assert queue.state_dict().keys() == before.keys()
+    assert all(torch.equal(x, before[key]) for key, x in queue.state_dict().items())
+    assert queue.filled == 3
+
+
+def test_a_part_of_a_state_dict_is_not_loaded_without_the_rest():
+    """Rows without their number would be negatives that nobody enqueued."""
+    queue, before = filled(3), filled(3).state_dict()
+    state = {"enqueued": torch.tensor(4)}
+    assert queue.load_state_dict(state, strict=False).missing_keys == ["rows", "row_labels"]
+    assert all(torch.equal(x, before[key]) for key, x in queue.state_dict().items())
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
+def test_more_rows_than_it_holds_were_enqueued(assign):
+    """The count is of all rows, those that have been overwritten included; other keys may be left out."""
+    queue = filled(1)
+    queue.load_state_dict(filled(6).state_dict() | {"others": 1}, strict=False, assign=assign)
+    wanted = filled(6)
+    for each in (wanted, queue):
+        each.enqueue(ROWS, torch.arange(3))
+    assert queue.filled == 4
+    assert torch.equal(queue.embeddings, wanted.embeddings)
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda queue: pickle.loads(pickle.dumps(queue))], ids=["deepcopy", "pickle"]
 )
