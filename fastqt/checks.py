@@ -169,15 +169,15 @@ def check_paired(first: str, N: int, name: str, M: int) -> None:
 def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
     """Raises ValueError unless `condition`, a 0-d bool tensor, is true.
 
-    Reading a condition from a GPU would make the host wait. There, a failed condition triggers an assertion
-    on the device instead.
+    Reading a condition from a GPU would make the host wait, and under torch.compile it would break the graph.
+    There, a failed condition triggers an assertion on the device instead, which on a CPU is a RuntimeError.
 
     Args:
         condition: () bool.
         wanted: the message: the argument and what is wanted.
         given: the values that were checked; the message reports their range.
     """
-    if condition.is_cuda:
+    if condition.is_cuda or is_traced(condition):
         torch._assert_async(condition, wanted)
     elif not condition:
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")

@@ -131,7 +131,8 @@ class Noise:
         weights = torch.where(weights > 0, (weights / weights.max()) ** power, 0.0)
         self.shares = weights / weights.sum()
         self._ends = self.shares.cumsum(0)
-        self._last = weights.nonzero()[-1, 0]
+        places = torch.arange(len(weights), device=weights.device)
+        self._last = places.where(weights > 0, 0).max()
 
     def draw(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws candidates with replacement.

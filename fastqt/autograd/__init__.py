@@ -17,6 +17,7 @@ from torch._C._functorch import unwrap_if_dead
 from fastqt import engines
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
+from fastqt.autograd.walked import Walked
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.engines import Computation
 from fastqt.problem import Rows, loss_dtype, reduce, with_tensors, without_tensors
@@ -45,7 +46,7 @@ def loss_of(p: Differentiable, reduction: str, engine: str | Computation, functi
         function: the public function, which errors name.
     """
     recorded = is_traced(p.queries)
-    traced = recorded and isinstance(engine, str)
+    traced = recorded and isinstance(engine, (str, Walked))
     if transformed.is_transformed():
         return transformed.loss_of(p, reduction, _computation(engine, p, traced), function)
     inputs = p.inputs()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from fastqt.problem import Rows
 
 # In place of minus infinity, a logsumexp of no cells, of which torch's logsumexp has NaN for a gradient.
 NO_CELLS = -1e300
@@ -50,33 +47,3 @@ def random_order(n: int, device: torch.device, generator: torch.Generator | None
 
 def device_of(generator: torch.Generator | None, device: torch.device) -> torch.device:
     return device if generator is None else generator.device
-
-
-class Walked:
-    """Computes a loss that no engine has, in plain PyTorch on any device; see `fastqt.engines`.
-
-    Args:
-        walk: takes a problem, the weights of its rows (N,) float64 or None, and which inputs want a gradient.
-            It returns the loss of each row, (N,), and with weights the gradients of their weighted sum.
-    """
-
-    def __init__(self, walk: Callable[[Any, Tensor | None, Any], tuple[Tensor, Any]]) -> None:
-        self.walk = walk
-
-    def gradients_in_forward(self, p: Any) -> bool:
-        """Whether a scalar loss takes its gradients in the forward pass."""
-        return True
-
-    def forward(self, p: Any) -> Rows:
-        """The loss of each row."""
-        return Rows(self.walk(p, None, p.needs_type())[0], ())
-
-    def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]:
-        """row_weight * sum_i loss_i, and its gradients."""
-        weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64, device=p.queries.device)
-        losses, gradients = self.walk(p, weights, needs)
-        return row_weight * losses.sum(), gradients
-
-    def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any:
-        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-        return self.walk(p, row_weights, needs)[1]

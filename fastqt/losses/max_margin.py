@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.autograd.walked import Walked
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree, local_rows, shard_rows, wanting_gradients, with_a_row
-from fastqt.losses.common import Walked
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
 from fastqt.targets import Rolled, TargetRows, Targets, TargetsLike, given_or_window
@@ -112,7 +112,11 @@ def _problem(
     queries, candidates = queries.to(dtype), candidates.to(dtype)
     if normalize:
         queries, candidates = F.normalize(queries, dim=1), F.normalize(candidates, dim=1)
-    return MaxMarginProblem(queries, candidates, *_slots(rows, N), margin, diagonal == "exclude")
+    return MaxMarginProblem(
+        *(queries, candidates, rows.starts, rows.columns, rows.weights, rows.dense),
+        float(margin),
+        diagonal == "exclude",
+    )
 
 
 def _over_group(
@@ -173,12 +177,14 @@ class MaxMarginNeeds(NamedTuple):
 
 @dataclass
 class MaxMarginProblem:
-    """Queries against candidates, with each row's targets in slots."""
+    """Queries against candidates, with the fields of `TargetRows` that say which of these are targets."""
 
     queries: Tensor  # (N, D)
     candidates: Tensor  # (M, D)
-    columns: Tensor  # (N, K) int64: target columns
-    taken: Tensor  # (N, K) bool: whether the slot holds one
+    starts: Tensor | None
+    columns: Tensor | None
+    weights: Tensor | None
+    dense: Tensor | None
     margin: float
     without_diagonal: bool
 
@@ -189,9 +195,10 @@ class MaxMarginProblem:
         return self.queries, self.candidates
 
 
-def _slots(rows: TargetRows, N: int) -> tuple[Tensor, Tensor]:
+def _slots(p: MaxMarginProblem) -> tuple[Tensor, Tensor]:
     """Each row's target columns in K slots, (N, K) int64, and which slots are taken, (N, K) bool."""
-    row, column, _ = rows.entries()
+    N = len(p.queries)
+    row, column, _ = TargetRows(p.starts, p.columns, p.weights, p.dense).entries()
     counts = torch.bincount(row, minlength=N)
     place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     columns = column.new_zeros(N, int(counts.max()))
@@ -209,10 +216,11 @@ class _Chunk(NamedTuple):
 
 def _chunks(p: MaxMarginProblem) -> Iterator[_Chunk]:
     N, M = len(p.queries), len(p.candidates)
+    every_column, every_taken = _slots(p)
     size = max(1, CHUNK_SCORES // M)
     for begin in range(0, N, size):
         rows = slice(begin, min(begin + size, N))
-        columns, taken = p.columns[rows], p.taken[rows]
+        columns, taken = every_column[rows], every_taken[rows]
         with torch.autocast(p.queries.device.type, enabled=False):
             scores = p.queries[rows] @ p.candidates.T
         of_targets = scores.gather(1, columns)
@@ -230,7 +238,7 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
     for chunk in _chunks(p):
         d_scores = None if row_weights is None else torch.zeros_like(chunk.others)
-        for k in range(p.columns.shape[1]):
+        for k in range(chunk.columns.shape[1]):
             taken = chunk.taken[:, k : k + 1]
             excess = chunk.others + (p.margin - chunk.of_targets[:, k : k + 1])
             if d_scores is not None:
@@ -250,4 +258,4 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
     return losses, (d_queries, d_candidates)
 
 
-MAX_MARGIN = Walked(_walk)
+MAX_MARGIN = Walked("max_margin", MaxMarginProblem, _walk)

@@ -59,7 +59,8 @@ def mixcse_loss(
         scale: 1 / temperature.
         form: "slides" or "released".
         partner: "next" row (the first one for the last), or "random": one cycle through all rows.
-        generator: draws the random cycle; torch's default generator if None.
+        generator: draws the random cycle; torch's default generator if None. A generator breaks the graph of
+            torch.compile.
         blocks: "both" of the mixed blocks of the released form, or "candidates": only m.
         masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
         hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.autograd.walked import Walked
 from fastqt.checks import INTEGERS, as_ids, check_embeddings, check_option, check_scale, check_tensor, require
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree_on_rows, local_rows
-from fastqt.losses.common import Walked
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
 
@@ -204,4 +204,4 @@ def _chunks(p: NegativeSamplingProblem) -> Iterator[slice]:
         yield slice(start, start + height)
 
 
-NEGATIVE_SAMPLING = Walked(_walk)
+NEGATIVE_SAMPLING = Walked("negative_sampling", NegativeSamplingProblem, _walk)
