@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_option, check_size
+from fastqt.checks import check_embeddings, check_option, check_size, is_traced, require
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import agree_on_rows, local_rows, shard_rows
 from fastqt.functional import sigmoid_loss
-from fastqt.losses.common import device_of
+from fastqt.losses.common import device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
-from fastqt.problem import REDUCTIONS, reduce
-from fastqt.targets import Diagonal, Pairs, TargetRows, Targets, Window
+from fastqt.problem import REDUCTIONS, loss_dtype, reduce
+from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
+
+GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequent than another.
+NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
 
 
 def binary_window_loss(
@@ -41,13 +45,13 @@ def binary_window_loss(
     A sentence without neighbours has no window: its loss is 0, and its context is no negative.
 
     Args:
-        queries, candidates: (N, D) floating point.
+        queries, candidates: (N, D) floating point; float16 and bfloat16 are computed in float32.
         context_size: half-width k of the window, at least 1 and less than N.
         document_ids: (N,) integers; the window stays within equal ids.
         samples: K, the number of contexts that are drawn for each sentence from those of the others, with
             replacement. None: all of them.
         generator: draws the samples; torch's default generator if None. With a `group` each rank draws for
-            its own sentences.
+            its own sentences. A generator breaks the graph of torch.compile.
         reduction: "mean" over all N rows, "sum", or "none".
         group: as of `contrastive_loss`.
 
@@ -79,17 +83,54 @@ def binary_window_loss(
     window = _window(context_size, document_ids)
     window.check(N, M, "zero")
     contexts, known = _contexts(window, candidates, N)
+    queries = queries.to(contexts.dtype)
+    if document_ids is None:  # Then each sentence has a neighbour.
+        return reduce(_losses(queries, contexts, samples, generator), reduction)
+    if is_traced(queries):
+        return reduce(_losses_where(known, queries, contexts, samples, generator), reduction)
+
     rows = known.nonzero()[:, 0]
     if not len(rows):
         return reduce((queries * contexts).sum(1), reduction)
-    kept = queries[rows], contexts[rows]
-    if samples is None:
-        losses = sigmoid_loss(*kept, Diagonal(), reduction="none")
-    else:
-        own = torch.arange(len(rows), device=rows.device)
-        drawn = _others(own, len(rows), samples, generator)
-        losses = negative_sampling_loss(*kept, own, drawn, reduction="none")
+    losses = _losses(queries[rows], contexts[rows], samples, generator)
     return reduce(losses.new_zeros(N).index_copy(0, rows, losses), reduction)
+
+
+def _losses(
+    queries: Tensor, contexts: Tensor, samples: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """The loss of each row, where all have neighbours, (n,)."""
+    if samples is None:
+        return sigmoid_loss(queries, contexts, Diagonal(), reduction="none")
+    own = row_numbers(len(queries), queries.device)
+    drawn = _others(own, len(queries), samples, generator)
+    return negative_sampling_loss(queries, contexts, own, drawn, reduction="none")
+
+
+def _losses_where(
+    known: Tensor,  # (N,) bool: whether a sentence has neighbours
+    queries: Tensor,
+    contexts: Tensor,
+    samples: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The loss of each row, (N,), without asking how many sentences have neighbours, as a graph cannot."""
+    # The zeros keep rows that are not finite out of the gradient, where the loss is 0.
+    queries, contexts = (x.where(known[:, None], 0) for x in (queries, contexts))
+    own = row_numbers(len(queries), queries.device)
+    if samples is None:
+        # The contexts of sentences without neighbours are in the group of all queries, which excludes them.
+        groups: dict[str, Any] = {"query_groups": own * 0, "candidate_groups": known.long()}
+        losses = sigmoid_loss(queries, contexts, own.where(known, IGNORE_INDEX), **groups, reduction="none")
+    else:
+        count = known.sum()
+        require(count != 1, NOBODY_ELSE)
+        # Those with neighbours are numbered from 0 on, in their order.
+        numbers = known.cumsum(0) - 1
+        drawn = _others(numbers, count, samples, generator)
+        drawn = (~known).long().argsort(stable=True)[drawn]
+        losses = negative_sampling_loss(queries, contexts, own, drawn, reduction="none")
+    return losses.where(known, 0)
 
 
 def _check_options(samples: int | None, reduction: Reduction) -> None:
@@ -118,13 +159,19 @@ def _contexts(window: Targets, candidates: Tensor, n: int) -> tuple[Tensor, Tens
         ] > 0
 
 
-def _others(own: Tensor, count: int, samples: int, generator: torch.Generator | None) -> Tensor:
-    """Numbers in [0, count) that differ from each row's own, (n, samples)."""
-    if count < 2:
-        raise ValueError("samples: want another sentence with neighbours to draw from, got none")
+def _others(own: Tensor, count: int | Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Numbers in [0, count) that differ from each row's own, (n, samples).
+
+    Of a count that is a tensor, which is not read, the remainders of great numbers are as good as uniform.
+    """
+    if isinstance(count, int) and count < 2:
+        raise ValueError(NOBODY_ELSE)
     device = device_of(generator, own.device)
     shape = (len(own), samples)
-    drawn = torch.randint(count - 1, shape, generator=generator, device=device).to(own.device)
+    most = count - 1 if isinstance(count, int) else GREAT
+    drawn = torch.randint(most, shape, generator=generator, device=device).to(own.device)
+    if isinstance(count, Tensor):
+        drawn = drawn % (count - 1).clamp(min=1)
     return drawn + (drawn >= own[:, None])
 
 
@@ -155,14 +202,16 @@ def _over_group(
     gathered = collectives.gather(candidates, shards.counts["rows"], group)
     with shards.agreeing():
         window.check(n, N, "zero")
-        contexts, known = (
-            _contexts(window, gathered, n) if n else (gathered[:0], gathered.new_zeros(0).bool())
-        )
+        if n:
+            contexts, known = _contexts(window, gathered, n)
+        else:
+            contexts = gathered[:0].to(loss_dtype(gathered))
+            known = gathered.new_zeros(0, dtype=torch.bool)
     rows = known.nonzero()[:, 0]
     held = collectives.gather_constant(known.sum()[None], [1] * group.size, group)
     counts = [int(count) for count in held]
-    own = torch.arange(len(rows), device=rows.device) + sum(counts[: group.rank])
-    kept = queries[rows]
+    own = row_numbers(len(rows), rows.device) + sum(counts[: group.rank])
+    kept = queries[rows].to(contexts.dtype)
     of_rank: Reduction = "none" if reduction == "none" else "sum"
     if not sum(counts):
         losses = collectives.nothing((queries, gathered), of_rank)

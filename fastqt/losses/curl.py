@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_option
+from fastqt.checks import check_embeddings, check_option, require
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.shards import Shards, agree_on_rows, local_rows, shard_rows
 from fastqt.losses.common import device_of
 from fastqt.options import BlockNegatives, Reduction
-from fastqt.problem import REDUCTIONS, reduce
+from fastqt.problem import REDUCTIONS, loss_dtype, reduce
 from fastqt.targets import Targets, Window
 
 BLOCK_NEGATIVES: tuple[str, ...] = get_args(BlockNegatives)
@@ -33,12 +33,12 @@ def curl_loss(
     """log(1 + exp(-<f_i, g+_i - g-_i>)): each query's positive is to score above its negative.
 
     Args:
-        queries, positives, negatives: (N, D).
+        queries, positives, negatives: (N, D) floating point; float16 and bfloat16 are computed in float32.
         reduction: "mean" over the rows, "sum", or "none".
         group: as of `contrastive_loss`.
 
     Returns:
-        A scalar, or (N,) for reduction="none".
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
@@ -70,11 +70,12 @@ def _losses(
     queries: Tensor, positives: Tensor, negatives: Tensor, has_positive: Tensor | None = None
 ) -> Tensor:
     """The loss of each row, (N,); 0 and without gradient where `has_positive`, (N,) bool, is False."""
-    differences = positives - negatives
+    dtype = loss_dtype(queries)
+    differences = positives.to(dtype) - negatives.to(dtype)
     if has_positive is not None:
         # The zeros keep a candidate that is not finite out of the gradient too, where the loss is 0.
         differences = differences.where(has_positive[:, None], 0)
-    losses = -F.logsigmoid((queries * differences).sum(1))  # softplus rounds beyond 20
+    losses = -F.logsigmoid((queries.to(dtype) * differences).sum(1))  # softplus rounds beyond 20
     return losses if has_positive is None else losses.where(has_positive, 0)
 
 
@@ -105,17 +106,18 @@ def curl_block_loss(
     gradient from it. "mean" divides by all N rows, as the mean of `contrastive_loss` does.
 
     Args:
-        queries, candidates: (N, D).
+        queries, candidates: (N, D) floating point; float16 and bfloat16 are computed in float32.
         context_size: half-width k of the window of neighbours; for "shift", 2 k + 1 <= N // 2.
         document_ids: (N,) integers; the window stays within equal ids.
         negatives: "shift": the neighbours of the row N // 2 further on, circularly; "complement": all
             that are neither the sentence nor a neighbour; "random": a permutation's neighbours.
-        generator: draws the permutation of "random"; torch's default generator if None.
+        generator: draws the permutation of "random"; torch's default generator if None. A generator breaks
+            the graph of torch.compile.
         reduction: "mean" over the rows, "sum", or "none".
         group: as of `contrastive_loss`; the permutation is drawn on its first rank.
 
     Returns:
-        A scalar, or (N,) for reduction="none".
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
@@ -170,7 +172,7 @@ def _blocks(
 
     And (n,) bool, whether a row has a neighbour.
     """
-    N = len(candidates)
+    N, candidates = len(candidates), candidates.to(loss_dtype(candidates))
     starts, columns, weights = window.rows(n, N, candidates.device).compressed()
 
     def means(matrix: Tensor, weights: Tensor) -> Tensor:
@@ -180,8 +182,10 @@ def _blocks(
     neighbours = means(candidates.new_ones(N, 1), weights > 0)
     if negatives == "complement":
         counts = neighbours + 1
-        if bool((counts >= N).any()):
-            raise ValueError(f"context_size: leaves no sentence of N={N} for negatives='complement'")
+        require(
+            (counts < N).all(),
+            f"context_size: leaves no sentence of N={N} for negatives='complement'",
+        )
         own = candidates[first : first + n]
         others = (candidates.sum(0) - own - means(candidates, weights > 0)) / (N - counts)
     elif negatives == "shift":

@@ -32,8 +32,8 @@ from fastqt.losses.gloss_factored import (
     score_positions,
 )
 from fastqt.options import Backend, Memory, PositionLoss, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, reduce
-from fastqt.targets import Bags
+from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
+from fastqt.targets import IGNORE_INDEX, Bags
 
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
@@ -151,11 +151,13 @@ def gloss_pos_loss(
     if tuple(token_ids.shape) != (B, L):
         raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
     lengths = as_ids("lengths", lengths).to(device)
-    if lengths.numel() != B or (lengths < 0).any() or (lengths > L).any():
-        raise ValueError(f"lengths: want one in 0..{L} for each of B={B} sentences")
+    wanted = f"lengths: want one in 0..{L} for each of B={B} sentences"
+    if lengths.numel() != B:
+        raise ValueError(f"{wanted}, got {lengths.numel()} lengths")
+    require(((lengths >= 0) & (lengths <= L)).all(), wanted, lengths)
     within = row_numbers(L, device) < lengths[:, None]
     token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
-    used, V = token_ids[within], len(weight)
+    used, V = token_ids.where(within, 0), len(weight)
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
     check_bias(bias, V, device, latents.dtype)
     if engines.requested(backend) is None:
@@ -163,13 +165,22 @@ def gloss_pos_loss(
         loss = factored_pos_loss(*given, reduction, mean=position_loss == "mean")
         if loss is not None:
             return loss
-    sentence, position = within.nonzero(as_tuple=True)
+    if is_traced(latents):  # A graph has room for a word at each place; without one it is a row of no target.
+        sentence = row_numbers(B, device).repeat_interleave(L)
+        position = row_numbers(L, device).repeat(B)
+        targets = token_ids.where(within, IGNORE_INDEX).flatten()
+    else:
+        sentence, position = within.nonzero(as_tuple=True)
+        targets = token_ids[sentence, position]
     if not len(sentence):  # The batch has no word at all.
-        return reduce(latents.sum(1) * 0, reduction)
+        return reduce(latents.sum(1, dtype=loss_dtype(latents)) * 0, reduction)
+    # The gradients of rows that are read several times are added up in the dtype of losses.
+    of_latents, of_positions = (x.to(loss_dtype(x)) for x in (latents, positions))
+    rows = of_latents[sentence] + of_positions[position]
     loss = contrastive_loss(
-        latents[sentence] + positions[position],
+        rows.to(latents.dtype),
         weight,
-        token_ids[sentence, position],
+        targets,
         diagonal="keep",
         bias=bias,
         reduction="none" if reduction == "none" or position_loss == "mean" else "sum",
@@ -177,7 +188,7 @@ def gloss_pos_loss(
         backend=backend,
     )
     if position_loss == "mean":
-        loss = loss / lengths.to(loss.dtype)[sentence]
+        loss = loss / lengths.clamp(min=1).to(loss.dtype)[sentence]
     if reduction == "none":
         return loss.new_zeros(B).index_add(0, sentence, loss)
     return loss.sum() / B if reduction == "mean" else loss.sum()
