@@ -1,0 +1,330 @@
+"""A call of every public loss, and its formula in eager PyTorch, which shares no code with fastqt.
+
+The formulas make all scores at once and run in the dtype of their inputs: in float64 they are the truth, and
+in 16 bits what a user would have without fastqt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fastqt
+
+N, D, V, L, K = 16, 12, 12, 3, 4  # rows, width, words, places of a sentence, drawn negatives
+Inputs = dict[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """A loss with options, and what it is compared with.
+
+    Attributes:
+        function: the public loss.
+        inputs: the tensor arguments for a number of rows, float32, random or as at the end of training.
+        eager: the formula; a scalar, or a number for each row.
+        options: the other arguments of `function`.
+        constant: the embeddings that no gradient flows to.
+        one_row: the argument that is named where one row is refused; None where it is taken.
+        fullgraph: whether torch.compile makes one graph of it, as docs/faq.md says.
+    """
+
+    function: Callable[..., Tensor]
+    inputs: Callable[[int, torch.Generator, bool], Inputs]
+    eager: Callable[..., Tensor]
+    options: Mapping[str, Any] = MappingProxyType({})
+    constant: tuple[str, ...] = ()
+    one_row: str | None = None
+    fullgraph: bool = True
+
+
+def window(n: int) -> Tensor:
+    """(n, n) float64, 1 for each neighbour."""
+    apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    return (apart == 1).double()
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+
+
+def own(rows: Tensor) -> Tensor:
+    return torch.arange(len(rows))
+
+
+def binary(scores: Tensor, targets: Tensor) -> Tensor:
+    """The binary cross-entropy of all scores of a row."""
+    targets = targets.to(scores.dtype)
+    return F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(1)
+
+
+# The inputs of the losses.
+
+
+def pairs(*names: str, targets: Callable[[int], Tensor] = torch.eye) -> Callable[..., Inputs]:
+    """Rows of the first name that, once converged, score high with their targets among the second's."""
+
+    def inputs(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+        found = {name: torch.randn(n, D, generator=generator) for name in names}
+        first, second = names[:2]
+        if converged:
+            found[first] = 4 * targets(n).float() @ F.normalize(found[second], dim=1)
+        return found
+
+    return inputs
+
+
+def with_numbers(inputs: Callable[..., Inputs], **numbers: float) -> Callable[..., Inputs]:
+    """The same, and learnable numbers."""
+    return lambda *given: inputs(*given) | {name: torch.tensor(value) for name, value in numbers.items()}
+
+
+def drawn(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    candidates = torch.randn(n, D, generator=generator)
+    queries = 4 * F.normalize(candidates, dim=1) if converged else torch.randn(n, D, generator=generator)
+    negatives = torch.randint(max(n, 1), (n, K), generator=generator)
+    return {
+        "queries": queries,
+        "candidates": candidates,
+        "positives": torch.arange(n),
+        "negatives": negatives,
+    }
+
+
+def words(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Sentences of L different words, and a decoder."""
+    weight = torch.randn(V, D, generator=generator)
+    ids = torch.stack([torch.randperm(V, generator=generator)[:L] for _ in range(n)] or [torch.zeros(L)])
+    ids = ids[:n].long()
+    latents = torch.randn(n, D, generator=generator)
+    if converged:
+        latents = 2 * F.normalize(weight, dim=1)[ids].sum(1)
+    bias = torch.randn(V, generator=generator)
+    return {"latents": latents, "weight": weight, "bias": bias, "token_ids": ids}
+
+
+def in_bags(*given: Any) -> Inputs:
+    found = words(*given)
+    n = len(found["latents"])
+    return found | {"token_ids": found["token_ids"].flatten(), "offsets": torch.arange(0, L * n, L)}
+
+
+def at_places(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    found = words(n, generator, converged)
+    positions = torch.randn(L, D, generator=generator)
+    return found | {"positions": positions, "lengths": L - torch.arange(n) % 2}
+
+
+def labelled(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    labels = torch.arange(n) // 2
+    embeddings = torch.randn(n, D, generator=generator)
+    if converged:
+        embeddings = torch.randn(n, D, generator=generator)[labels] + 0.1 * embeddings
+    return {"embeddings": embeddings, "labels": labels}
+
+
+def guided(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    found = pairs("anchors", "positives")(n, generator, converged)
+    return found | pairs("guide_anchors", "guide_positives")(n, generator, False)
+
+
+# The formulas.
+
+
+def contrastive(queries: Tensor, candidates: Tensor) -> Tensor:
+    scores = (queries @ candidates.T).masked_fill(torch.eye(len(queries), dtype=torch.bool), 0)
+    T = window(len(queries))
+    T = (T / T.sum(1, keepdim=True)).to(scores.dtype)
+    return F.kl_div(scores.log_softmax(1), T, reduction="none").sum(1)
+
+
+def sigmoid(queries: Tensor, candidates: Tensor) -> Tensor:
+    return binary(queries @ candidates.T, window(len(queries)))
+
+
+def info_nce(queries: Tensor, candidates: Tensor, negatives: Tensor | None = None) -> Tensor:
+    columns = candidates if negatives is None else torch.cat([candidates, negatives])
+    return F.cross_entropy(20 * cosines(queries, columns), own(queries))
+
+
+def mixcse(z1: Tensor, z2: Tensor) -> Tensor:
+    second = F.normalize(z2, dim=1).detach()
+    mixtures = F.normalize(0.2 * second + 0.8 * second.roll(-1, 0), dim=1)
+    of_mixture = (F.normalize(z1, dim=1) * mixtures).sum(1, keepdim=True)
+    return F.cross_entropy(20 * torch.cat([cosines(z1, z2), of_mixture], 1), own(z1))
+
+
+def mixed(queries: Tensor, candidates: Tensor, partners: Tensor) -> Tensor:
+    fixed = candidates.detach()
+    mixtures = F.normalize(0.2 * fixed + 0.8 * fixed[partners], dim=1)
+    of_mixture = (queries * mixtures).sum(1, keepdim=True)
+    return F.cross_entropy(torch.cat([queries @ candidates.T, of_mixture], 1), own(queries))
+
+
+def with_partners(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    found = pairs("queries", "candidates")(n, generator, converged)
+    return found | {"partners": torch.arange(n).roll(3)}
+
+
+def call_mixed(queries: Tensor, candidates: Tensor, partners: Tensor) -> Tensor:
+    negatives = fastqt.Mixed(0.2, partners)
+    options: dict[str, Any] = {"diagonal": "keep", "row_negatives": negatives}
+    return fastqt.contrastive_loss(queries, candidates, fastqt.Diagonal(), **options)
+
+
+def mixcse_released(z1: Tensor, z2: Tensor) -> Tensor:
+    a, m = (0.2 * z + 0.8 * z.roll(-1, 0) for z in (z1.detach(), z2.detach()))
+    after = torch.eye(len(z1)).roll(1, 1).bool()
+    second = cosines(z1, m).masked_fill(after.T, 0)
+    third = cosines(a, z2).masked_fill(after, 0)
+    return F.cross_entropy(20 * torch.cat([cosines(z1, z2), second, third], 1), own(z1))
+
+
+def clip(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    scores = scale * cosines(a, b)
+    return (F.cross_entropy(scores, own(a)) + F.cross_entropy(scores.T, own(b))) / 2
+
+
+def max_margin(queries: Tensor, candidates: Tensor) -> Tensor:
+    T, scores = window(len(queries)).bool(), queries @ candidates.T
+    others = ~T & ~torch.eye(len(queries), dtype=torch.bool)
+    hinges = (1 - scores[:, :, None] + scores[:, None]).clamp(min=0)
+    return hinges.masked_fill(~(T[:, :, None] & others[:, None]), 0).sum((1, 2))
+
+
+def curl(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    return F.softplus(-(queries * (positives - negatives)).sum(1))
+
+
+def curl_block(queries: Tensor, candidates: Tensor, negatives: str = "shift") -> Tensor:
+    T = window(len(queries)).to(queries.dtype)
+    others = T.roll(len(queries) // 2, 1)
+    if negatives == "complement":
+        others = 1 - T - torch.eye(len(queries), dtype=T.dtype)
+    means, of_others = (x / x.sum(1, keepdim=True) @ candidates for x in (T, others))
+    return curl(queries, means, of_others)
+
+
+DOCUMENTS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4, 4])
+
+
+def binary_window(queries: Tensor, candidates: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    T = window(len(queries))
+    if document_ids is not None:
+        T = T * (document_ids[:, None] == document_ids)
+    known = T.sum(1) > 0
+    scores = queries @ (T.to(candidates.dtype) @ candidates).T
+    cells = F.binary_cross_entropy_with_logits(scores, torch.eye(len(T)).to(scores), reduction="none")
+    return cells.masked_fill(~(known[:, None] & known), 0).sum(1)
+
+
+def negative_sampling(queries: Tensor, candidates: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    positive = (queries * candidates[positives]).sum(1)
+    others = (candidates[negatives] @ queries[:, :, None]).squeeze(2)
+    same = negatives == positives[:, None]
+    return F.softplus(-positive) + F.softplus(others).masked_fill(same, 0).sum(1)
+
+
+def gloss_bow(latents: Tensor, weight: Tensor, bias: Tensor, token_ids: Tensor, offsets: Tensor) -> Tensor:
+    named = F.one_hot(token_ids.view(len(offsets), -1), len(weight)).amax(1)
+    return binary(latents @ weight.T + bias, named)
+
+
+def gloss_pos(
+    latents: Tensor, positions: Tensor, weight: Tensor, bias: Tensor, token_ids: Tensor, lengths: Tensor
+) -> Tensor:
+    scores = (latents[:, None] + positions) @ weight.T + bias
+    losses = F.cross_entropy(scores.flatten(0, 1), token_ids.flatten(), reduction="none").view(
+        token_ids.shape
+    )
+    return losses.masked_fill(torch.arange(len(positions)) >= lengths[:, None], 0).sum(1)
+
+
+def supcon(embeddings: Tensor, labels: Tensor) -> Tensor:
+    itself = torch.eye(len(labels), dtype=torch.bool)
+    same = (labels[:, None] == labels) & ~itself
+    logits = (10 * cosines(embeddings, embeddings)).masked_fill(itself, -math.inf).log_softmax(1)
+    return -logits.masked_fill(~same, 0).sum(1) / same.sum(1)
+
+
+def ntxent(embeddings: Tensor, labels: Tensor) -> Tensor:
+    scores = 10 * cosines(embeddings, embeddings)
+    same = labels[:, None] == labels
+    negatives = scores.masked_fill(same, -math.inf).logsumexp(1)
+    return F.softplus(negatives[:, None] - scores)[same & ~torch.eye(len(labels), dtype=torch.bool)]
+
+
+def gist(anchors: Tensor, positives: Tensor, guide_anchors: Tensor, guide_positives: Tensor) -> Tensor:
+    eye = torch.eye(len(anchors), dtype=torch.bool)
+
+    def scores(a: Tensor, p: Tensor) -> Tensor:
+        return torch.cat([cosines(a, p), cosines(a, a), cosines(p, p)], 1)
+
+    of_guide = scores(guide_anchors, guide_positives)
+    leaves = of_guide > of_guide.diagonal()[:, None]
+    leaves = leaves & ~F.pad(eye, (0, 2 * len(eye)))
+    return F.cross_entropy((20 * scores(anchors, positives)).masked_fill(leaves, -math.inf), own(anchors))
+
+
+QC = pairs("queries", "candidates")
+OF_WINDOW = pairs("queries", "candidates", targets=window)
+EVERY_LOSS = {
+    "contrastive_loss": Loss(fastqt.contrastive_loss, OF_WINDOW, contrastive, one_row="size"),
+    "contrastive_loss, Mixed": Loss(call_mixed, with_partners, mixed),
+    "sigmoid_loss": Loss(fastqt.sigmoid_loss, OF_WINDOW, sigmoid, one_row="size"),
+    "log_sum_exp": Loss(
+        fastqt.log_sum_exp, QC, lambda queries, candidates: (queries @ candidates.T).logsumexp(1)
+    ),
+    "info_nce_loss": Loss(fastqt.info_nce_loss, pairs("queries", "candidates", "negatives"), info_nce),
+    "simcse_loss": Loss(fastqt.simcse_loss, pairs("z1", "z2", "z3"), lambda z1, z2, z3: info_nce(z1, z2, z3)),
+    "multiple_negatives_ranking_loss": Loss(
+        fastqt.multiple_negatives_ranking_loss,
+        pairs("queries", "documents"),
+        lambda queries, documents: info_nce(queries, documents),
+    ),
+    "mixcse_loss": Loss(fastqt.mixcse_loss, pairs("z1", "z2"), mixcse, one_row="z2"),
+    "mixcse_loss, released": Loss(
+        fastqt.mixcse_loss, pairs("z1", "z2"), mixcse_released, {"form": "released"}, one_row="z2"
+    ),
+    "clip_loss": Loss(fastqt.clip_loss, with_numbers(pairs("a", "b"), scale=20.0), clip),
+    "siglip_loss": Loss(
+        fastqt.siglip_loss,
+        with_numbers(pairs("a", "b"), scale=10.0, bias=-8.0),
+        lambda a, b, scale, bias: binary(scale * cosines(a, b) + bias, torch.eye(len(a))),
+    ),
+    "max_margin_loss": Loss(fastqt.max_margin_loss, OF_WINDOW, max_margin, one_row="size"),
+    "curl_loss": Loss(fastqt.curl_loss, pairs("queries", "positives", "negatives"), curl),
+    "curl_block_loss": Loss(fastqt.curl_block_loss, OF_WINDOW, curl_block, one_row="size"),
+    "curl_block_loss, complement": Loss(
+        fastqt.curl_block_loss,
+        OF_WINDOW,
+        lambda queries, candidates: curl_block(queries, candidates, "complement"),
+        {"negatives": "complement"},
+        one_row="size",
+    ),
+    "binary_window_loss": Loss(fastqt.binary_window_loss, OF_WINDOW, binary_window, one_row="size"),
+    "binary_window_loss, documents": Loss(
+        fastqt.binary_window_loss,
+        lambda n, *given: OF_WINDOW(n, *given) | {"document_ids": DOCUMENTS[:n]},
+        binary_window,
+        one_row="size",
+    ),
+    "negative_sampling_loss": Loss(fastqt.negative_sampling_loss, drawn, negative_sampling),
+    "gloss_bow_loss": Loss(fastqt.gloss_bow_loss, in_bags, gloss_bow),
+    "gloss_pos_loss": Loss(fastqt.gloss_pos_loss, at_places, gloss_pos),
+    "supcon_loss": Loss(fastqt.supcon_loss, labelled, supcon, fullgraph=False),
+    "ntxent_loss": Loss(fastqt.ntxent_loss, labelled, ntxent, fullgraph=False),
+    "gist_embed_loss": Loss(
+        fastqt.gist_embed_loss,
+        guided,
+        gist,
+        {"scale": 20.0},
+        constant=("guide_anchors", "guide_positives"),
+        fullgraph=False,
+    ),
+}
