@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
@@ -33,7 +34,8 @@ class Group:
 
     The batch is the concatenation of the ranks' rows in the order of their ranks in the group. Each rank
     calls the loss with its own rows and gets the loss of the whole batch. A `Group` does not keep the process
-    group: after `destroy_process_group()` the losses raise a RuntimeError.
+    group: after `destroy_process_group()` the losses raise a RuntimeError. A copied module has the same
+    `Group`; a pickled one has that of all processes where it is loaded. No other group can be pickled.
 
     Args:
         process_group: of torch.distributed; by default all processes.
@@ -87,6 +89,7 @@ class Group:
         # Weak, as torch.distributed keeps process groups until they are destroyed. One that lived on in a
         # module or cache would end with Python, when a thread of Gloo that waits for the interpreter aborts.
         self._process_group = weakref.ref(found)
+        self._is_default = found is dist.distributed_c10d._get_default_group()
         self.shards, self.edges, self.gradients = shards, edges, gradients
         self.exchange, self.return_dtype = exchange, return_dtype
         self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
@@ -109,6 +112,20 @@ class Group:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # A copy of a module talks to the same processes.
+
+    def __copy__(self) -> Group:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __reduce__(self) -> tuple[Callable[..., Group], tuple[dict[str, Any], str]]:
+        """Where it is loaded, it is a group of all processes there, as DDP's is."""
+        if not self._is_default:
+            raise TypeError(
+                f"group: want one of all processes to pickle, got {self} of another process group; "
+                "save the module's state_dict(), and make the module with a group where that is loaded"
+            )
+        return _all_processes, (self.options(), self.function)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -161,6 +178,12 @@ class Group:
             return self.exchange == "ring"
         needed = rows * like[:1].numel() * (like.element_size() + max(4, like.element_size()))
         return needed > GATHERED_SHARE * _memory_of(like.device)
+
+
+def _all_processes(options: dict[str, Any], function: str) -> Group:
+    """The group of all processes, which a pickled one is where it is loaded."""
+    group = Group(**options)
+    return group if function == group.function else group.of_function(function)
 
 
 GroupLike: TypeAlias = "Group | ProcessGroup | DeviceMesh"
