@@ -44,6 +44,9 @@ Edges: TypeAlias = Literal["join", "cut"]
 GroupGradients: TypeAlias = Literal["average", "sum"]
 Exchange: TypeAlias = Literal["auto", "gather", "ring"]
 
+RankCheck: TypeAlias = Literal["first", "always"]
+"""Which calls of losses are compared between the ranks of a group."""
+
 Recheck: TypeAlias = Literal["first", "always", "never"]
 """Which chunks of a cached batch are compared with what they were in the first pass."""
 

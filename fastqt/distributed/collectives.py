@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastqt.distributed import faults
+from fastqt.distributed import steps
 from fastqt.distributed.group import Group
 
 # torch 2.13 has renamed these two, and warns of the old names.
@@ -104,12 +104,12 @@ def sum_rows(parts: Tensor, counts: Sequence[int], group: Group, dtype: torch.dt
         sent = padded.to(travelling)
         received = torch.empty_like(sent)
         swap = dist.all_to_all_single
-        faults.exchange(group, "gradients of rows", swap, received, sent, group=group.process_group)
+        steps.exchange(group, "gradients of rows", swap, received, sent, group=group.process_group)
         shape = (group.size, most, *parts.shape[1:])
         return received.view(shape).sum(0, dtype=torch.promote_types(dtype, torch.float32))[:mine].to(dtype)
     summed = padded.new_empty((most, *parts.shape[1:]), dtype=travelling)
     sent = padded.to(travelling)
-    faults.exchange(group, "gradients of rows", reduce_scatter, summed, sent, group=group.process_group)
+    steps.exchange(group, "gradients of rows", reduce_scatter, summed, sent, group=group.process_group)
     return summed[:mine].to(dtype)
 
 
@@ -122,20 +122,20 @@ def travelling_dtype(dtype: torch.dtype, group: Group) -> torch.dtype:
 
 def add_up(x: Tensor, group: Group) -> Tensor:
     """The sum over all ranks, in place."""
-    faults.exchange(group, "sums", dist.all_reduce, x, group=group.process_group)
+    steps.exchange(group, "sums", dist.all_reduce, x, group=group.process_group)
     return x
 
 
 def of_first_rank(x: Tensor, group: Group) -> Tensor:
     """What the first rank of the group has, in place."""
-    faults.exchange(group, "numbers", dist.broadcast, x, group=group.process_group, group_src=0)
+    steps.exchange(group, "numbers", dist.broadcast, x, group=group.process_group, group_src=0)
     return x
 
 
 def log_add_up(x: Tensor, group: Group) -> Tensor:
     """log sum_r exp(x_r) over all ranks, float64; -inf at a rank adds nothing."""
     most = x.clone()
-    faults.exchange(group, "maxima", dist.all_reduce, most, dist.ReduceOp.MAX, group=group.process_group)
+    steps.exchange(group, "maxima", dist.all_reduce, most, dist.ReduceOp.MAX, group=group.process_group)
     finite = most.where(most.isfinite(), 0)
     return add_up((x - finite).exp(), group).log() + finite
 
@@ -146,7 +146,7 @@ def _gathered(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
     if len(x) < most:
         x = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
     found = x.new_empty(group.size * most, *x.shape[1:])
-    faults.exchange(group, "rows", all_gather, found, x, group=group.process_group)
+    steps.exchange(group, "rows", all_gather, found, x, group=group.process_group)
     if len(set(counts)) == 1:
         # A view, as torch.compile of torch 2.11 finds no gradient for what was written in place.
         return found.view_as(found)
@@ -179,7 +179,7 @@ class _Total(torch.autograd.Function):
         ctx.factor = group.factor
         parts = local.new_empty(group.size, dtype=torch.float64)
         part = local.double().reshape(1)
-        faults.exchange(group, "losses", all_gather, parts, part, group=group.process_group)
+        steps.exchange(group, "losses", all_gather, parts, part, group=group.process_group)
         return parts.sum().to(local.dtype)
 
     @staticmethod

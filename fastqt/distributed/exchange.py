@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastqt.distributed import faults
+from fastqt.distributed import faults, steps
 from fastqt.distributed.collectives import travelling_dtype
 from fastqt.distributed.group import Group
 from fastqt.problem import loss_dtype
@@ -37,6 +37,7 @@ class Exchange:
     """
 
     def __init__(self, group: Group, shards: Sequence[Tensor], counts: Sequence[tuple[int, ...]]) -> None:
+        steps.compare(group, VISITORS)
         self.group, self.counts = group, counts
         self.shards = [shard.detach().contiguous() for shard in shards]
         self.places = group.node_size

@@ -43,6 +43,10 @@ class ExchangeError(RuntimeError):
     """Ranks of a group could not exchange what a loss needs; its cause is torch's own error."""
 
 
+class OutOfStepError(ValueError):
+    """Ranks of a group were about to exchange different things; all of them raise it."""
+
+
 def exchange(
     group: Group, what: str, function: Callable[..., Result], /, *args: object, **options: object
 ) -> Result:
@@ -95,7 +99,7 @@ _left: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 def leave_word(group: Group, error: Exception) -> None:
     """Tells the ranks that are going to wait for this one what it has raised."""
-    if isinstance(error, ExchangeError):
+    if isinstance(error, (ExchangeError, OutOfStepError)):
         return
     text = f"rank {group.rank} raised {type(error).__name__}: {error}"[:SHOWN_CHARACTERS]
     _asked(group, lambda store: store.set("raised", text))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
-from fastqt.options import Edges, Exchange, GroupGradients, ShardSizes
+from fastqt.options import Edges, Exchange, GroupGradients, RankCheck, ShardSizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -24,6 +24,9 @@ SHARDS: tuple[str, ...] = get_args(ShardSizes)
 EDGES: tuple[str, ...] = get_args(Edges)
 GRADIENTS: tuple[str, ...] = get_args(GroupGradients)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
+CHECKS: tuple[str, ...] = get_args(RankCheck)
+# The environment variable that sets another default of `Group(check=)`.
+CHECK_VARIABLE = "FASTQT_CHECK_RANKS"
 RETURN_DTYPES = (torch.float32, torch.bfloat16)
 # Of a device's memory, what all ranks' candidates and their gradients may take before "auto" chooses a ring.
 GATHERED_SHARE = 1 / 8
@@ -50,6 +53,11 @@ class Group:
             the memory, and under torch.compile.
         return_dtype: what the candidates' gradients travel in, torch.float32 or torch.bfloat16; they are
             added up in float32. float64 stays float64 unless it is torch.bfloat16.
+        check: "first": the ranks compare a call when it is first made, with the values of scale and bias that
+            are numbers. "always": they compare each call, the values of tensors too, and what they are about
+            to do before each exchange, so that ranks out of step raise the same ValueError. That is for
+            finding errors: it waits for the device at every call, and torch.compile refuses it. By default
+            what the environment variable FASTQT_CHECK_RANKS says, otherwise "first".
 
     Raises:
         ValueError: an unknown option, or this process is not in the group.
@@ -78,6 +86,7 @@ class Group:
         gradients: GroupGradients = "average",
         exchange: Exchange = "auto",
         return_dtype: torch.dtype = torch.float32,
+        check: RankCheck | None = None,
     ) -> None:
         check_option("shards", shards, SHARDS)
         check_option("edges", edges, EDGES)
@@ -85,13 +94,15 @@ class Group:
         check_option("exchange", exchange, EXCHANGES)
         if return_dtype not in RETURN_DTYPES:
             raise ValueError(f"return_dtype: want torch.float32 or torch.bfloat16, got {shown(return_dtype)}")
+        chosen = check if check is not None else os.environ.get(CHECK_VARIABLE) or "first"
+        check_option("check" if check is not None else CHECK_VARIABLE, chosen, CHECKS)
         found = _process_group("process_group", process_group)
         # Weak, as torch.distributed keeps process groups until they are destroyed. One that lived on in a
         # module or cache would end with Python, when a thread of Gloo that waits for the interpreter aborts.
         self._process_group = weakref.ref(found)
         self._is_default = found is dist.distributed_c10d._get_default_group()
         self.shards, self.edges, self.gradients = shards, edges, gradients
-        self.exchange, self.return_dtype = exchange, return_dtype
+        self.exchange, self.return_dtype, self.check = exchange, return_dtype, chosen
         self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
         if self.rank < 0:
             raise ValueError(
@@ -107,7 +118,8 @@ class Group:
     def __repr__(self) -> str:
         return (
             f"Group(rank {self.rank} of {self.size}, shards={self.shards!r}, edges={self.edges!r}, "
-            f"gradients={self.gradients!r}, exchange={self.exchange!r}, return_dtype={self.return_dtype})"
+            f"gradients={self.gradients!r}, exchange={self.exchange!r}, return_dtype={self.return_dtype}, "
+            f"check={self.check!r})"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
@@ -141,7 +153,7 @@ class Group:
 
     def options(self) -> dict[str, Any]:
         """The options, by name."""
-        names = ("shards", "edges", "gradients", "exchange", "return_dtype")
+        names = ("shards", "edges", "gradients", "exchange", "return_dtype", "check")
         return {name: getattr(self, name) for name in names}
 
     def of_function(self, function: str) -> Group:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import socket
 import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, input_dtype
-from fastqt.distributed import faults
+from fastqt.distributed import faults, steps
 from fastqt.distributed.collectives import all_gather, gather_constant
 from fastqt.distributed.group import Group
 from fastqt.targets import ShardRows
@@ -32,6 +33,10 @@ AGREEMENTS = 256
 HEADER = 4
 # The errors of arguments, which all ranks raise alike.
 SHARED_ERRORS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+# The errors of an exchange, after which the ranks exchange nothing more of the call.
+IN_VAIN = faults.ExchangeError, faults.OutOfStepError
 
 
 class Shards(NamedTuple):
@@ -69,12 +74,12 @@ class Shards(NamedTuple):
         try:
             yield
         except Exception as error:
-            if not self.first_use or isinstance(error, faults.ExchangeError):
+            if not self.first_use or isinstance(error, IN_VAIN):
                 faults.leave_word(self.group, error)
                 raise
             fault = error
         if self.first_use:
-            found = _exchanged(_fault(fault), self.group)
+            found = steps.objects(self.group, "errors", _fault(fault))
             if any(found):
                 self.group.agreed.pop(self.key, None)  # The next such call is checked on all ranks again.
             _raise_faults(found, fault)
@@ -92,7 +97,8 @@ def agree(
         function: the public function.
         check: checks what this rank was given, and returns the number of rows of each argument, and by name
             what has to be the same on all ranks. Floats are compared when such a call is made for the first
-            time and may change later, as those of a schedule do, but not between 0 and others.
+            time and may change later, as those of a schedule do, but not between 0 and others. A group with
+            check="always" compares everything at every call.
 
     Raises:
         ValueError, TypeError: what `check` raises at any rank, or ranks that differ. When a call is made for
@@ -102,9 +108,14 @@ def agree(
         sizes, _ = check()
         if group.shards != "equal":
             raise ValueError("group: want shards='equal' under torch.compile, got 'uneven'")
+        if group.check == "always":
+            raise ValueError(
+                "check: want 'first' under torch.compile, whose graphs compare nothing, got 'always'"
+            )
         return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False)
     group = group.of_function(function)
     faults.forget(group)
+    steps.begin(group)
     fault: Exception | None = None
     sizes, facts = {}, {}
     try:
@@ -114,6 +125,11 @@ def agree(
         fault = error
     key = tuple((name, x != 0 if isinstance(x, float) else x) for name, x in facts.items())
     known = None if fault is not None else group.agreed.get(key)
+    if group.check == "always":
+        agreed = _agreed_counts(group, fault, facts, sizes)
+        if group.shards == "equal" and known is not None:
+            _check_unchanged(group, known, sizes, facts)
+        return _remembered(Shards(group, agreed, True, key), sizes, facts)
     # Other ranks may be in the midst of a call that is known to them, and do not wait for this rank's check.
     practised = known is not None or any(other[0] == ("group", function) for other in group.agreed)
     if fault is not None and practised:
@@ -128,16 +144,27 @@ def agree(
     first_use = known is None or counts is None
     if first_use:
         counts = _agreed_counts(group, fault, facts, sizes)
-        if len(group.agreed) >= AGREEMENTS:  # All ranks have agreed in the same order.
-            del group.agreed[next(iter(group.agreed))]
-        group.agreed[key] = tuple(sizes.values())
     assert counts is not None
-    for name, rows in counts.items():
+    return _remembered(Shards(group, counts, first_use, key), sizes, facts)
+
+
+def _remembered(shards: Shards, sizes: dict[str, int], facts: dict[str, Any]) -> Shards:
+    """The shards of a call on which all ranks agree, and if they have just agreed, the agreement is kept.
+
+    Raises:
+        ValueError: no rank has rows.
+    """
+    agreed = shards.group.agreed
+    if shards.first_use:
+        if shards.key not in agreed and len(agreed) >= AGREEMENTS:  # All ranks have agreed in the same order.
+            del agreed[next(iter(agreed))]
+        agreed[shards.key] = tuple(sizes.values())
+    for name, rows in shards.counts.items():
         if name != "negatives" and not any(rows):
             raise ValueError(
                 f"{_argument(name, facts)}: want at least one row on some rank of the group, got none"
             )
-    return Shards(group, counts, first_use, key)
+    return shards
 
 
 def agree_on_rows(
@@ -173,6 +200,7 @@ def agree_on_rows(
             "dtype": str(input_dtype(first[1])),
             "device": first[1].device.type,
             "requires_grad": wanting_gradients({**given, **leaves}),
+            **numbers(group, leaves),
         }
 
     return agree(group, function, checked)
@@ -194,6 +222,25 @@ def with_a_row(group: Group, x: Any) -> Any:
     """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
     empty = isinstance(x, Tensor) and x.dim() > 1 and not len(x) and group.shards == "uneven"
     return x.new_empty(1, *x.shape[1:]) if empty else x
+
+
+def numbers(group: Group, given: Mapping[str, object]) -> dict[str, Hashable]:
+    """By name, the arguments that are one number on every rank, such as scale and bias, to be compared.
+
+    A tensor's value is that of a parameter, which the ranks hold alike, and reading it waits for the device:
+    it is compared only where the group compares every call.
+    """
+    found: dict[str, Hashable] = {}
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.dim() == 0:
+            found[name] = _shown_alike(float(x)) if group.check == "always" else "a tensor"
+        elif isinstance(x, Real):
+            found[name] = _shown_alike(float(x))
+    return found
+
+
+def _shown_alike(number: float) -> Hashable:
+    return "nan" if math.isnan(number) else number  # NaN differs from itself
 
 
 def wanting_gradients(leaves: Mapping[str, object]) -> str:
@@ -226,7 +273,8 @@ def _agreed_counts(
     group: Group, fault: Exception | None, facts: dict[str, Any], sizes: dict[str, int]
 ) -> dict[str, tuple[int, ...]]:
     """Each argument's number of rows at each rank, from ranks that agree on the facts."""
-    everyone = _exchanged((_fault(fault), facts, sizes, socket.gethostname()), group)
+    mine = _fault(fault), facts, sizes, socket.gethostname()
+    everyone = steps.objects(group, "arguments", mine)
     group.machines[:] = [each[3] for each in everyone]
     _raise_faults([each[0] for each in everyone], fault)
     _check_same([each[1] for each in everyone])
@@ -244,17 +292,11 @@ def _all_sizes(
     padding = [0] * (HEADER - len(numbers))  # Ranks that differ may have other arguments.
     mine = torch.tensor(numbers + padding, dtype=torch.int64, device=device)
     found = mine.new_empty(group.size * HEADER)
-    faults.exchange(group, "numbers of rows", all_gather, found, mine, group=group.process_group)
+    steps.exchange(group, "numbers of rows", all_gather, found, mine, group=group.process_group)
     digests, *columns = found.view(group.size, HEADER).T.tolist()
     if any(other != digest for other in digests):
         return None
     return {name: tuple(column) for name, column in zip(sizes, columns, strict=False)}
-
-
-def _exchanged(mine: Any, group: Group) -> list[Any]:
-    found: list[Any] = [None] * group.size
-    faults.exchange(group, "arguments", dist.all_gather_object, found, mine, group=group.process_group)
-    return found
 
 
 def _fault(error: Exception | None) -> tuple[str, str] | None:

@@ -28,7 +28,15 @@ from fastqt.checks import (
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.distributed.ring import Ring, visiting_rows
-from fastqt.distributed.shards import Shards, agree, local_rows, shard_rows, wanting_gradients, with_a_row
+from fastqt.distributed.shards import (
+    Shards,
+    agree,
+    local_rows,
+    numbers,
+    shard_rows,
+    wanting_gradients,
+    with_a_row,
+)
 from fastqt.functional.euclidean import SIMILARITIES, Completed, check_euclidean, lower_euclidean, moments
 from fastqt.functional.lowering import FUNCTIONS, checked, computed_loss, lowered, prepare
 from fastqt.functional.row_scores import check_row_scores, one_cell_a_row
@@ -171,6 +179,7 @@ def _checked(
         "guide": None if guide is None else guide.kind(),
         "bias per candidate": isinstance(given["bias"], Tensor) and given["bias"].dim() == 1,
         "requires_grad": wanting_gradients({name: given[name] for name in LEAVES}),
+        **numbers(group, {name: given[name] for name in ("scale", "bias")}),
     }
 
 

@@ -18,7 +18,7 @@ from fastqt.checks import (
 )
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree, local_rows, wanting_gradients, with_a_row
+from fastqt.distributed.shards import Shards, agree, local_rows, numbers, wanting_gradients, with_a_row
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores
@@ -235,6 +235,7 @@ def _over_group(group: Group, texts: Texts, guides: Texts, options: dict[str, An
             "guide width": guides.anchors.shape[1],
             "guide dtype": str(guides.anchors.dtype),
             "requires_grad": wanting_gradients({**texts.named(), "scale": options["scale"]}),
+            **numbers(group, {"scale": options["scale"]}),
         }
 
     shards = agree(group, FUNCTION, checked)

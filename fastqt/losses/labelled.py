@@ -14,7 +14,7 @@ from fastqt import autograd
 from fastqt.checks import as_ids, check_embeddings, check_flag, check_option, check_scale, input_dtype
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree, local_rows, wanting_gradients, with_a_row
+from fastqt.distributed.shards import Shards, agree, local_rows, numbers, wanting_gradients, with_a_row
 from fastqt.engines import requested
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import row_numbers, scores
@@ -250,6 +250,7 @@ def _checked_at_rank(
         "normalize": options["normalize"],
         "candidates given": candidates is not None,
         "requires_grad": wanting_gradients(leaves),
+        **numbers(group, {"scale": options["scale"]}),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ranks import Ranks
-from refusals import CALLS, agreements, changed_later, of_another_group, refused
+from refusals import CALLS, OF_SCALE, agreements, changed_later, of_another_group, refused
 
 import fastqt
 from fastqt.distributed import Group
@@ -27,10 +27,15 @@ SAID = {
     "option": f"reduction: {SAME} mean on ranks 0, 2 and sum on rank 1",
     "number": f"mix: {SAME} 0.2 on ranks 0, 2 and 0.3 on rank 1",
     "option of mixcse": f"partner: {SAME} next on ranks 0, 2 and random on rank 1",
+    "scale": f"scale: {SAME} 2.0 on ranks 0, 2 and 3.0 on rank 1",
+    "bias": f"bias: {SAME} 0.5 on ranks 0, 2 and 1.5 on rank 1",
+    **{f"scale of {name}": f"scale: {SAME} 20.0 on ranks 0, 2 and 3.0 on rank 1" for name in OF_SCALE},
+    "scale of one kind": f"scale: {SAME} 2.0 on ranks 0, 2 and a tensor on rank 1",
     "wrong option": "diagonal: want one of 'zero', 'exclude', 'keep', got 'maybe' (on rank 1 of 3)",
     "wrong number": "scale: want a positive number, which is 1 / temperature, got -1.0 (on rank 1 of 3)",
     "requires_grad": f"requires_grad: {SAME} queries and candidates on ranks 0, 2 and queries on rank 1",
     "group's option": f"gradients: {SAME} average on ranks 0, 2 and sum on rank 1",
+    "group's check": f"check: {SAME} first on ranks 0, 2 and always on rank 1",
     "function": f"group: {SAME} fastqt.contrastive_loss on ranks 0, 2 and fastqt.sigmoid_loss on rank 1",
     "class": (
         "targets: row 0's target column 12 is outside the M=12 candidates; want 0..11, or -100 for no target "

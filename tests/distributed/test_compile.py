@@ -60,6 +60,11 @@ def test_compiled_code_equals_eager(ranks):
     [
         ("ring", {"exchange": "ring"}, "exchange: want 'auto' or 'gather' under torch.compile, got 'ring'"),
         ("uneven", {"shards": "uneven"}, "group: want shards='equal' under torch.compile, got 'uneven'"),
+        (
+            "compared",
+            {"check": "always"},
+            "check: want 'first' under torch.compile, whose graphs compare nothing, got 'always'",
+        ),
         ("process group", {}, "group: want a fastqt.distributed.Group under torch.compile"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from ranks import RankError
 from sharded_losses import Case, compare_all
+from tolerances import UNIT_ROUNDOFF
 
 import fastqt
 
@@ -217,6 +218,13 @@ def test_ring_over_two_machines(ranks, name):
 def test_float32(ranks, name, exchange):
     case = replace(LOSSES[name], dtype=torch.float32)
     check(ranks, sharded(case, (5, 1, 7, 2), exchange=exchange))
+
+
+@pytest.mark.parametrize("name", ["curl", "curl-complement", "binary-window"])
+def test_bfloat16(ranks, name):
+    """Both sides round their gradients once, and the ranks' parts of them once more."""
+    case = replace(LOSSES[name], dtype=torch.bfloat16)
+    check(ranks, sharded(case, UNEVEN[3]), 3 * UNIT_ROUNDOFF[torch.bfloat16])
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

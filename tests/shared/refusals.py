@@ -60,6 +60,37 @@ def _rows_at_one(loss: str, *shape: Any, **options: Any) -> Callable[..., Any]:
     return call
 
 
+def _scale_at_one(loss: str) -> Callable[..., Any]:
+    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+        x, y = rows(), rows()
+        given = dict.fromkeys(("supcon_loss", "ntxent_loss"), (x, torch.arange(ROWS) % 2))
+        options: dict[str, Any] = {"scale": 3.0 if wrong else 20.0, "group": group}
+        if loss == "gist_embed_loss":
+            options |= {"guide_anchors": rows().detach(), "guide_positives": rows().detach()}
+        if loss == "siglip_loss":
+            options["bias"] = -1.0
+        if loss == "negative_sampling_loss":
+            cells = torch.zeros(ROWS, dtype=torch.int64)
+            return fastqt.negative_sampling_loss(x, y, cells, cells[:, None] + 1, **options)
+        return getattr(fastqt, loss)(*given.get(loss, (x, y)), **options)
+
+    return call
+
+
+def _scale_of_another_kind(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return fastqt.info_nce_loss(rows(), rows(), scale=torch.tensor(2.0) if wrong else 2.0, group=group)
+
+
+def _other_numbers(loss: str, **numbers: float) -> Callable[..., Any]:
+    """A call whose numbers are greater by 1 at the wrong rank."""
+
+    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+        given = {name: value + wrong for name, value in numbers.items()}
+        return getattr(fastqt, loss)(rows(), rows(), **given, group=group)
+
+    return call
+
+
 def _without_gradient(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
     a, b = rows(), rows()
     return fastqt.contrastive_loss(a, b.requires_grad_(not wrong), group=group)
@@ -68,6 +99,10 @@ def _without_gradient(group: Group, wrong: bool, rank: int, size: int) -> Tensor
 def _another_group(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
     other = Group(gradients="sum" if wrong else "average")
     return fastqt.contrastive_loss(rows(), rows(), group=other)
+
+
+def _another_check(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    return fastqt.contrastive_loss(rows(), rows(), group=Group(check="always" if wrong else "first"))
 
 
 def _another_loss(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
@@ -115,6 +150,11 @@ OF_DTENSORS = (
     *("contrastive_loss", "clip_loss", "mixcse_loss"),
     *("curl_block_loss", "max_margin_loss", "simcse_loss", "multiple_negatives_ranking_loss"),
 )
+OF_SCALE = (
+    *("clip_loss", "siglip_loss", "info_nce_loss", "simcse_loss", "mixcse_loss"),
+    *("supcon_loss", "ntxent_loss", "gist_embed_loss", "negative_sampling_loss"),
+    "multiple_negatives_ranking_loss",
+)
 CALLS: dict[str, Callable[..., Any]] = {
     "rows": _rows_at_one("contrastive_loss", ROWS - 1),
     "rows of clip": _rows_at_one("clip_loss", ROWS - 1, scale=1.0),
@@ -123,10 +163,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "option": _at_one(reduction="sum"),
     "number": _at_one("mixcse_loss", mix=0.3),
     "option of mixcse": _at_one("mixcse_loss", partner="random"),
+    "scale": _other_numbers("contrastive_loss", scale=2.0),
+    "bias": _other_numbers("sigmoid_loss", bias=0.5),
+    **{f"scale of {loss}": _scale_at_one(loss) for loss in OF_SCALE},
+    "scale of one kind": _scale_of_another_kind,
     "wrong option": _at_one(diagonal="maybe"),
     "wrong number": _at_one(scale=-1.0),
     "requires_grad": _without_gradient,
     "group's option": _another_group,
+    "group's check": _another_check,
     "function": _another_loss,
     "class": _column_beyond,
     "sparse": _sparse_beyond,
