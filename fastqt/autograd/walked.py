@@ -31,6 +31,10 @@ class Walked:
         name: of the loss, for its operator.
         kind: the dataclass of its problems, with `queries` (N, D) and fields of the types above.
         walk: computes the rows and their gradients.
+
+    Attributes:
+        operator: takes the fields of a problem, the weights of its rows or None, and which inputs want a
+            gradient; returns the losses of rows, and a gradient for each input, empty where none is wanted.
     """
 
     def __init__(self, name: str, kind: type[Any], walk: Walk) -> None:
@@ -42,7 +46,7 @@ class Walked:
         torch.library.define(operator, f"({schema}, Tensor? row_weights, bool[] needs) -> Tensor[]")
         torch.library.impl(operator, "CompositeExplicitAutograd", self._computed)
         torch.library.register_fake(operator, self._fake)
-        self._operator = getattr(torch.ops.fastqt, f"{name}_walk")
+        self.operator = getattr(torch.ops.fastqt, f"{name}_walk")
 
     def gradients_in_forward(self, p: Any) -> bool:
         """Whether a scalar loss takes its gradients in the forward pass."""
@@ -70,7 +74,7 @@ class Walked:
             return losses.double(), gradients
 
         fields = [getattr(p, name) for name in self._names]
-        losses, *found = self._operator(*fields, row_weights, list(needs))
+        losses, *found = self.operator(*fields, row_weights, list(needs))
         return losses, [g if need else None for g, need in zip(found, needs, strict=True)]
 
     def _computed(self, *args: Any) -> list[Tensor]:

@@ -98,3 +98,41 @@ def test_one_window_alone_leaves_nothing_to_draw():
     assert fastqt.binary_window_loss(f, g, samples=2, **window) == 0
     with pytest.raises(ValueError, match="candidates: want one for each of N=2"):
         fastqt.binary_window_loss(f, g[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("documents", [None, DOCUMENTS])
+def test_compiled_draws_are_of_all_other_contexts(documents):
+    """Each of a sentence's samples is another's context, and none is left out of many."""
+    f, g = views(N, N)
+    c, known = contexts(g, 1, torch.zeros(N) if documents is None else documents)
+
+    def loss(f, g):
+        return fastqt.binary_window_loss(f, g, document_ids=documents, samples=1, reduction="none")
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    seen = {i: set() for i in known}
+    for _ in range(100):
+        rows = compiled(f.detach(), g.detach())
+        for i in range(N):
+            if i not in known:
+                assert rows[i] == 0
+                continue
+            others = {j: F.softplus(-(f[i] @ c[i])) + F.softplus(f[i] @ c[j]) for j in known if j != i}
+            found = [j for j, value in others.items() if abs(value - rows[i]) < 1e-10]
+            assert found  # Two sentences of a document may have equal contexts.
+            seen[i].update(found)
+    assert all(drawn == {j for j in known if j != i} for i, drawn in seen.items())
+
+
+@pytest.mark.slow
+def test_compiled_with_one_window_there_is_nothing_to_draw():
+    f, g = views(3, 3)
+
+    def loss(ids):
+        return fastqt.binary_window_loss(f, g, document_ids=ids, samples=2)
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.tensor([0, 1, 2])) == 0

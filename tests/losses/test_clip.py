@@ -142,18 +142,10 @@ def test_refuses(options, message):
         fastqt.clip_loss(*views(N, N), backend="cpu", **options)
 
 
-def test_compiled_and_under_autocast():
+def test_under_autocast():
     a, b = (x.detach().float().requires_grad_() for x in views(N, N))
-
-    def loss(a, b):
-        return fastqt.clip_loss(a, b, scale=2.0)
-
-    eager = torch.autograd.grad(loss(a, b), (a, b))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(a, b)
-    for x, y in zip(torch.autograd.grad(compiled, (a, b)), eager, strict=True):
-        assert relative(x, y) < REORDERED[torch.float32]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = loss(a, b)
+        rounded = fastqt.clip_loss(a, b, scale=2.0)
     assert rounded.dtype == torch.float32
     units = (F.normalize(x.bfloat16().double(), dim=1) for x in (a, b))
     # A CPU may round the scores, which are at most 2, and not those of the pairs.
