@@ -183,7 +183,7 @@ class ClipSums(NamedTuple):
     """What is found of the scores of a `ClipProblem`, all of them float64.
 
     Attributes:
-        positive: (pairs,) the score of each pair.
+        positive: (pairs,) the score of each pair; NaN in place of infinity, as of `positive_scores`.
         row_others, column_others: (N,) and (M,) the logsumexp, in each row and in each column, of the cells
             that are no pairs; -inf where there are none.
     """
@@ -329,6 +329,14 @@ def reduce(rows: Tensor, reduction: str) -> Tensor:
 def unit_rows(x: Tensor) -> Tensor:
     """Rows at norm 1, computed in float32 at least and rounded to the dtype of `x`."""
     return F.normalize(x.to(loss_dtype(x)), dim=1).to(x.dtype)
+
+
+def positive_scores(scores: Tensor) -> Tensor:
+    """The scores of positives, from which the logsumexps of other cells are subtracted, with NaN for infinity.
+
+    In log(exp(positive) + exp(others)) - positive two infinities would cancel each other.
+    """
+    return scores.masked_fill(scores.isposinf(), torch.nan)
 
 
 def finite_scale(scale: float | Tensor) -> float:

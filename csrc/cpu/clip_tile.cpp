@@ -33,14 +33,16 @@ void add_rows(const Tile<S>& tile, const PairSums& sums) {
       const int64_t row = tile.first_row + i;
       tile.scale_row(i, scores);
       if (const auto pair = pair_column(tile, row, sums.pairs)) {
-        sums.positive[row] = kRounds<S> ? tile.unrounded(i, *pair) : scores[*pair];
+        sums.positive[row] = positive_score(kRounds<S> ? tile.unrounded(i, *pair) : scores[*pair]);
         scores[*pair] = kExcluded;
         stored[*pair] = S(kExcluded);
       }
       const T largest = row_max(scores, tile.columns);
-      if (largest == kExcluded) continue;
-      const double total = row_exp_sum(scores, tile.columns, largest);
-      sums.row_others[row] = log_add(sums.row_others[row], largest + std::log(total));
+      // Where no score is larger than -inf, all are -inf or NaN, and so is their sum.
+      const double total = largest == kExcluded
+                               ? row_sum(scores, tile.columns)
+                               : largest + std::log(row_exp_sum(scores, tile.columns, largest));
+      sums.row_others[row] = log_add(sums.row_others[row], total);
     }
   });
 }

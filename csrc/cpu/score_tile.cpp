@@ -62,7 +62,7 @@ class Row {
   double logsumexp(bool keep) {
     double largest = std::max<double>(row_max(scores_, width_), row_score_);
     for (const ExactCell& cell : exact_) largest = cell.score > largest ? cell.score : largest;
-    if (largest == -kInfinity) return row_score_ + largest;  // NaN of a score that is NaN
+    if (largest == -kInfinity) return sum_of_scores();
     const T shift = static_cast<T>(largest);
     double total = keep ? row_exp(scores_, width_, shift) : row_exp_sum(scores_, width_, shift);
     total += std::exp(row_score_ - shift);
@@ -91,7 +91,7 @@ class Row {
 
   // Turns the exponentials that logsumexp(true) has left into the gradient w * (rho * p - t).
   void differentiate_kept(double logsumexp, double mass, double weight) {
-    if (mass == 0 || logsumexp == -kInfinity) return clear();
+    if (has_no_gradient(logsumexp, mass)) return clear();
     write_other_cells(weight * mass * std::exp(row_shift_ - logsumexp), weight);
     write_exact_cells(logsumexp, mass, weight);
     write_row_score(weight * mass * std::exp(row_score_ - logsumexp));
@@ -99,7 +99,7 @@ class Row {
 
   // Turns scores into the same gradient.
   void differentiate(double logsumexp, double mass, double weight) {
-    if (mass == 0 || logsumexp == -kInfinity) return clear();
+    if (has_no_gradient(logsumexp, mass)) return clear();
     const T shift = static_cast<T>(logsumexp);
     row_exp(scores_, width_, shift);
     write_other_cells(weight * mass * std::exp(static_cast<double>(shift) - logsumexp), weight);
@@ -124,6 +124,19 @@ class Row {
   }
 
  private:
+  // -inf of a row that has no other scores, and NaN if one of them is NaN, which a maximum does not show.
+  double sum_of_scores() const {
+    double total = row_score_ + row_sum(scores_, width_);
+    for (const ExactCell& cell : exact_) total += cell.score;
+    return total;
+  }
+
+  // A row without targets, or one of which nothing is left. One whose targets have scores of -inf is neither: its loss
+  // and its gradient are NaN.
+  bool has_no_gradient(double logsumexp, double mass) const {
+    return mass == 0 || (logsumexp == -kInfinity && exact_.empty());
+  }
+
   void add_target(int64_t column, double target) {
     if (target == 0) return;
     if (!(target > 0 && target < kInfinity))

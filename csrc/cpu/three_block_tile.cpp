@@ -95,7 +95,7 @@ class Row {
     own_next_ = blocks_.next_rows[row];
     row_multiple(first_.data(), x, n, blocks_.scale, false);
     mixtures(x, blocks_.own_columns, blocks_.next_columns, n, blocks_.scale, second());
-    positive_ = first_[row];
+    positive_ = positive_score(first_[row]);
     first_[row] = -std::numeric_limits<T>::infinity();
     mask(second(), row == 0 ? n - 1 : row - 1);
     if (blocks_.third_block) {

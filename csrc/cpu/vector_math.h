@@ -37,7 +37,7 @@
 
 namespace fastqt {
 
-// 2^n for integers |n| <= 126. n is unsigned because callers also compute it for numbers whose result they then
+// 2^n for integers -126 <= n <= 127. n is unsigned because callers also compute it for numbers whose result they then
 // discard, and an overflow of signed integers is undefined.
 FASTQT_INLINE float power_of_two(uint32_t n) {
   return std::bit_cast<float>((n + 127u) << 23);
@@ -72,7 +72,8 @@ FASTQT_INLINE float exp_(float x) {
 // exp(x) for x <= 88, with 0 in place of subnormal results. It costs half as much as exp_.
 FASTQT_INLINE float exp_normal_(float x) {
   const auto [y, exponent] = scaled_exp(x);
-  const float e = std::bit_cast<float>(std::bit_cast<uint32_t>(y) + (exponent << 23));
+  // A product, and not a sum of bits, which would make numbers of some NaNs.
+  const float e = y * power_of_two(exponent);
   return x < -87.0f ? 0.0f : e;
 }
 

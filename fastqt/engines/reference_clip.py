@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.problem import ClipProblem, ClipSide, ClipSums, Gradients, Needs, finite_scale
+from fastqt.problem import (
+    ClipProblem,
+    ClipSide,
+    ClipSums,
+    Gradients,
+    Needs,
+    finite_scale,
+    positive_scores,
+)
 
 
 def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
     scores = finite_scale(p.scale) * _products(p).double()
     own = _pairs_of(p, scores)
-    positive = own.clone()
+    positive = positive_scores(own)
     own.fill_(float("-inf"))
     return ClipSums(positive, scores.logsumexp(1), scores.logsumexp(0))
 

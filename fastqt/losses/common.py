@@ -26,7 +26,10 @@ def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> 
     most = torch.stack([x.double().clamp(min=NO_CELLS) for x in others]).logsumexp(0)
     # log(copies exp p + exp o) - p, with the constant part apart.
     constant = math.log(copies)
-    loss = F.softplus(most - positive.double() - constant, threshold=50) + constant
+    positive64 = positive.double()
+    # In log(exp p + exp o) - p two infinities cancel each other where p is infinite, as 0 * p says: NaN.
+    lead = most - positive64 - constant + 0 * positive64
+    loss = F.softplus(lead, threshold=50) + constant
     return loss.to(positive.dtype)
 
 

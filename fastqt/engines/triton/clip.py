@@ -25,7 +25,16 @@ from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
-from fastqt.problem import ClipProblem, ClipSide, ClipSums, Gradients, Needs, Problem, Rows
+from fastqt.problem import (
+    ClipProblem,
+    ClipSide,
+    ClipSums,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    positive_scores,
+)
 from fastqt.targets import Diagonal, NoTargets, Targets
 
 
@@ -122,8 +131,7 @@ def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
         return p.queries.new_empty(0, dtype=torch.float64)
     scores = Scores(Operands(_pairs(p), 1.0, Needs()), pairs=True, norms=norms)
     scores.choose_shifts()
-    found: Tensor = scores.cells.scores.double()
-    return found
+    return positive_scores(scores.cells.scores.double())
 
 
 def _both_ways(

@@ -1,0 +1,150 @@
+"""NaN and infinity in the inputs reach the loss and the gradients wherever plain PyTorch has them there.
+
+A training whose loss is finite goes on. It must not be so because an engine has lost a NaN, and a GradScaler
+has to find what has overflowed. Which gradients of a row become NaN beside an infinite score is not promised.
+"""
+
+import math
+import random
+
+import pytest
+import torch
+from draws import Seeded
+from problems import ALL_DTYPES, DTYPES, Maker
+
+import fastqt
+
+LOSSES = {"softmax": fastqt.contrastive_loss, "sigmoid": fastqt.sigmoid_loss}
+FLOATING = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "bias")
+MOST = 1e3  # of the sizes of scales and embeddings, so that nothing overflows by itself
+
+
+def tensors(arguments):
+    return {name: x for name in FLOATING if isinstance(x := arguments.get(name), torch.Tensor)}
+
+
+def spoiled(number, dtypes):
+    """A problem of which one element, row or all of a tensor is not finite; None where that tells nothing."""
+    problem, chance = Maker(Seeded(number), dtypes).problem, random.Random(number)
+    arguments = dict(problem.arguments)
+    scale = abs(float(arguments.get("scale", 1.0)))
+    sizes = [x.nan_to_num(posinf=0, neginf=0).abs().sum() for x in tensors(arguments).values()]
+    # The products of a scale of 0 are not computed: such a loss does not depend on the embeddings.
+    if problem.refusals or problem.autocast or not 0 < scale < MOST or max(sizes) > MOST:
+        return None
+    name = chance.choice([name for name, x in tensors(arguments).items() if x.numel()])
+    x = arguments[name] = arguments[name].clone(memory_format=torch.contiguous_format)
+    places = [slice(None), chance.randrange(x.numel())]
+    rows = x.view(len(x), -1) if x.dim() else x.view(1, 1)
+    x.view(-1)[chance.choice(places)] = chance.choice([math.nan, math.inf, -math.inf])
+    if chance.random() < 0.3:
+        rows[chance.randrange(len(rows))] = math.nan
+    return problem, arguments
+
+
+def finite(problem, arguments, backend):
+    """Whether each loss is finite, each loss without a gradient, and all gradients together."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in tensors(arguments).items()}
+    compute, given = LOSSES[problem.link], {**arguments, **leaves, "backend": backend}
+    loss = compute(**given)
+    with torch.no_grad():
+        alone = compute(**given)
+    gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
+    return loss.isfinite().tolist(), alone.isfinite().tolist(), all(g.isfinite().all() for g in gradients)
+
+
+def check(backend, numbers, dtypes):
+    drawn = [problem for number in numbers if (problem := spoiled(number, dtypes)) is not None]
+    found = []
+    for problem, arguments in drawn:
+        wanted = finite(problem, arguments, "reference")
+        found.append(not all(wanted[0] if isinstance(wanted[0], list) else [wanted[0]]))
+        assert finite(problem, arguments, backend) == wanted, problem
+    assert len(drawn) > len(numbers) / 5
+    assert sum(found) > len(drawn) / 2  # of the others' losses no spoiled element is a part
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=pytest.mark.slow)])
+def test_what_is_not_finite_is_so_in_plain_pytorch_too(backend):
+    check(backend, range(600 if backend == "cpu" else 100), ALL_DTYPES if backend == "cpu" else DTYPES)
+
+
+@pytest.mark.slow
+def test_in_more_problems():
+    check("cpu", range(1000, 11000), ALL_DTYPES)
+
+
+def embeddings(*sizes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 5, generator=generator).to(dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 7, 33])
+def test_a_tile_of_nothing_but_nan_counts(columns, gradients, dtype):
+    queries, candidates, _ = embeddings(4, 9, 1)
+    f, g = (x.to(dtype).requires_grad_(gradients) for x in (queries, candidates))
+    lost = torch.full((columns, 5), math.nan, dtype=dtype)
+    indices = torch.arange(4)
+    losses = {
+        "negatives": fastqt.contrastive_loss(f, g, indices, diagonal="keep", negatives=lost),
+        "candidates": fastqt.contrastive_loss(f, torch.cat([g, lost]), indices, diagonal="keep"),
+        "none": fastqt.contrastive_loss(
+            f, g, indices, diagonal="keep", negatives=lost, reduction="none", memory="low"
+        ),
+        "sigmoid": fastqt.sigmoid_loss(f, g, indices, negatives=lost, diagonal="keep"),
+        "logsumexp": fastqt.log_sum_exp(f, lost),
+        "row negatives": fastqt.contrastive_loss(
+            f, g, indices, diagonal="keep", row_negatives=lost[:1].expand(4, 5)
+        ),
+    }
+    assert {name: loss.isnan().all().item() for name, loss in losses.items()} == dict.fromkeys(losses, True)
+
+
+def test_the_last_of_many_candidates_is_seen_without_gradients():
+    queries, candidates = embeddings(4, 4097)
+    candidates[-1] = math.nan
+    assert fastqt.contrastive_loss(queries, candidates).isnan()
+
+
+@pytest.mark.parametrize("payload", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, -0x1, -0x400000])
+def test_any_nan_is_one(payload):
+    """float32 has many bit patterns for it; that of a float16 has all bits set."""
+    queries, candidates = embeddings(3, 4)
+    candidates[3].view(torch.int32).fill_(payload)
+    for loss in (fastqt.contrastive_loss, fastqt.sigmoid_loss):
+        rows = loss(queries, candidates, torch.tensor([0, 1, 2]), diagonal="keep", reduction="none")
+        assert rows.isnan().all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_clip(normalize, value, memory, reduction):
+    for number in range(20):
+        chance = random.Random(number)
+        a, b = embeddings(6, 6)
+        (a if number % 2 else b)[chance.randrange(6), chance.randrange(5)] = value
+        found = []
+        for backend in ("cpu", "reference"):
+            x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+            loss = fastqt.clip_loss(
+                x, y, scale=3.0, normalize=normalize, memory=memory, reduction=reduction, backend=backend
+            )
+            gradients = torch.autograd.grad(loss.sum(), (x, y))
+            found.append((loss.isfinite().tolist(), all(g.isfinite().all() for g in gradients)))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_scores_that_overflow(backend):
+    """No embedding is infinite, but the scores of pairs are."""
+    x = torch.full((3, 4), 1e25, requires_grad=True)
+    for loss in (
+        fastqt.clip_loss(x, x, scale=1.0, normalize=False, backend=backend),
+        fastqt.info_nce_loss(x, x, scale=1.0, normalize=False, backend=backend),
+    ):
+        assert loss.isnan()
+        assert not torch.autograd.grad(loss, x)[0].isfinite().any()
