@@ -13,7 +13,7 @@ import fastqt
 
 every_loss = pytest.mark.parametrize("name", EVERY_LOSS)
 # Some of each way in which losses are traced; the others are compiled by `make test-all` alone.
-COMPILED_OFTEN = ("mixcse_loss", "max_margin_loss", "binary_window_loss, documents", "gist_embed_loss")
+COMPILED_OFTEN = ("mixcse_loss", "max_margin_loss", "binary_window_loss, documents")
 SEEDS = 4  # The rounding error of a single number, the loss, is small or large by chance.
 
 
