@@ -7,32 +7,39 @@ object as a whole, as in `encode(trainer, x)`, everything that the object holds 
 
 from __future__ import annotations
 
-import dis
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial, partialmethod
+from contextvars import ContextVar
+from functools import cached_property, partial, partialmethod
 from inspect import CO_VARARGS
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
 )
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
+from fastqt.cached.paths import imports_of, paths_of
+
 # What these name for themselves holds no modules of a user.
 LIBRARIES = frozenset({"torch", "fastqt", *sys.stdlib_module_names}) - {"__main__"}
-HOLDERS = frozenset({"collections", "functools", "types"})  # of the standard library, with objects of a user
+# Of the standard library, those with objects that hold what a user gave them.
+HOLDERS = frozenset({"collections", "functools", "types", "weakref"})
 PYTHON_CALLABLES = (FunctionType, MethodType, partial)
 C_CALLABLES = (BuiltinFunctionType, MethodWrapperType, type)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+HOLDING = (ContextVar, MappingProxyType, *CONTAINERS, *PYTHON_CALLABLES)
+WHOLE_SCOPE = frozenset({"globals", "eval", "exec"})  # with these code may use any global
+NOT_USES = frozenset({"__init__", "__new__", "__init_subclass__", "__del__", "__repr__", "__reduce__"})
 LARGE = 1000  # A container of more is data: nobody encodes by so many modules.
 MISSING = object()
 
@@ -73,14 +80,6 @@ def _can_be_looked_into(encoder: object) -> bool:
     )
 
 
-class Path(NamedTuple):
-    """A name in code and the attributes that are read from it at once, as `trainer.encoder` has."""
-
-    is_global: bool
-    root: str
-    attributes: tuple[str, ...]
-
-
 class _Search:
     """What is left to look at, and the modules found until now."""
 
@@ -100,6 +99,8 @@ class _Search:
             self._look_at(self._left.popleft())
 
     def _look_at(self, value: Any) -> None:
+        if _is_gone(value):
+            return
         if isinstance(value, nn.Module):
             self._add_module(value)
         elif isinstance(value, FunctionType):
@@ -117,6 +118,10 @@ class _Search:
             self.add(value.__func__)
         elif isinstance(value, weakref.ref):
             self.add(value())
+        elif isinstance(value, ContextVar):
+            self.add(value.get(None))
+        elif isinstance(value, MappingProxyType):
+            self.add(dict(value))
         elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
             self.add(value.__self__)
         elif not isinstance(value, (Tensor, ModuleType, type, str, bytes)):
@@ -151,8 +156,16 @@ class _Search:
             self._add_all(*_attributes(value))
             for base in type(value).__mro__:
                 if _library_of(base.__module__) is None:
-                    self._add_all(*(x for x in vars(base).values() if not isinstance(x, FunctionType)))
+                    self._add_class(base, value)
             self.add_call(value)
+
+    def _add_class(self, cls: type, receiver: object) -> None:
+        """What a class holds for its objects, and the methods by which operators and statements use one."""
+        for name, value in vars(cls).items():
+            if not isinstance(value, FunctionType):
+                self.add(value)
+            elif name.startswith("__") and name not in NOT_USES:
+                self.follow(value, receiver)
 
     def add_call(self, value: object) -> bool:
         """Looks at what runs where an object is called, and says whether that is code in Python."""
@@ -181,13 +194,28 @@ class _Search:
             values[code.co_varnames[place]] = receiver if code.co_argcount else (receiver,)
         names: dict[str, Any] = function.__globals__
         is_library = _library_of(names.get("__name__")) is not None
-        for path in _paths(code):
+        for path in paths_of(code):
             if not path.is_global:
                 self._walk(values.get(path.root), path.attributes)
             elif not is_library and path.root in names:
                 self._walk(names[path.root], path.attributes)
             elif path.root == "super" and receiver is not MISSING:
                 self._follow_bases(code, receiver)
+            elif path.root in WHOLE_SCOPE and not is_library:
+                self.add(names)
+        if not is_library:
+            self._add_imported(code, str(names.get("__package__")))
+
+    def _add_imported(self, code: CodeType, package: str) -> None:
+        """What code may take from the modules that it imports itself."""
+        paths = {f"{prefix}{name}".strip(".") for name in imports_of(code) for prefix in ("", f"{package}.")}
+        left = [sys.modules[path] for path in paths if isinstance(sys.modules.get(path), ModuleType)]
+        for module in left:
+            held = {} if _library_of(module.__name__) else vars(module)
+            for value in (held[name] for name in code.co_names if name in held):
+                if isinstance(value, ModuleType) and value not in left:
+                    left.append(value)
+                self.add(value)
 
     def _follow_bases(self, code: CodeType, receiver: object) -> None:
         """Looks at the methods that code may mean by `super()`."""
@@ -223,10 +251,18 @@ class _Search:
                 return held[name]
             if isinstance(raw, MemberDescriptorType):
                 return _slot(raw, owner)
-        is_whole = isinstance(owner, (nn.Module, *CONTAINERS, *PYTHON_CALLABLES))
-        if is_whole and not isinstance(raw, property):
+            if not isinstance(owner, nn.Module) and not isinstance(raw, (FunctionType, cached_property)):
+                self._add_hooks(owner, raw)
+        if isinstance(owner, (nn.Module, *HOLDING)) and not isinstance(raw, property):
             self.add(owner)
         return self._attribute_of_class(owner, name)
+
+    def _add_hooks(self, owner: object, raw: object) -> None:
+        """Code of a user that runs where an attribute is read, and what it is given."""
+        for holder, name in ((owner, "__getattribute__"), (raw, "__get__")):
+            hook = _in_class(type(holder), name)
+            if isinstance(hook, FunctionType):
+                self._add_all(MethodType(hook, holder), owner, raw)
 
     def _attribute_of_class(self, owner: Any, name: str) -> Any:
         """An attribute of an object's class; where that is code, MISSING, and the code is looked at."""
@@ -277,7 +313,19 @@ def _attributes(value: Any) -> list[Any]:
 
 def _held(value: Any) -> dict[str, Any]:
     """An object's own names and values, without those of slots."""
-    return getattr(value, "__dict__", {})
+    if isinstance(_in_class(type(value), "__dict__"), property):
+        return {}
+    held: dict[str, Any] = getattr(value, "__dict__", {})
+    return held
+
+
+def _is_gone(value: Any) -> bool:
+    """Whether this is a weak proxy of what no longer exists, of which nothing can be asked."""
+    try:
+        isinstance(value, nn.Module)
+    except ReferenceError:
+        return True
+    return False
 
 
 def _slot(slot: Any, value: Any) -> Any:
@@ -290,41 +338,3 @@ def _slot(slot: Any, value: Any) -> Any:
 def _in_class(cls: type, name: str) -> Any:
     """What a class or one of its bases has under a name, without calling any of it."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
-
-
-@lru_cache(maxsize=4096)
-def _paths(code: CodeType) -> tuple[Path, ...]:
-    """The paths that code reads, that of functions within it included."""
-    return tuple(dict.fromkeys(_read(code, is_outer=True)))
-
-
-def _read(code: CodeType, *, is_outer: bool) -> Iterator[Path]:
-    """The paths in one code object and in those within it; the locals of the latter are their own."""
-    path: Path | None = None
-    shared = {*code.co_cellvars, *code.co_freevars}
-    for instruction in dis.get_instructions(code):
-        operation, names = instruction.opname, instruction.argval
-        if operation in ("LOAD_ATTR", "LOAD_METHOD") and path is not None:
-            path = path._replace(attributes=(*path.attributes, names))
-            continue
-        if operation in ("COPY", "DUP_TOP", "EXTENDED_ARG", "NOP"):  # COPY is before `self.calls += 1`
-            continue
-        if operation in ("STORE_ATTR", "LOAD_SUPER_ATTR"):  # which use no more of the object than its name
-            path = None
-        if path is not None:
-            yield path
-            path = None
-        if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-            path = Path(True, names, ())
-        elif operation in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
-            path = Path(False, names, ())
-        elif "LOAD_FAST" in operation and is_outer:
-            # Since Python 3.13 a name that another function shares is loaded so when that function is made.
-            *before, last = names if isinstance(names, tuple) else (names,)
-            yield from (Path(False, name, ()) for name in before if name not in shared)
-            path = Path(False, last, ()) if last not in shared else None
-    if path is not None:
-        yield path
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _read(constant, is_outer=False)

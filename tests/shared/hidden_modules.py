@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -17,6 +19,10 @@ REGISTRY: dict[str, nn.Module] = {}
 
 def registered(x: Tensor) -> Tensor:
     return REGISTRY["encoder"](x)
+
+
+def by_globals(x: Tensor) -> Tensor:
+    return globals()["REGISTRY"]["encoder"](x)
 
 
 def decorated(function: Callable) -> Callable:
@@ -124,6 +130,11 @@ def from_registry(model: nn.Module) -> Callable:
     return registered
 
 
+def from_globals(model: nn.Module) -> Callable:
+    REGISTRY["encoder"] = model
+    return by_globals
+
+
 def with_default(model: nn.Module) -> Callable:
     def call(x, used=model):
         return used(x)
@@ -162,6 +173,48 @@ def with_forward_replaced(model: nn.Module) -> nn.Module:
     return module
 
 
+def from_import(model: nn.Module) -> Callable:
+    """A function that imports the module itself."""
+    sys.modules["module_with_an_encoder"] = types.ModuleType("module_with_an_encoder")
+    sys.modules["module_with_an_encoder"].encoder = model
+
+    def call(x):
+        from module_with_an_encoder import encoder
+
+        return encoder(x)
+
+    return call
+
+
+def from_context(model: nn.Module) -> Callable:
+    variable = contextvars.ContextVar("encoder")
+    variable.set(model)
+    return lambda x: variable.get()(x)
+
+
+class Descriptor:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __get__(self, owner, cls=None):
+        return self.model
+
+
+def with_descriptor(model: nn.Module) -> Callable:
+    class Owner:
+        encoder = Descriptor(model)
+
+        def encode(self, x):
+            return self.encoder(x)
+
+    return Owner().encode
+
+
+class Indexed(Trainer):
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.model
+
+
 # By name: what makes a callable that uses a module.
 HIDDEN: dict[str, Callable[[nn.Module], Callable]] = {
     "method": lambda model: Trainer(model).encode,
@@ -170,7 +223,15 @@ HIDDEN: dict[str, Callable[[nn.Module], Callable]] = {
     "method that reads a property": lambda model: Trainer(model).from_properties,
     "method that reads by a text": lambda model: Trainer(model).by_text,
     "method that reads a weak reference": lambda model: Trainer(model).by_reference,
+    "method that reads a descriptor": with_descriptor,
     "class method": from_class,
+    "import in a function": from_import,
+    "context variable": from_context,
+    "object with an index": lambda model: (lambda held: lambda x: held["encoder"](x))(Indexed(model)),
+    "dictionary of weak references": lambda model: (lambda held: lambda x: held["encoder"](x))(
+        weakref.WeakValueDictionary(encoder=model)
+    ),
+    "globals of a function": from_globals,
     "object": Callee,
     "object with slots": Slots,
     "object that delegates": lambda model: Delegating(Trainer(model)).encode,
