@@ -199,6 +199,10 @@ def _all_processes(options: dict[str, Any], function: str) -> Group:
 
 
 GroupLike: TypeAlias = "Group | ProcessGroup | DeviceMesh"
+# The classes of `GroupLike` that this torch has.
+GROUPS: tuple[type, ...] = (
+    (Group, dist.ProcessGroup, dist.device_mesh.DeviceMesh) if dist.is_available() else (Group,)
+)
 
 # The groups that were made of process groups, which agree on a loss once and not at every call.
 _made: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastqt.checks import check_number, check_option
+from fastqt.checks import check_number, check_option, shown
 from fastqt.distributed import Group
 from fastqt.nn.losses import Loss
 
@@ -63,6 +63,8 @@ class ContrastiveModule(lightning.LightningModule):
             check_number(name, value)
             if value < 0:
                 raise ValueError(f"{name}: want a number of at least 0, got {value}")
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"loss: want a module, got {shown(loss)}")
         if isinstance(group, Mapping):
             if not isinstance(loss, Loss):
                 raise TypeError(
@@ -71,9 +73,13 @@ class ContrastiveModule(lightning.LightningModule):
         elif group is not None:
             check_option("group", group, ("auto",))
         single = isinstance(encoders, nn.Module) and not isinstance(encoders, nn.ModuleList)
-        self.encoders = nn.ModuleList(cast("Sequence[nn.Module]", [encoders] if single else encoders))
-        if not self.encoders:
+        several = cast("Sequence[nn.Module]", [encoders] if single else encoders)
+        listed = isinstance(several, (Sequence, nn.ModuleList))
+        if not listed or not all(isinstance(each, nn.Module) for each in several):
+            raise TypeError(f"encoders: want a module or a sequence of modules, got {shown(encoders)}")
+        if not len(several):
             raise ValueError("encoders: want at least one, got none")
+        self.encoders = nn.ModuleList(several)
         self.shares_encoder = single
         self.loss: Any = loss
         self.learning_rate, self.weight_decay = learning_rate, weight_decay

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_size
+from fastqt.checks import check_size, shown
+from fastqt.integrations.huggingface.loading import check_tokenizer
 
 PREFIXES = ("", "positive_", "negative_")  # of the names of the arguments of `ContrastiveModel`, by column
 FEATURES = ("input_ids", "attention_mask", "token_type_ids")
@@ -44,8 +45,11 @@ class ContrastiveCollator:
         self, tokenizer: Any, columns: Sequence[str] | None = None, *, max_length: int = 128
     ) -> None:
         check_size("max_length", max_length)
-        if columns is not None and (isinstance(columns, str) or not columns):
-            raise ValueError(f"columns: want the names of columns, got {columns!r}")
+        check_tokenizer(tokenizer)
+        if columns is not None:
+            named = isinstance(columns, Sequence) and all(isinstance(name, str) for name in columns)
+            if not named or isinstance(columns, str) or not columns:
+                raise ValueError(f"columns: want the names of columns, got {shown(columns)}")
         if columns is not None and len(set(columns)) < len(columns):
             raise ValueError(f"columns: want distinct ones, got {columns!r}")
         self.tokenizer, self.columns, self.max_length = tokenizer, columns, max_length

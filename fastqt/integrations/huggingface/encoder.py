@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import check_option, check_size
-from fastqt.integrations.huggingface.loading import CheckpointVocabulary, load_model
+from fastqt.integrations.huggingface.loading import (
+    CheckpointVocabulary,
+    check_tokenizer,
+    directory_of,
+    load_model,
+)
 from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.text import pad
 
@@ -64,7 +69,7 @@ class HuggingFaceEncoder(Encoder):
         check_size("max_length", max_length)
         loaded: Any = model
         if not isinstance(model, nn.Module):
-            loaded, own_tokenizer = load_model(Path(model))
+            loaded, own_tokenizer = load_model(directory_of("model", model))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
         elif tokenizer is None:
             raise ValueError("tokenizer: want the loaded model's, got None")
@@ -73,6 +78,7 @@ class HuggingFaceEncoder(Encoder):
                 f"pooling: want 'cls_before_pooler' or 'mean' for a {type(loaded).__name__}, which has "
                 "no pooler, got 'cls'"
             )
+        check_tokenizer(tokenizer)
         super().__init__()
         self.model = loaded
         self.tokenizer = tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fastqt.checks import check_size, shown
 from fastqt.errors import InputError
 from fastqt.json_text import one_line
 from fastqt.text import Encoded
@@ -24,6 +26,9 @@ class CheckpointVocabulary:
         config: the model's configuration.
         max_length: the number of tokens of a sentence that are kept, including special ones.
 
+    Raises:
+        TypeError, ValueError: naming the argument, what is wanted and what came.
+
     Example:
         >>> from fastqt.integrations.huggingface import CheckpointVocabulary, HuggingFaceEncoder
         >>> encoder = HuggingFaceEncoder("bert", pooling="mean")  # the directory of a checkpoint
@@ -34,6 +39,10 @@ class CheckpointVocabulary:
     """
 
     def __init__(self, tokenizer: Any, config: Any, *, max_length: int) -> None:
+        check_tokenizer(tokenizer)
+        if not hasattr(config, "hidden_size"):
+            raise TypeError(f"config: want the configuration of a model of transformers, got {shown(config)}")
+        check_size("max_length", max_length)
         self.tokenizer, self.config, self.max_length = tokenizer, config, max_length
 
     @classmethod
@@ -43,7 +52,8 @@ class CheckpointVocabulary:
         Raises:
             ImportError, InputError: as in `HuggingFaceEncoder`.
         """
-        config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+        path = directory_of("directory", directory)
+        config, tokenizer = _from_pretrained(path, "AutoConfig", "AutoTokenizer")
         return cls(tokenizer, config, max_length=max_length)
 
     def __len__(self) -> int:
@@ -77,9 +87,31 @@ def untrained(directory: str | Path) -> tuple[nn.Module, Any]:
         >>> encoder(*encoder.tokenize(["the cat sat"])).shape == (1, encoder.embedding_dim)
         True
     """
-    config, tokenizer = _from_pretrained(Path(directory), "AutoConfig", "AutoTokenizer")
+    path = directory_of("directory", directory)
+    config, tokenizer = _from_pretrained(path, "AutoConfig", "AutoTokenizer")
     model: nn.Module = transformers().AutoModel.from_config(config)
     return model.float(), tokenizer
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """Raises TypeError unless this can be called, as the tokenizers of `transformers` are."""
+    if not callable(tokenizer):
+        raise TypeError(f"tokenizer: want a tokenizer of transformers, got {shown(tokenizer)}")
+
+
+def directory_of(name: str, directory: object) -> Path:
+    """The directory that an argument names.
+
+    Raises:
+        TypeError: the argument is no path.
+        InputError: there is no such directory.
+    """
+    if not isinstance(directory, (str, os.PathLike)):
+        raise TypeError(f"{name}: want the directory of a checkpoint, got {shown(directory)}")
+    path = Path(directory)
+    if not path.is_dir():
+        raise InputError(f"{name}: want the directory of a checkpoint, got {str(path)!r}")
+    return path
 
 
 def tensors_of(directory: Path, prefix: str) -> dict[str, Tensor]:
@@ -112,8 +144,6 @@ def load_model(directory: Path) -> tuple[nn.Module, Any]:
 def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
     """Loads an object of each of the named `transformers` classes from a local directory."""
     library = transformers()
-    if not directory.is_dir():
-        raise InputError(f"model: want the directory of a checkpoint, got {str(directory)!r}")
     try:
         return [getattr(library, name).from_pretrained(directory, local_files_only=True) for name in classes]
     except (OSError, ValueError) as error:

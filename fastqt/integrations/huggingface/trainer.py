@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastqt.checks import check_option
-from fastqt.distributed.group import GroupLike, as_group
+from fastqt.checks import check_option, shown
+from fastqt.distributed.group import GROUPS, GroupLike, as_group
 from fastqt.integrations.huggingface.encoder import HuggingFaceEncoder, Pooling
-from fastqt.integrations.huggingface.loading import tensors_of, transformers
+from fastqt.integrations.huggingface.loading import directory_of, tensors_of, transformers
 from fastqt.losses import simcse_loss
 from fastqt.nn.losses import Loss, check_options
 
@@ -106,7 +106,7 @@ class ContrastiveModel(_PreTrainedModel):
                 if value is not None:
                     raise TypeError(f"{name}: want it when the HuggingFaceEncoder is made, got {value!r}")
         else:
-            directory = Path(encoder)
+            directory = directory_of("encoder", encoder)
             longest = 128 if max_length is None else max_length
             encoder = HuggingFaceEncoder(directory, pooling=pooling or "cls", max_length=longest)
         function, fixed = _function(loss)
@@ -116,6 +116,10 @@ class ContrastiveModel(_PreTrainedModel):
             group = None
         elif isinstance(group, str):
             check_option("group", group, ("auto",))
+        elif group is not None and not isinstance(group, GROUPS):
+            raise TypeError(
+                f"group: want 'auto', None, a Group, a ProcessGroup or a DeviceMesh, got {shown(group)}"
+            )
         elif group is not None and "group" not in parameters:
             raise ValueError("group: want 'auto' or None for a loss without this argument, got another")
         # The class of transformers chooses how a configuration that it is given computes attention, which is

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_metric_learning import distances, losses, reducers
+from pytorch_metric_learning import distances, losses, reducers, regularizers
 from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
 from torch import Tensor
 
-from fastqt.checks import INTEGERS, check_flag, check_option
+from fastqt.checks import INTEGERS, check_flag, check_number, check_option, shown
 from fastqt.engines import ENGINES
 from fastqt.functional import log_sum_exp
 from fastqt.integrations.metric_learning.listed import (
@@ -34,6 +34,14 @@ class OwnColumns(NamedTuple):
     """
 
     columns: Tensor | None
+
+
+# What the library's options have to be.
+KINDS: dict[str, type] = {
+    "distance": distances.BaseDistance,
+    "reducer": reducers.BaseReducer,
+    "embedding_regularizer": regularizers.BaseRegularizer,
+}
 
 
 class Given(NamedTuple):
@@ -95,6 +103,14 @@ class _FromLabels(losses.BaseMetricLossFunction):
         fallback: bool = False,
         **options: Any,
     ) -> None:
+        if not isinstance(temperature, Tensor):
+            check_number("temperature", temperature)
+        if temperature <= 0:
+            raise ValueError(f"temperature: want a positive number, got {shown(temperature)}")
+        for name, kind in KINDS.items():
+            given = options.get(name)
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"{name}: want a {kind.__name__} or None, got {shown(given)}")
         super().__init__(temperature=temperature, **options)
         check_memory(memory)
         check_flag("fallback", fallback)

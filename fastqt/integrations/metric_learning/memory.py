@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pytorch_metric_learning import losses
-from torch import Tensor
+from torch import Tensor, nn
 
+from fastqt.checks import check_size, shown
 from fastqt.integrations.metric_learning.losses import OwnColumns, _FromLabels
 
 
@@ -21,6 +22,7 @@ class CrossBatchMemory(losses.CrossBatchMemory):
         loss, embedding_size, memory_size, miner: as of the library's.
 
     Raises:
+        TypeError, ValueError: a size that is no integer of at least 1, or a loss or miner that is no module.
         Exception: a loss that the library does not support here.
 
     Example:
@@ -30,6 +32,22 @@ class CrossBatchMemory(losses.CrossBatchMemory):
         >>> memory(torch.randn(8, 16), torch.arange(8) % 4).shape
         torch.Size([])
     """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"loss: want a module, got {shown(loss)}")
+        if miner is not None and not isinstance(miner, nn.Module):
+            raise TypeError(f"miner: want a module or None, got {shown(miner)}")
+        check_size("embedding_size", embedding_size)
+        check_size("memory_size", memory_size)
+        super().__init__(loss, embedding_size, memory_size=memory_size, miner=miner, **options)
 
     def create_indices_tuple(
         self,

@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastqt.checks import check_size, input_dtype
+from fastqt.checks import check_flag, check_option, check_size, input_dtype
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group
 from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.engines import ENGINES
 from fastqt.options import Backend, Memory
+from fastqt.problem import check_memory
 
 
 class LossOfRanks(nn.Module):
@@ -29,6 +31,11 @@ class LossOfRanks(nn.Module):
         **group_options: Any,
     ) -> None:
         super().__init__()
+        check_flag("cache_labels", cache_labels)
+        check_flag("use_horovod", use_horovod)
+        check_memory(memory)
+        if backend is not None:
+            check_option("backend", backend, tuple(ENGINES))
         if use_horovod:
             raise ValueError(
                 "use_horovod: want False, as the ranks talk through torch.distributed here, got True"

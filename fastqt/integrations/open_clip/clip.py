@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.checks import check_flag
 from fastqt.functional import contrastive_loss
 from fastqt.integrations.open_clip.base import LossOfRanks, number, scaled
 from fastqt.losses import clip_loss
@@ -61,6 +62,8 @@ class ClipLoss(LossOfRanks):
         memory: Memory = "fast",
         backend: Backend | None = None,
     ) -> None:
+        check_flag("local_loss", local_loss)
+        check_flag("gather_with_grad", gather_with_grad)
         # The ranks' own losses add up to P times that of the batch, which the average of gradients undoes.
         gradients = "sum" if local_loss and gather_with_grad else "average"
         place = cache_labels, rank, world_size, use_horovod

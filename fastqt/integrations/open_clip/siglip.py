@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_option
+from fastqt.checks import check_option, check_size
 from fastqt.functional import sigmoid_loss
 from fastqt.integrations.open_clip.base import LossOfRanks, bias_of, scaled
 from fastqt.losses import siglip_loss
@@ -57,8 +57,9 @@ class SigLipLoss(LossOfRanks):
         memory: Memory = "fast",
         backend: Backend | None = None,
     ) -> None:
-        dist_impl = dist_impl or "bidir"
+        dist_impl = "bidir" if dist_impl is None else dist_impl
         check_option("dist_impl", dist_impl, tuple(EXCHANGES))
+        check_size("chunk_size", chunk_size, least=0)
         group_options = {"gradients": "sum", "exchange": EXCHANGES[dist_impl]}
         super().__init__(cache_labels, rank, world_size, use_horovod, memory, backend, **group_options)
         self.dist_impl, self.chunk_size = dist_impl, chunk_size

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
-from fastqt.checks import check_option, check_size
+from fastqt.checks import check_option, check_size, shown
 from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
 from fastqt.nn.losses import check_options
 from fastqt.options import Recheck
@@ -68,6 +68,10 @@ class SentenceTransformerLoss(nn.Module):
         self, model: nn.Module, loss: Callable[..., Tensor] = multiple_negatives_ranking_loss, **options: Any
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: want a SentenceTransformer or another module, got {shown(model)}")
+        if not callable(loss):
+            raise TypeError(f"loss: want a function of embeddings, got {shown(loss)}")
         check_options(loss, options)
         self.model = model
         self.loss = loss

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable, Hashable, Iterable
 from importlib import import_module
+from numbers import Number
 from typing import Any, SupportsIndex
+
+from torch import Tensor
+
+from fastqt.checks import check_number, check_size, shown
+
+# Arguments of the library's losses, by what they have to be.
+MODELS = ("model", "guide")
+NUMBERS = ("scale", "temperature", "margin", "hardness_strength")
+NO_MODEL = (type(None), str, Number, list, tuple, dict)
 
 
 class Replacement:
@@ -22,14 +34,50 @@ class Replacement:
         theirs: list[Any] = [base for base in cls.__mro__[1:] if base.__name__ == cls.__name__]
         if theirs:  # Otherwise it is a user's class.
             cls.held_by, cls.__module__ = cls.__module__, theirs[0].__module__
-            if "__init__" in vars(cls):
-                functools.update_wrapper(vars(cls)["__init__"], theirs[0].__init__)
+            cls.__init__ = _checked(vars(cls).get("__init__"), theirs[0].__init__)  # type: ignore[method-assign]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         kind = type(self)
         if "held_by" not in vars(kind):
             return super().__reduce_ex__(protocol)
         return _new, (self.held_by, kind.__name__), self.__dict__
+
+
+def _check_argument(name: str, value: object) -> None:
+    """Raises TypeError or ValueError for what their constructors fail at without a word of the argument.
+
+    All else is left to them. A model may be a stand-in, so only what is no object of that kind is refused.
+    """
+    if name in MODELS and isinstance(value, NO_MODEL):
+        raise TypeError(f"{name}: want a SentenceTransformer, got {shown(value)}")
+    if name in NUMBERS and not isinstance(value, Tensor):
+        check_number(name, value)
+    if name == "mini_batch_size" or (name == "mini_batch_num_tokens" and value is not None):
+        check_size(name, value)
+    if name == "directions" and value is not None and not isinstance(value, Iterable):
+        raise TypeError(f"directions: want a sequence of names, got {shown(value)}")
+    if name == "hardness_mode" and not isinstance(value, Hashable):
+        raise TypeError(f"hardness_mode: want a name or None, got {shown(value)}")
+
+
+def _checked(own: Callable[..., None] | None, theirs: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a class, with their signature, which names arguments that their own fails at."""
+    signature = inspect.signature(theirs)
+    names = signature.parameters.keys()
+
+    @functools.wraps(theirs)
+    def construct(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            given = signature.bind(self, *args, **options).arguments
+        except TypeError:  # which the call itself raises, too
+            given = {}
+        reads_model = "mini_batch_size" in names or "guide" in names
+        for name, value in given.items():
+            if reads_model or name not in MODELS:  # The other constructors take any model, and None.
+                _check_argument(name, value)
+        (own or theirs)(self, *args, **options)
+
+    return construct
 
 
 def _new(module: str, name: str) -> Any:
