@@ -63,6 +63,9 @@ def query_gradient_kernel(
     a_i b_j. What this gives, y_i, lacks the derivative of the norm: dF_i = y_i - a_i^2 <f_i, y_i> f_i. The
     inner product needs all of y_i, which is kept in `product` meanwhile.
     """
+    # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
+    query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
+    row_negative_stride = tl.cast(row_negative_stride, tl.int64)
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
@@ -211,6 +214,8 @@ def candidate_gradient_kernel(
     With inverse norms a_i and b_j, the product is that of E and F times both, and c is multiplied by both.
     The derivative of the norm is added as to the queries' gradients.
     """
+    # As for the queries' gradients.
+    query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
     j = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)

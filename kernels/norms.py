@@ -31,6 +31,8 @@ def inverse_norms_kernel(
     BLOCK: tl.constexpr,
 ):
     """One row per program. Elements are divided by the largest one, so that no square overflows."""
+    # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
+    stride = tl.cast(stride, tl.int64)
     i = tl.program_id(0).to(tl.int64)
     row = rows + i * row_stride
     magnitudes = tl.zeros((BLOCK,), dtype=tl.float32)

@@ -33,8 +33,8 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
-from fastqt.kernels.scores.launch import Tile, column_tiles, elements_at_once, row_tiles
-from fastqt.kernels.scores.mainloop import score_tile
+from fastqt.kernels.scores.launch import Tile, column_tiles, elements_at_once, far, row_tiles
+from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
 from fastqt.kernels.tuning import REPAIR
 
 LEAST = tl.constexpr(float("-inf"))
@@ -207,6 +207,7 @@ def repair_rows_kernel(
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,
     EVEN_D: tl.constexpr,
+    FAR: tl.constexpr,  # as scores_kernel takes it
     UNIT: tl.constexpr,  # of elements, in which D, stride_qn, stride_cm and stride_km are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -228,6 +229,12 @@ def repair_rows_kernel(
     negative_inverse_norms=None,  # (K,) float32
     out=None,  # (N, M + K): E
 ):
+    if FAR:
+        stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
+        stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
+        stride_km, stride_kd = strides_of_64_bits((stride_km, stride_kd))
+        stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
+        stride_out_n = tl.cast(stride_out_n, tl.int64)
     start_n, number = tl.program_id(0) // splits * BLOCK_N, tl.program_id(0) % splits
     offs_n = tl.arange(0, BLOCK_N)
     row = first_n + start_n + offs_n
@@ -369,6 +376,12 @@ def repair_rows(
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             EVEN_D=D % step == 0,
+            FAR=far(
+                (queries, REPAIR.rows, step),
+                *((matrix, REPAIR.columns, step) for matrix in matrices),
+                (exponentials, REPAIR.rows, REPAIR.columns),
+                (tile.mask, REPAIR.rows, REPAIR.columns),
+            ),
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(queries.dtype),

@@ -20,8 +20,8 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
-from fastqt.kernels.scores.launch import Tile, elements_at_once
-from fastqt.kernels.scores.mainloop import score_tile
+from fastqt.kernels.scores.launch import Tile, elements_at_once, far
+from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
 
 ROWS, COLUMNS, WIDTH = 64, 64, 128  # of E and of the product, of a program
 
@@ -48,6 +48,7 @@ def row_products_kernel(
     EXCLUDE_DIAGONAL: tl.constexpr,
     EVEN_D: tl.constexpr,
     ADD: tl.constexpr,  # to what is there
+    FAR: tl.constexpr,  # as scores_kernel takes it
     UNIT: tl.constexpr,  # of elements, in which D, stride_qn and stride_cm are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -66,6 +67,10 @@ def row_products_kernel(
     query_inverse_norms=None,
     candidate_inverse_norms=None,
 ):
+    if FAR:
+        stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
+        stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
+        stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
     D *= UNIT
     tl.assume(D > 0)
     stride_qn *= UNIT
@@ -157,6 +162,8 @@ def multiply_overflowed_rows(
             EXCLUDE_DIAGONAL=tile.exclude_diagonal,
             EVEN_D=D % step == 0,
             ADD=add,
+            # A program reads `width` elements of all D of a candidate at once.
+            FAR=far((queries, rows, step), (matrix, COLUMNS, D), (tile.mask, rows, COLUMNS)),
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(queries.dtype),

@@ -83,6 +83,9 @@ def row_shifts_kernel(
     does not exist or is masked, or if it is on a diagonal that is replaced. With inverse norms, the norms of
     given row negatives are read.
     """
+    # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
+    query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
+    row_negative_stride = tl.cast(row_negative_stride, tl.int64)
     i = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     if query_inverse_norms is not None:
@@ -169,8 +172,10 @@ def row_shifts_kernel(
         exact_max = tl.maximum(exact_max, score)
     exact_max *= LOG2_E
     shift = exact_max
-    for tile in tl.static_range(SAMPLE_TILES):
-        shift = tl.maximum(shift, tl.load(sample_max_log2 + tile * rows + i))
+    at = i
+    for _ in tl.static_range(SAMPLE_TILES):
+        shift = tl.maximum(shift, tl.load(sample_max_log2 + at))
+        at += rows
     tl.store(exact_max_log2 + i, exact_max)
     if LOG_SUM_EXP:
         shift = tl.where(shift == float("-inf"), 0.0, shift)

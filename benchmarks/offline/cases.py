@@ -134,6 +134,19 @@ CASES = (
         loads_ahead=False,
     ),
     Case(
+        "bf16, far, low, groups, mask",
+        memory="low",
+        groups=True,
+        mask=True,
+        far=True,
+        descriptors=False,
+        wanted=(
+            "scores_kernel row_factors out FAR",
+            "repair_rows_kernel query_groups mask FAR",
+            "row_products_kernel query_groups mask FAR",
+        ),
+    ),
+    Case(
         "bf16, pointers",  # which a GPU's table may choose
         descriptors=False,
         archs=(90,),

@@ -68,6 +68,7 @@ class Case:
     link: str = "softmax"
     normalize: bool = False
     clip: bool = False  # CLIP's loss, of rows and of columns
+    far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     warp_specialized: bool = False  # the GPU's table chooses that kernel
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
@@ -302,7 +303,8 @@ def general_problem_of(case: Case) -> Problem:
     from fastqt.targets import Diagonal, NoTargets, TargetRows, Window
 
     N, D, dtype = case.N, case.D, getattr(torch, case.dtype)
-    queries, candidates, rows = (torch.empty(N, D, dtype=dtype) for _ in range(3))
+    strides = (2**26 if case.far else D, 1)
+    queries, candidates, rows = (torch.empty_strided((N, D), strides, dtype=dtype) for _ in range(3))
     groups, mask = torch.empty(N, dtype=torch.int64), torch.empty(N, N, dtype=torch.bool)
     negatives = torch.empty(case.negatives, D, dtype=dtype) if case.negatives else None
     lowered = {"own": Diagonal(), "none": NoTargets()}.get(case.targets, Window(1))

@@ -54,7 +54,7 @@ def store_tile(
     matrix, stride_out_n = out
     start_n, offs_n, mask_n = rows
     start_m, offs_m, mask_m = columns
-    # Offsets within a tile fit 32 bits, which halves the registers that addresses take.
+    # Offsets within a tile have as many bits as the stride. 32 bits halve the registers that addresses take.
     start = matrix + tl.cast(start_n, tl.int64) * stride_out_n + start_m
     cell = start + offs_n[:, None] * stride_out_n + offs_m[None, :]
     inside = mask_n[:, None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastqt.kernels.launch import (
+    DESCRIBED_BYTES,
     INTERPRETED,
     Config,
     cdiv,
@@ -156,6 +157,16 @@ def elements_at_once(queries: Tensor, *candidates: Tensor) -> int:
     return 1 if any(n % unit for n in rows) else unit
 
 
+def far(*tiles: tuple[Tensor | None, int, int]) -> bool:
+    """Whether some offset within a tile of a matrix, of so many rows and columns, does not fit 32 bits.
+
+    Code for such matrices takes more registers, so that others have code of their own.
+    """
+    return any(
+        x is not None and rows * x.stride(0) + columns * x.stride(1) >= 2**31 for x, rows, columns in tiles
+    )
+
+
 def _launch(
     tile: Tile,
     queries: Tensor,
@@ -192,6 +203,12 @@ def _launch(
             EVEN_M=columns % config.columns == 0,
             EVEN_D=D % step == 0,
             DESCRIPTORS=descriptors,
+            FAR=far(
+                (None if descriptors else queries, config.rows, step),
+                (None if descriptors else tile.candidates, config.columns, step),
+                (out, config.rows, config.columns),
+                (tile.mask, config.rows, config.columns),
+            ),
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
             PRECISION=precision(queries.dtype),
@@ -231,4 +248,5 @@ def _programs(queries: Tensor, tiles: int, config: Config, step: int) -> int:
 
 def _has_descriptor(x: Tensor) -> bool:
     """Whether a tensor descriptor can say where a matrix lies whose row stride is of whole 16 bytes."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.data_ptr() % 16 == 0
+    expressible = x.shape[1] <= x.stride(0) < DESCRIBED_BYTES // x.element_size()
+    return x.stride(1) == 1 and expressible and x.data_ptr() % 16 == 0

@@ -53,6 +53,13 @@ def grouped_blocks(tile, blocks_n, blocks_m, GROUP_N: tl.constexpr):
 
 
 @triton.jit
+def strides_of_64_bits(strides):
+    """Strides whose products with offsets within a tile do not fit 32 bits."""
+    rows, columns = strides
+    return tl.cast(rows, tl.int64), tl.cast(columns, tl.int64)
+
+
+@triton.jit
 def score_tile(
     queries,
     candidates,
@@ -81,8 +88,8 @@ def score_tile(
         stride_qn, stride_qd, stride_cm, stride_cd = strides
         offs_n, offs_m = offsets
         left_n, left_m = sizes
-        # Rows beyond the end are read as the last one, and their results are dropped. Offsets within a tile
-        # fit 32 bits, which halves the registers that addresses take.
+        # Rows beyond the end are read as the last one, and their results are dropped. Unless strides have 64
+        # bits, offsets within a tile have 32, which halves the registers that addresses take.
         offs_d = tl.arange(0, BLOCK_D)
         offs_qn = tl.minimum(offs_n, left_n - 1)
         f = queries + tl.cast(first_query, tl.int64) * stride_qn
@@ -126,6 +133,7 @@ def scores_kernel(
     EVEN_M: tl.constexpr,  # BLOCK_M divides M
     EVEN_D: tl.constexpr,  # BLOCK_D divides D
     DESCRIPTORS: tl.constexpr,
+    FAR: tl.constexpr,  # an offset within a tile does not fit 32 bits
     UNIT: tl.constexpr,  # of elements, in which D, stride_qn and stride_cm are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -153,6 +161,11 @@ def scores_kernel(
 ):
     blocks_n = tl.cdiv(N, BLOCK_N)
     blocks_m = tl.cdiv(M, BLOCK_M)
+    if FAR:
+        stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
+        stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
+        stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
+        stride_out_n = tl.cast(stride_out_n, tl.int64)
     # As products with UNIT the compiler knows what they are multiples of.
     D *= UNIT
     tl.assume(D > 0)

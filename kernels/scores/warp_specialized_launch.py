@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.launch import INTERPRETED, Config, multiprocessors, on_device
+from fastqt.kernels.launch import DESCRIBED_BYTES, INTERPRETED, Config, multiprocessors, on_device
 from fastqt.kernels.scores.epilogues import EXP
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ def why_not(
     if triton.cdiv(queries.shape[1], config.width) < config.stages:
         return f"a width of {queries.shape[1]} is less than {config.stages} stages of {config.width}"
     if not all(map(_has_descriptor, (queries, candidates, *([] if out is None else [out])))):
-        return "rows of its matrices must begin at multiples of 16 bytes"
+        return "rows of its matrices must begin at multiples of 16 bytes, less than 2^40 bytes apart"
     return unusable()
 
 
 def _has_descriptor(x: Tensor) -> bool:
     """Whether the copy engine can read and write a matrix."""
-    rows_aligned = x.stride(0) * x.element_size() % 16 == 0 and x.stride(0) >= x.shape[1]
-    return rows_aligned and x.stride(1) == 1 and x.data_ptr() % 16 == 0
+    row_bytes = x.stride(0) * x.element_size()
+    rows_apart = row_bytes % 16 == 0 and row_bytes < DESCRIBED_BYTES and x.stride(0) >= x.shape[1]
+    return rows_apart and x.stride(1) == 1 and x.data_ptr() % 16 == 0
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
