@@ -144,6 +144,8 @@ def _over_group(
             "targets": operator.kind(),
             "reduction": reduction,
             "diagonal": diagonal,
+            "normalize": normalize,
+            "margin": float(margin),
             "requires_grad": wanting_gradients({"queries": queries, "candidates": candidates}),
         }
 

@@ -26,6 +26,8 @@ SAID = {
     "dtype": f"dtype: {SAME} torch.float32 on ranks 0, 2 and torch.float64 on rank 1",
     "option": f"reduction: {SAME} mean on ranks 0, 2 and sum on rank 1",
     "number": f"mix: {SAME} 0.2 on ranks 0, 2 and 0.3 on rank 1",
+    "norms": f"normalize: {SAME} False on ranks 0, 2 and True on rank 1",
+    "margin": f"margin: {SAME} 1.0 on ranks 0, 2 and 2.0 on rank 1",
     "option of mixcse": f"partner: {SAME} next on ranks 0, 2 and random on rank 1",
     "scale": f"scale: {SAME} 2.0 on ranks 0, 2 and 3.0 on rank 1",
     "bias": f"bias: {SAME} 0.5 on ranks 0, 2 and 1.5 on rank 1",

@@ -162,6 +162,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "dtype": _rows_at_one("info_nce_loss", ROWS, WIDTH, torch.float64),
     "option": _at_one(reduction="sum"),
     "number": _at_one("mixcse_loss", mix=0.3),
+    "norms": _at_one("max_margin_loss", normalize=True),
+    "margin": _at_one("max_margin_loss", margin=2.0),
     "option of mixcse": _at_one("mixcse_loss", partner="random"),
     "scale": _other_numbers("contrastive_loss", scale=2.0),
     "bias": _other_numbers("sigmoid_loss", bias=0.5),
