@@ -332,7 +332,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 def positive_scores(scores: Tensor) -> Tensor:
-    """The scores of positives, from which the logsumexps of other cells are subtracted, with NaN for infinity.
+    """The scores of positives, of which the logsumexps of other cells are taken off, with NaN for infinity.
 
     In log(exp(positive) + exp(others)) - positive two infinities would cancel each other.
     """

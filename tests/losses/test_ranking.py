@@ -396,6 +396,7 @@ def test_the_module_refuses_options_when_it_is_made():
     module = fastqt.nn.MultipleNegativesRankingLoss(**ALL, learn_scale=True)
     assert module(X, [X, X]).requires_grad
     for options, kind, message in REFUSED:
-        if "documents" not in options and options.get("scale") is None:
+        known_without_a_batch = "documents" not in options and "float32" not in message
+        if known_without_a_batch and options.get("scale") is None:
             with pytest.raises(kind, match=f"^{message}"):
                 fastqt.nn.MultipleNegativesRankingLoss(**options)
