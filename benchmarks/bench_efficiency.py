@@ -15,7 +15,7 @@ import fastqt
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import sentences
 from fastqt.nn import GRUEncoder, QuickThoughts, SkipThoughts
-from fastqt.train.optim import Adam, clip_gradients
+from fastqt.sentences.train.optim import Adam, clip_gradients
 
 V, W, H, B = 20_000, 300, 300, 128
 ROUNDS = 3

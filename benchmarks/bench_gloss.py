@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.measure.timing import Clock, beside_products, in_turns_with
 from fastqt.nn import Gloss
-from fastqt.tools.memory import peak_above_results
+from fastqt.sentences.tools.memory import peak_above_results
 
 V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fastqt.inference.index import Index, IndexOptions, build_index
-from fastqt.inference.index.searchers import import_faiss
+from fastqt.sentences.inference.index import Index, IndexOptions, build_index
+from fastqt.sentences.inference.index.searchers import import_faiss
 
 WIDTH = 128
 K = 10

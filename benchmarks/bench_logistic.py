@@ -27,8 +27,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastqt.evaluation.classification import PAPER_GRID, split
-from fastqt.evaluation.logistic import fit, one_hot
+from fastqt.sentences.evaluation.classification import PAPER_GRID, split
+from fastqt.sentences.evaluation.logistic import fit, one_hot
 
 FOLDS = 10
 SAMPLED = 3
@@ -73,7 +73,7 @@ def vectors(n: int, d: int, classes: int) -> tuple[NDArray[np.float32], NDArray[
 
 
 def training_sets(labels: NDArray[np.int64], protocol: str) -> NDArray[np.bool_]:
-    """Which rows (P, n) each training set holds, as `fastqt.evaluation.classification` makes them."""
+    """Which rows (P, n) each training set holds, as in `fastqt.sentences.evaluation.classification`."""
     tests = split(labels, FOLDS, 0)
     if protocol != "nested":
         return np.concatenate([~tests, np.ones((1, len(labels)), dtype=bool)])

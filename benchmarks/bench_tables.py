@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import sentences
 from fastqt.nn.sparse_gradients import bag_sum, distinct_rows
-from fastqt.train.optim import Adam, RowAdam, clip_gradients
+from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
 
 # V, D, and the B sentences of a batch: QuickThoughts' table, skip-thoughts', and one of wide vectors.
 SIZES = [(50_000, 300, 400), (50_000, 300, 1000), (20_000, 620, 400), (20_000, 1200, 400)]

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.measure.baselines import PlainQuickThoughts, PlainTrainer
 from benchmarks.measure.timing import in_turns_with
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.progress import Progress
-from fastqt.text import Vocabulary, batches, read_blocks
-from fastqt.train.loop import Trainer
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.text import Vocabulary, batches, read_blocks
+from fastqt.sentences.train.loop import Trainer
 
 NOVELS = Path(__file__).parents[2] / "shared" / "data" / "corpus" / "train.txt.xz"
 BATCHES = 4

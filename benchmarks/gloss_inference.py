@@ -29,10 +29,10 @@ from benchmarks.paths import RESULTS
 from fastqt.nn import Gloss, gloss_inference
 from fastqt.nn.gloss_decoder import Decoder
 from fastqt.nn.gloss_inference import Inference
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder
-from fastqt.text import pad
-from fastqt.train import train
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.text import pad
+from fastqt.sentences.train import train
 
 OUT = RESULTS / "gloss-inference.json"
 TRAINED, INFERRED, ALONE = 2500, 128, 8  # sentences

@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.corpus import write_corpus
 from benchmarks.measure.machine import processor_and_versions
-from fastqt.runs import checkpoint
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.files import PARTIAL
-from fastqt.runs.tensor_files import open_tensors
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.files import PARTIAL
+from fastqt.sentences.runs.tensor_files import open_tensors
 
 FIRST_STEPS = 20  # the time that they take sets the times of the kills
 LAST_STEPS = 50  # after the last kill
@@ -63,7 +63,7 @@ def serve() -> None:
 
 
 def _train(line: str) -> None:
-    from fastqt.train import train
+    from fastqt.sentences.train import train
 
     settings, out, digests = json.loads(line)
     if digests is not None:

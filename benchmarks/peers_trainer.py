@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
-from fastqt.tools.memory import growth_of_process
+from fastqt.sentences.tools.memory import growth_of_process
 
 STORED = RESULTS / "peers-trainer.json"
 STEPS, BATCH, SEED = 20, 8, 7

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 
 from toy_data import write_library
 
-from fastqt.runs.config import TrainConfig
-from fastqt.train import train
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.train import train
 
 MODELS = {"simcse": "SimCSE", "mixcse": "MixCSE"}
 REPORTS = 12  # of each training

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 
 from toy_data import write_library
 
-from fastqt.evaluation import nearest
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder
-from fastqt.train import train
+from fastqt.sentences.evaluation import nearest
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.train import train
 
 QUERIES = (
     "Raises an error if the file does not exist.",

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fastqt.evaluation import nearest
-from fastqt.inference.index import build_index
-from fastqt.runs.model import SentenceEncoder
+from fastqt.sentences.evaluation import nearest
+from fastqt.sentences.inference.index import build_index
+from fastqt.sentences.runs.model import SentenceEncoder
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:

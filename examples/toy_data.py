@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastqt.text import Vocabulary, pad
-from fastqt.tools.library_text import folders, read_library
+from fastqt.sentences.text import Vocabulary, pad
+from fastqt.sentences.tools.library_text import folders, read_library
 
 
 def start_process_group() -> torch.device:

@@ -7,9 +7,9 @@ from fastqt._version import __version__
 
 if TYPE_CHECKING:
     from fastqt import distributed, nn
-    from fastqt import evaluation as evaluation
     from fastqt import integrations as integrations
     from fastqt import options as options
+    from fastqt import sentences as sentences
     from fastqt.cached import cached_backward
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
@@ -72,7 +72,7 @@ __all__ = [
 
 # Modules that `import fastqt` alone gives access to. A star does not import those that are not in `__all__`,
 # which few want, or which want optional libraries.
-_MODULES = ("distributed", "evaluation", "integrations", "nn", "options")
+_MODULES = ("distributed", "integrations", "nn", "options", "sentences")
 
 
 def __dir__() -> list[str]:

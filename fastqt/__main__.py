@@ -2,7 +2,7 @@
 
 import sys
 
-from fastqt.cli import main
+from fastqt.sentences.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,13 +5,9 @@ class InputError(ValueError):
     """A file, a directory or an option cannot be used. The message says which, why, and what to change."""
 
 
-class OtherRankError(InputError):
-    """A process that trains together with this one has failed, and this one can not go on without it.
-
-    Attributes:
-        is_told: whether another process says it too, so that this one need not.
-    """
-
-    def __init__(self, message: str, *, is_told: bool = False) -> None:
-        super().__init__(message)
-        self.is_told = is_told
+def one_line(text: object, longest: int = 300) -> str:
+    """Text that comes from a file, for a message: on one line, without control characters, not too long."""
+    characters = (
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text)
+    )
+    return "".join(characters)[:longest]

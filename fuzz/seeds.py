@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastqt.runs.config import TrainConfig
-from fastqt.text import Vocabulary
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.text import Vocabulary
 from fuzz.files import XZ_FILTERS
 from fuzz.targets.checkpoint import WHOLE
 from fuzz.targets.tokenizer import WHOLE as TOKENIZERS

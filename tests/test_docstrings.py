@@ -10,8 +10,8 @@ import pytest
 from doctests import examples_of, own, run_examples
 
 import fastqt
-from fastqt import evaluation
-from fastqt.cli import main
+from fastqt.sentences import evaluation
+from fastqt.sentences.cli import main
 
 MODULES = (fastqt, fastqt.nn, fastqt.distributed, evaluation)
 NAMES = [(module, name) for module in MODULES for name in own(module)]
@@ -86,14 +86,14 @@ def test_dir_shows_the_public_names_alone():
     program = (
         "import fastqt\n"
         "before = dir(fastqt)\n"
-        "import fastqt.nn, fastqt.losses, fastqt.runs.config\n"
+        "import fastqt.nn, fastqt.losses, fastqt.sentences.runs.config\n"
         "assert dir(fastqt) == before\n"
         "print(*before)\n"
         "print(*dir(fastqt.nn))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     of_package, of_nn = (line.split() for line in done.stdout.splitlines())
-    modules = {"evaluation", "integrations", "options"}
+    modules = {"integrations", "options", "sentences"}
     assert of_package == sorted({*fastqt.__all__, *modules})
     assert of_nn == sorted(fastqt.nn.__all__)
     assert all(getattr(fastqt, name).__name__ == f"fastqt.{name}" for name in modules)

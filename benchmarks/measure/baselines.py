@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fastqt.tools.bench import eager_contrastive_loss, window_matrix
+from fastqt.sentences.tools.bench import eager_contrastive_loss, window_matrix
 
 __all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "loss_products", "window_matrix"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.measure.clocks import Meter
 from benchmarks.measure.errors import words
-from fastqt.tools import memory
+from fastqt.sentences.tools import memory
 
 MOST_ROUNDS = 50
 LEAD = 1e-3  # seconds; a few launches take less

@@ -21,11 +21,11 @@ from benchmarks.papers.parts import NotReadyError, made
 from benchmarks.papers.plans import SEEDS, VIEWS
 from benchmarks.papers.runs import STS, Places, figure
 from benchmarks.papers.store import stored
-from fastqt.evaluation.data import Pairs
-from fastqt.evaluation.encoders import load_encoder
-from fastqt.evaluation.similarity import cosines
-from fastqt.evaluation.tasks import Options, Similar, read_tasks
-from fastqt.evaluation.vectors import Cache, embed
+from fastqt.sentences.evaluation.data import Pairs
+from fastqt.sentences.evaluation.encoders import load_encoder
+from fastqt.sentences.evaluation.similarity import cosines
+from fastqt.sentences.evaluation.tasks import Options, Similar, read_tasks
+from fastqt.sentences.evaluation.vectors import Cache, embed
 
 BASES = ("minilm", "masked-words")
 AGAINST = "simcse"

@@ -17,13 +17,13 @@ from sklearn.model_selection import train_test_split
 
 from benchmarks.papers.parts import load, made, trained
 from benchmarks.papers.runs import Places
-from fastqt.evaluation.baselines import WordVectors
-from fastqt.evaluation.classification import limited_data
-from fastqt.evaluation.data import find, read_labelled
-from fastqt.evaluation.encoders import NamedEncoder
-from fastqt.runs.model import SentenceEncoder
-from fastqt.text import Vocabulary
-from fastqt.text.vectors import vectors_of
+from fastqt.sentences.evaluation.baselines import WordVectors
+from fastqt.sentences.evaluation.classification import limited_data
+from fastqt.sentences.evaluation.data import find, read_labelled
+from fastqt.sentences.evaluation.encoders import NamedEncoder
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.text import Vocabulary
+from fastqt.sentences.text.vectors import vectors_of
 
 SYSTEMS = {
     "mean of GloVe": "word-vectors:@glove",

@@ -35,10 +35,10 @@ from benchmarks.papers.phrases import Phrases, Words, by_position, in_another_or
 from benchmarks.papers.runs import STORED
 from benchmarks.papers.word_order import order_limit
 from benchmarks.paths import ROOT
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.files import write_atomically
-from fastqt.runs.model import model_digest
-from fastqt.train import train
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.runs.model import model_digest
+from fastqt.sentences.train import train
 
 FIGURES, TEXT = STORED / "gloss-samples.json", STORED / "gloss-samples.txt"
 FILES = ("corpus/train.txt.xz", "extra/train_extra.txt.xz")

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.papers.phrases import Words
-from fastqt.inference.interpolate import vectors_between
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_decoder import projected
-from fastqt.runs.model import SentenceEncoder
-from fastqt.text.reader import read_blocks
+from fastqt.sentences.inference.interpolate import vectors_between
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.text.reader import read_blocks
 
 WORDS = 3000  # of the vocabulary; sentences with another word are left out
 SHARES = tuple(step / 5 for step in range(1, 5))  # of the paper

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.papers.parts import expanded
 from benchmarks.papers.plans import GLOVE, SEEDS
 from benchmarks.papers.runs import ALL_TASKS, Options, Places, Run, perform, train
-from fastqt.text import read_blocks
+from fastqt.sentences.text import read_blocks
 
 TABLE = "limited-text"
 SHARES = (1, 3, 10, 30, 100)  # per cent

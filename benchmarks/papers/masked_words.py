@@ -31,8 +31,8 @@ from transformers import BertTokenizerFast, ModernBertConfig, ModernBertForMaske
 
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.paths import RESULTS
-from fastqt.runs.files import write_atomically
-from fastqt.text.reader import read_blocks
+from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.text.reader import read_blocks
 
 STORED = RESULTS / "papers" / "masked-words.json"
 V, LENGTH, BATCH = 12_000, 64, 64  # word pieces; tokens of a piece of text; pieces of a batch

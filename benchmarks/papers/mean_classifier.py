@@ -24,19 +24,19 @@ from benchmarks.papers.parts import made
 from benchmarks.papers.plans import SEEDS
 from benchmarks.papers.runs import Places
 from fastqt import contrastive_loss, curl_block_loss, curl_loss
-from fastqt.evaluation.classification import (
+from fastqt.nn import BagOfWords
+from fastqt.sentences.evaluation.classification import (
     FOLDS,
     accuracy,
     cross_validated,
     nested_cross_validation,
     split,
 )
-from fastqt.evaluation.data import find, read_labelled
-from fastqt.evaluation.means import MeanClassifier, mean_classifier
-from fastqt.nn import BagOfWords
-from fastqt.text import Batch, Vocabulary, batches, pad, read_blocks
-from fastqt.text.vectors import vectors_of
-from fastqt.train.optim import Adam, clip_gradients
+from fastqt.sentences.evaluation.data import find, read_labelled
+from fastqt.sentences.evaluation.means import MeanClassifier, mean_classifier
+from fastqt.sentences.text import Batch, Vocabulary, batches, pad, read_blocks
+from fastqt.sentences.text.vectors import vectors_of
+from fastqt.sentences.train.optim import Adam, clip_gradients
 
 CORPUS = "@data/corpus/train.txt.xz"
 TASKS = ("MR", "CR", "SUBJ", "TREC")

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.papers.parts import load, made
 from benchmarks.papers.runs import Places
-from fastqt.evaluation.baselines import tokens
-from fastqt.evaluation.pools import nearest_rows
-from fastqt.evaluation.vectors import embed
-from fastqt.text import read_blocks
+from fastqt.sentences.evaluation.baselines import tokens
+from fastqt.sentences.evaluation.pools import nearest_rows
+from fastqt.sentences.evaluation.vectors import embed
+from fastqt.sentences.text import read_blocks
 
 POOL = "@data/corpus/valid.txt.xz"
 SYSTEMS = {

@@ -13,7 +13,7 @@ from benchmarks.measure.machine import processor_and_versions
 from benchmarks.papers.plans import TABLES
 from benchmarks.papers.runs import Places, add_words, encoder_name, train
 from benchmarks.papers.store import Planned
-from fastqt.evaluation.encoders import NamedEncoder, load_encoder
+from fastqt.sentences.evaluation.encoders import NamedEncoder, load_encoder
 
 
 class NotReadyError(Exception):

@@ -26,7 +26,7 @@ PACKAGES = (
     "fastqt",
     "fastqt.nn",
     "fastqt.distributed",
-    "fastqt.evaluation",
+    "fastqt.sentences.evaluation",
     "fastqt.integrations.huggingface",
     "fastqt.integrations.lightning",
     "fastqt.integrations.metric_learning",

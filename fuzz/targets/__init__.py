@@ -7,14 +7,21 @@ from collections.abc import Callable
 
 # The modules of which each target counts the coverage.
 INSTRUMENTED = {
-    "corpus": ("fastqt.text", "gzip", "lzma", "_compression"),
-    "vocabulary": ("fastqt.text",),
-    "tokenizer": ("fastqt.text",),
-    "config": ("fastqt.runs",),
-    "checkpoint": ("fastqt.runs",),
-    "vectors": ("fastqt.text", "fastqt.evaluation", "numpy.lib", "zipfile", "gzip", "lzma"),
-    "word_vectors": ("fastqt.text", "numpy.lib", "json"),
-    "evaluation": ("fastqt.evaluation", "fastqt.text", "numpy.lib"),
+    "corpus": ("fastqt.sentences.text", "gzip", "lzma", "_compression"),
+    "vocabulary": ("fastqt.sentences.text",),
+    "tokenizer": ("fastqt.sentences.text",),
+    "config": ("fastqt.sentences.runs",),
+    "checkpoint": ("fastqt.sentences.runs",),
+    "vectors": (
+        "fastqt.sentences.text",
+        "fastqt.sentences.evaluation",
+        "numpy.lib",
+        "zipfile",
+        "gzip",
+        "lzma",
+    ),
+    "word_vectors": ("fastqt.sentences.text", "numpy.lib", "json"),
+    "evaluation": ("fastqt.sentences.evaluation", "fastqt.sentences.text", "numpy.lib"),
     "contrastive_loss": (
         *("fastqt.functional", "fastqt.checks", "fastqt.targets", "fastqt.negatives", "fastqt.autograd"),
         *("fastqt.problem", "fastqt.engines"),

@@ -11,9 +11,9 @@ from safetensors.torch import save
 from torch import nn
 
 from fastqt.errors import InputError
-from fastqt.runs import checkpoint
-from fastqt.runs.config import FORMAT
-from fastqt.runs.progress import Progress
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import FORMAT
+from fastqt.sentences.runs.progress import Progress
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.text import Corpus, Vocabulary, read_blocks, read_triplets, reader
+from fastqt.sentences.text import Corpus, Vocabulary, read_blocks, read_triplets, reader
 from fuzz.files import text_file
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

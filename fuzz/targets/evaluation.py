@@ -7,8 +7,8 @@ import io
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.evaluation.data import read_labelled, read_pairs
-from fastqt.evaluation.vectors import Cache, embed
+from fastqt.sentences.evaluation.data import read_labelled, read_pairs
+from fastqt.sentences.evaluation.vectors import Cache, embed
 from fuzz.files import folder, json_text, text_file, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -7,7 +7,7 @@ import json
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from fastqt.errors import InputError
-from fastqt.text import TokenizerVocabulary
+from fastqt.sentences.text import TokenizerVocabulary
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.evaluation.baselines import WordVectors
-from fastqt.text.vectors import read_counts, read_vectors
+from fastqt.sentences.evaluation.baselines import WordVectors
+from fastqt.sentences.text.vectors import read_counts, read_vectors
 from fuzz.files import text_file, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fastqt.errors import InputError
-from fastqt.text import Vocabulary
+from fastqt.sentences.text import Vocabulary
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.text.vectors import read_vectors, vectors_of, width_of
+from fastqt.sentences.text.vectors import read_vectors, vectors_of, width_of
 from fuzz.files import folder, json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes

@@ -73,8 +73,8 @@ def test_a_few_kills(tmp_path):
 
 
 def test_a_digest_tells_checkpoints_apart(planted, tmp_path):
-    from fastqt.runs.config import TrainConfig
-    from fastqt.train import train
+    from fastqt.sentences.runs.config import TrainConfig
+    from fastqt.sentences.train import train
 
     found = []
     for run, seed in (("a", 0), ("b", 0), ("c", 1)):

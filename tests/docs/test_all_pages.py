@@ -13,8 +13,8 @@ import torch
 from page_blocks import DOCS, PAGES, ROOT, blocks, commands, of_fastqt
 from page_names import LINES, NAMES
 
-from fastqt.cli import main
-from fastqt.cli.arguments import build_parser
+from fastqt.sentences.cli import main
+from fastqt.sentences.cli.arguments import build_parser
 
 # Pages whose blocks other tests run: they compare blocks with each other, or give commands small settings.
 RUN_BY = {

@@ -11,8 +11,8 @@ from ranks import RankError, Ranks
 from tolerances import FLOAT32, relative
 
 import fastqt
-from fastqt.cli import main
 from fastqt.engines import ops
+from fastqt.sentences.cli import main
 
 N, D = 64, 16
 

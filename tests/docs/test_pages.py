@@ -8,7 +8,7 @@ import torch.distributed as dist
 from migrating_on_ranks import run
 from page_blocks import DOCS, PAGES, blocks, commands
 
-from fastqt.cli import main
+from fastqt.sentences.cli import main
 
 HOW_TO = ("train", "embed", "evaluate", "search", "distributed", "16-bit", "gpu")
 NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))

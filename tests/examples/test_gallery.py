@@ -58,8 +58,8 @@ def test_both_models_have_a_path(example, texts, tmp_path):
 @pytest.mark.slow
 def test_an_index_finds_what_comparing_with_all_does(example, texts, tmp_path):
     pytest.importorskip("faiss")
-    from fastqt.runs.config import TrainConfig
-    from fastqt.train import train
+    from fastqt.sentences.runs.config import TrainConfig
+    from fastqt.sentences.train import train
 
     train(TrainConfig((texts[0],), batch_size=100, steps=2), tmp_path / "run")
     query = "The cats of house 12 sleep near door 5 ."

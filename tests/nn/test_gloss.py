@@ -13,7 +13,7 @@ from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
-from fastqt.train.optim import RowAdam, clip_gradients
+from fastqt.sentences.train.optim import RowAdam, clip_gradients
 
 
 @pytest.mark.parametrize(("decoder", "position_loss"), [("bow", "sum"), ("pos", "sum"), ("pos", "mean")])

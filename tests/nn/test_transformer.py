@@ -7,7 +7,7 @@ from tolerances import FLOAT32, FLOAT64, REORDERED_FLOAT32, REORDERED_FLOAT64, r
 from torch import Tensor
 
 from fastqt.nn import QuickThoughts, Transformer
-from fastqt.train.optim import Adam
+from fastqt.sentences.train.optim import Adam
 
 V, L = 40, 7
 LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])

@@ -2,7 +2,7 @@
 
 import re
 
-from fastqt.cli import main
+from fastqt.sentences.cli import main
 
 SMALL = [
     "--word-dim",

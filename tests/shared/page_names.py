@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import fastqt
-from fastqt.cli import main
 from fastqt.problem import Rows
+from fastqt.sentences.cli import main
 
 LINES = ["the cat sat.", "a cat", "", "a mat", "the mats sat on a cat."] * 30
 SMALL = ["--word-dim", "4", "--batch-size", "20", "--steps", "2"]

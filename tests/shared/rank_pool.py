@@ -37,8 +37,8 @@ class Pool:
 
     def __init__(self, size):
         names = [
-            "fastqt.train",
-            "fastqt.evaluation",
+            "fastqt.sentences.train",
+            "fastqt.sentences.evaluation",
             "torch._dynamo",
         ]  # the server does not have the tests' path
         CONTEXT.set_forkserver_preload(names)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from fastqt.train import loop
-from fastqt.train.gradients import sum_gradients
-from fastqt.train.measurements import Measurements
-from fastqt.train.objectives import Objective
-from fastqt.train.progress import Display
-from fastqt.train.ranks import joined
+from fastqt.sentences.train import loop
+from fastqt.sentences.train.gradients import sum_gradients
+from fastqt.sentences.train.measurements import Measurements
+from fastqt.sentences.train.objectives import Objective
+from fastqt.sentences.train.progress import Display
+from fastqt.sentences.train.ranks import joined
 
 
 class Seen(NamedTuple):

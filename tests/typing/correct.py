@@ -6,8 +6,8 @@ import torch
 import fastqt
 from fastqt import nn
 from fastqt.distributed import Group
-from fastqt.evaluation import load_encoder
 from fastqt.options import Memory, Reduction
+from fastqt.sentences.evaluation import load_encoder
 
 f, g = torch.randn(8, 16), torch.randn(8, 16)
 labels = torch.arange(8)

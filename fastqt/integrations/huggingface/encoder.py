@@ -20,7 +20,7 @@ from fastqt.integrations.huggingface.loading import (
     load_model,
 )
 from fastqt.nn.encoders import Encoder, check_batch
-from fastqt.text import pad
+from fastqt.nn.tokens import pad
 
 Pooling = Literal["cls", "cls_before_pooler", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)

@@ -13,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fastqt.checks import check_size, shown
-from fastqt.errors import InputError
-from fastqt.json_text import one_line
-from fastqt.text import Encoded
+from fastqt.errors import InputError, one_line
+from fastqt.nn.tokens import Encoded
 
 
 class CheckpointVocabulary:

@@ -12,8 +12,8 @@ from benchmarks.papers.bootstrap import Comparison, draws, mean_of_tasks, spearm
 from benchmarks.papers.parts import NotReadyError
 from benchmarks.papers.plans import SEEDS
 from benchmarks.papers.runs import STS, Places
-from fastqt.evaluation import evaluate
-from fastqt.evaluation.encoders import NamedEncoder
+from fastqt.sentences.evaluation import evaluate
+from fastqt.sentences.evaluation.encoders import NamedEncoder
 
 PAIRS = {"A": 40, "B": 25}
 

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.papers import few_labels, pages, store
 from benchmarks.papers.few_labels import SYSTEMS, FewLabels, curve, labelled
 from benchmarks.papers.runs import Places
-from fastqt.evaluation.encoders import NamedEncoder
+from fastqt.sentences.evaluation.encoders import NamedEncoder
 
 
 @pytest.fixture

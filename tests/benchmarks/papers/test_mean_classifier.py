@@ -9,8 +9,8 @@ from torch.nn.functional import softplus
 from benchmarks.papers import mean_classifier, pages, store
 from benchmarks.papers.mean_classifier import LOSSES, Learnt, Task, classified, pairs_loss
 from benchmarks.papers.runs import Places
-from fastqt.evaluation.classification import split
-from fastqt.text import Batch, Position
+from fastqt.sentences.evaluation.classification import split
+from fastqt.sentences.text import Batch, Position
 
 
 @pytest.fixture

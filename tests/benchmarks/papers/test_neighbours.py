@@ -6,7 +6,7 @@ import pytest
 from benchmarks.papers import neighbours, pages, store
 from benchmarks.papers.neighbours import LENGTHS, SYSTEMS, Neighbours, distinct, drawn
 from benchmarks.papers.runs import Places
-from fastqt.evaluation.encoders import NamedEncoder
+from fastqt.sentences.evaluation.encoders import NamedEncoder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from benchmarks.papers.openclipart import (
     rendering,
     write,
 )
-from fastqt.evaluation.captions import read_captions, read_features
+from fastqt.sentences.evaluation.captions import read_captions, read_features
 
 SVG = """<svg><metadata><dc:title>{}</dc:title><dc:publisher><cc:Agent><dc:title>Someone
 </dc:title></cc:Agent></dc:publisher></metadata></svg>"""

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.papers import runs, store
 from benchmarks.papers.plans import TABLES
 from benchmarks.papers.runs import ALL_TASKS, Places, Run, figure, perform
-from fastqt.runs.config import TrainConfig
+from fastqt.sentences.runs.config import TrainConfig
 
 
 @pytest.mark.parametrize("table", TABLES)

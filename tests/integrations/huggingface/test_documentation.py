@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizer_files import word_piece
 
-from fastqt.cli import main
+from fastqt.sentences.cli import main
 
 PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text()
 

@@ -7,9 +7,9 @@ import torch
 from tolerances import FLOAT32, relative
 
 from fastqt.errors import InputError
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder
-from fastqt.train import train
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.train import train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 

@@ -28,7 +28,7 @@ def checkpoint():
 def encode(checkpoint):
     from fastqt.integrations.huggingface import CheckpointVocabulary, HuggingFaceEncoder
     from fastqt.nn import SimCSE
-    from fastqt.runs.model import SentenceEncoder
+    from fastqt.sentences.runs.model import SentenceEncoder
 
     encoder = HuggingFaceEncoder(checkpoint, pooling="mean", max_length=128)
     vocabulary = CheckpointVocabulary.load(checkpoint, max_length=128)
@@ -52,7 +52,7 @@ def test_vectors_are_those_of_transformers(checkpoint, encode):
 def test_its_sts_b_is_that_of_sentence_transformers(checkpoint, encode):
     library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     pytest.importorskip("scipy", reason="the extra eval is not installed")
-    from fastqt.evaluation import evaluate
+    from fastqt.sentences.evaluation import evaluate
 
     if not DATA.exists():
         pytest.skip("shared/data/eval, which has STS-B, is absent")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.runs.config import TrainConfig
-from fastqt.runs.model import SentenceEncoder
-from fastqt.train import train
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.train import train
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_refused(run, name, text):
 
 def test_evaluation_tells_runs_with_other_files_apart(run):
     """The key of cached vectors depends on the tokenizer too; such a run has no vocabulary.json."""
-    from fastqt.evaluation import load_encoder
+    from fastqt.sentences.evaluation import load_encoder
 
     directory, _ = run
     named = load_encoder(str(directory))

@@ -1,0 +1,23 @@
+"""The wing of sentences: training, evaluation and search of sentence vectors.
+
+It is a product of its own on top of the losses, and the rest of fastqt imports nothing from it. `text` reads
+corpora and vocabularies. `runs` is a directory that training writes: settings, checkpoint, model. `inference`
+embeds and searches with such a model, `evaluation` measures it, and `train` makes it. `tools` are the
+demonstration, the benchmark and the plots, and `cli` is the command `fastqt`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastqt.sentences import cli, evaluation, inference, runs, text, tools, train
+
+__all__ = ["cli", "evaluation", "inference", "runs", "text", "tools", "train"]
+
+if not TYPE_CHECKING:  # the command line answers `--help` without importing torch
+
+    def __getattr__(name: str) -> object:
+        """Imports a package of the wing when it is first used."""
+        if name in __all__:
+            return import_module(f"fastqt.sentences.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

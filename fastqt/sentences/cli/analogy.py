@@ -1,0 +1,41 @@
+"""fastqt analogy: A is to B as C is to which sentence of a pool?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fastqt.sentences.cli.kinds import integer, path
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command's options to the subparsers of `fastqt`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "analogy",
+        help="answer what C is to, as A is to B, by sentences of a pool",
+        description="A is to B as C is to the sentences of the pool with the highest cosine to C + B - A.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
+    parser.add_argument("pool", nargs="+", type=path, metavar="POOL", help="text files; - is standard input")
+    for letter in "abc":
+        parser.add_argument(
+            f"--{letter}", required=True, metavar="TEXT", help=f"the sentence {letter.upper()}"
+        )
+    parser.add_argument("-k", type=integer, default=5, help="number of sentences (default: 5)")
+    parser.add_argument(
+        "--exclude", action="store_true", help="leave A, B and C out of the pool where they are in it"
+    )
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+
+def run(model: str, pool: list[str], a: str, b: str, c: str, k: int, exclude: bool, device: str) -> int:
+    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
+    from fastqt.sentences.inference.analogy import answers
+    from fastqt.sentences.runs.model import SentenceEncoder
+
+    encoder = SentenceEncoder.load(model, device)
+    found = answers(encoder, a, b, c, pool, k, exclude=exclude)
+    print(f"{a} : {b} :: {c} :")
+    for neighbor in found:
+        print(f"  {neighbor}")
+    return 0

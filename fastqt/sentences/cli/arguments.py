@@ -1,0 +1,237 @@
+"""The options of the command line. This module imports no torch, so that `fastqt --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any, NoReturn
+
+from fastqt._version import __version__
+from fastqt.sentences.cli import analogy, evaluate, retrieve
+from fastqt.sentences.cli.inference import add_inference
+from fastqt.sentences.cli.kinds import integer as _integer
+from fastqt.sentences.cli.kinds import number as _number
+from fastqt.sentences.cli.kinds import path as _path
+from fastqt.sentences.runs.config import TrainConfig
+
+BAD_INPUT = 2  # exit status; argparse uses the same
+
+
+# How the value of a field of TrainConfig is read, and what stands for it in the help text.
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (_integer, "N"),
+    "float": (_number, "X"),
+    "str": (str, "X"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"fastqt: {message} (see {self.prog} --help)\n")
+
+    def print_help(self, file: Any = None) -> None:
+        """Writes the help text. argparse would ignore an error once the text is longer than a buffer."""
+        (file or sys.stdout).write(self.format_help())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of a command line.
+
+    The parsed result has the command's name as `command`, None if none was given, and otherwise the arguments
+    of the function that runs it.
+    """
+    parser = _Parser(
+        prog="fastqt",
+        description="Sentence embeddings learnt from the order of sentences, with exact contrastive losses.",
+    )
+    parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+
+    demo = commands.add_parser(
+        "demo",
+        help="compare the loss with eager PyTorch, and show what a small model learns from docstrings",
+    )
+    demo.add_argument("--seed", type=_integer, default=0, help="seed of the model's weights (default: 0)")
+
+    train = commands.add_parser(
+        "train",
+        help="train a model on text",
+        description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
+        "between documents. Each row of a .parquet or .arrow file, or of a folder that the datasets library "
+        "wrote, is a sentence. With --model simcse or mixcse each line of a .tsv file, also as .tsv.gz or "
+        ".tsv.xz, is an anchor, its positive and, for simcse, any hard negatives, with tabs between them.",
+    )
+    train.add_argument(
+        "corpus",
+        nargs="*",
+        type=_path,
+        metavar="CORPUS",
+        help="text files, tables or folders, in this order; - is standard input",
+    )
+    train.add_argument(
+        "--out",
+        required=True,
+        type=_path,
+        metavar="DIR",
+        help="directory for the model, the metrics and the checkpoints",
+    )
+    train.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
+    for setting in fields(TrainConfig):
+        if setting.name != "corpus":
+            _add_option(train, setting)
+
+    embed = commands.add_parser(
+        "embed",
+        help="turn sentences into vectors",
+        description="Every line of INPUT gets a row, so that rows and lines agree; a blank line gets zeros.",
+    )
+    embed.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    embed.add_argument(
+        "input", type=_path, metavar="INPUT", help="text, one sentence per line; - is standard input"
+    )
+    embed.add_argument(
+        "--out",
+        required=True,
+        type=_path,
+        metavar="X.npy",
+        help="file to write: float32, one row per line of INPUT",
+    )
+    embed.add_argument(
+        "--raw",
+        action="store_true",
+        help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
+    )
+    add_inference(embed)
+    embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    index = commands.add_parser(
+        "index",
+        help="make an index of a corpus, for searches in milliseconds",
+        description="The index holds the sentences too. Its recall is measured against an exact search.",
+    )
+    index.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    index.add_argument(
+        "corpus", nargs="+", type=_path, metavar="CORPUS", help="text files; - is standard input"
+    )
+    index.add_argument("--out", required=True, type=_path, metavar="X.index", help="file to write")
+    index.add_argument(
+        "--kind",
+        default="auto",
+        choices=("auto", "flat", "ivf", "hnsw"),
+        help="compare with all vectors (flat), with those of near lists (ivf), or along a graph (hnsw) "
+        "(default: flat below 50,000 sentences, and ivf)",
+    )
+    index.add_argument(
+        "--lists",
+        type=_integer,
+        metavar="N",
+        help="lists of ivf (default: 4 times the root of the sentences)",
+    )
+    index.add_argument(
+        "--links", type=_integer, default=32, metavar="N", help="links of each sentence of hnsw (default: 32)"
+    )
+    index.add_argument(
+        "--min-recall",
+        type=_number,
+        default=0.95,
+        metavar="X",
+        help="share of the 10 nearest neighbours that a search finds (default: 0.95)",
+    )
+    index.add_argument("--seed", type=_integer, default=0, help="seed of samples of sentences (default: 0)")
+    add_inference(index)
+    index.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    neighbors = commands.add_parser(
+        "neighbors",
+        help="find the nearest sentences of a corpus",
+        description="With --index, CORPUS may be left out. If it is given, it is compared with the index's.",
+    )
+    neighbors.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    neighbors.add_argument(
+        "corpus", nargs="*", type=_path, metavar="CORPUS", help="text files; - is standard input"
+    )
+    neighbors.add_argument("--index", type=_path, metavar="X.index", help="a file that index wrote")
+    neighbors.add_argument(
+        "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
+    )
+    neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
+    add_inference(neighbors)
+    neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    evaluate.add_parser(commands)
+
+    plot = commands.add_parser("plot", help="draw the training curves and the results of runs")
+    plot.add_argument("runs", nargs="+", type=_path, metavar="DIR", help="directories that train wrote")
+    plot.add_argument(
+        "--out", type=_path, metavar="DIR", help="directory for the figures (default: the first run)"
+    )
+
+    expand = commands.add_parser("expand", help="add the words of pre-trained vectors to a model")
+    expand.add_argument("model", type=_path, metavar="MODEL", help="a directory that train wrote")
+    expand.add_argument(
+        "vectors",
+        type=_path,
+        metavar="VECTORS",
+        help="word vectors: .npz, text, JSON, .npy, or a folder, see --vectors of train",
+    )
+    expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
+
+    interpolate = commands.add_parser(
+        "interpolate", help="generate sentences between two sentences, with a GLOSS model"
+    )
+    interpolate.add_argument(
+        "model", type=_path, metavar="MODEL", help="a directory that train --model gloss-... wrote"
+    )
+    interpolate.add_argument(
+        "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
+    )
+    interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last sentence")
+    interpolate.add_argument(
+        "--steps", type=_integer, default=4, metavar="N", help="number of sentences between them (default: 4)"
+    )
+    interpolate.add_argument(
+        "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
+    )
+    add_inference(interpolate)
+    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+    analogy.add_parser(commands)
+    retrieve.add_parser(commands)
+
+    commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
+
+    commands.add_parser("config", help="show versions and backends")
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
+    """Adds the option for a field of TrainConfig.
+
+    The parsed result contains it only if it was given, because --resume keeps the stored value of all others.
+    """
+    name, default, metadata = setting.name, setting.default, setting.metadata
+    help = metadata["help"]
+    if default is not None and "default" not in help:
+        help = f"{help} (default: {default})"
+    if setting.type == "bool":
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help=metadata["help"],
+        )
+        return
+    kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
+    choices = metadata["choices"] or None
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        choices=choices,
+        default=argparse.SUPPRESS,
+        help=help,
+        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary", "vectors") else letter,
+    )

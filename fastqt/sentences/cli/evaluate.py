@@ -1,0 +1,112 @@
+"""The command that evaluates sentence vectors on the benchmarks of the literature."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastqt.errors import InputError
+from fastqt.options import Device
+from fastqt.sentences.cli.inference import add_inference, taken
+from fastqt.sentences.cli.kinds import integer, number, path
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to those of the command line."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="evaluate sentence vectors on the benchmarks of the literature",
+        description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="the encoder to evaluate")
+    parser.add_argument(
+        "--data", required=True, type=path, metavar="DIR", help="directory with one folder per task"
+    )
+    parser.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="evaluate the same model with random weights too, and show both",
+    )
+    parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
+    parser.add_argument(
+        "--grid",
+        default="paper",
+        choices=("paper", "senteval"),
+        help="values of C: 2^0 to 2^8, or 2^-2 to 2^3",
+    )
+    parser.add_argument(
+        "--sst", default="phrases", choices=("phrases", "sentences"), help="training set of SST2"
+    )
+    parser.add_argument(
+        "--tokenised",
+        action="store_true",
+        help="read the STS texts lower-cased and tokenised, as in SentEval",
+    )
+    parser.add_argument("-t", type=number, default=2.0, help="t of the uniformity (default: 2)")
+    parser.add_argument(
+        "--seed", type=integer, default=0, help="seed of folds and random weights (default: 0)"
+    )
+    parser.add_argument(
+        "--cache", type=path, metavar="DIR", help="directory in which vectors are kept for the next time"
+    )
+    parser.add_argument("--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1")
+    add_inference(parser)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+
+def run(
+    model: str,
+    data: str,
+    tasks: str | None,
+    baseline: bool,
+    json: str | None,
+    grid: str,
+    cache: str | None,
+    raw: bool,
+    device: Device,
+    **options: Any,
+) -> int:
+    """Runs the command; its arguments are the options of the command line."""
+    try:
+        from fastqt.sentences import evaluation
+    except ModuleNotFoundError as error:
+        raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    from fastqt.sentences.inference.latents import chosen_inference
+    from fastqt.sentences.runs.files import check_can_be_written, check_ending
+
+    if json is not None:
+        check_ending(json, ".json")
+        check_can_be_written(json)
+    if baseline and not Path(model).is_dir():
+        raise InputError(f"baseline: want a directory that train wrote as MODEL, got {model}")
+    how = chosen_inference(**taken(options))
+
+    def results_of(name: str) -> tuple[evaluation.Results, str]:
+        encoder = evaluation.load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=how)
+        results = evaluation.evaluate(
+            encoder.encode,
+            data,
+            None if tasks is None else tasks.split(","),
+            grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
+            cache=None if cache is None else evaluation.Cache(Path(cache), encoder.key),
+            **options,
+        )
+        return results, encoder.key
+
+    results, key = results_of(model)
+    about: dict[str, Any] = {"command": shlex.join(["fastqt", *sys.argv[1:]]), "model": model, "sha256": key}
+    beside = None
+    if baseline:
+        name = f"random:{model}"
+        beside, key = results_of(name)
+        about["baseline"] = {"model": name, "sha256": key, **asdict(beside)}
+    print(results.table(beside))
+    if json is not None:
+        results.save(Path(json), **about)
+    return 0

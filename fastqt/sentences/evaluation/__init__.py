@@ -1,0 +1,62 @@
+"""Evaluation of sentence vectors by the protocols of the literature; see docs/evaluation.md."""
+
+from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
+from fastqt.sentences.evaluation.classification import (
+    PAPER_GRID,
+    SENTEVAL_GRID,
+    cross_validated,
+    ensemble,
+    held_out_validated,
+    limited_data,
+    nested_cross_validation,
+    pair_features,
+)
+from fastqt.sentences.evaluation.encoders import load_encoder
+from fastqt.sentences.evaluation.means import few_shot, mean_classifier
+from fastqt.sentences.evaluation.pools import analogies, nearest_rows
+from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
+from fastqt.sentences.evaluation.similarity import (
+    alignment,
+    correlate,
+    correlate_subsets,
+    cosines,
+    floor_split,
+    relatedness,
+    uniformity,
+)
+from fastqt.sentences.evaluation.suite import Results, evaluate
+from fastqt.sentences.evaluation.vectors import Cache
+from fastqt.sentences.inference.search import nearest
+
+__all__ = [
+    "PAPER_GRID",
+    "SENTEVAL_GRID",
+    "SIF",
+    "Cache",
+    "LinearMaps",
+    "Results",
+    "WordVectors",
+    "alignment",
+    "analogies",
+    "correlate",
+    "correlate_subsets",
+    "cosines",
+    "cross_validated",
+    "ensemble",
+    "evaluate",
+    "few_shot",
+    "fit_maps",
+    "floor_split",
+    "held_out_validated",
+    "limited_data",
+    "load_encoder",
+    "mean_classifier",
+    "nearest",
+    "nearest_rows",
+    "nested_cross_validation",
+    "pair_features",
+    "random_encoder",
+    "relatedness",
+    "remove_component",
+    "uniformity",
+]

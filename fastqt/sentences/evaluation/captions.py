@@ -1,0 +1,221 @@
+"""The image-caption protocol from files: features of images, their captions, and three parts of both."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_maps
+from fastqt.sentences.evaluation.suite import Results
+from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
+from fastqt.sentences.text.npz import Wanted, read_npy
+from fastqt.sentences.text.reader import read_lines
+
+PARTS = ("train", "dev", "test")
+IMAGE = re.compile(r" *[0-9]{1,18}")  # the number of an image
+LEAST_IMAGES = 2  # of each part: one alone is always found
+DIRECTIONS = ("captions by image", "images by caption")
+
+
+class Caption(NamedTuple):
+    """A caption, and the row of its image's features."""
+
+    text: str
+    image: int
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """How the maps of images and captions are learnt; see `fastqt.sentences.evaluation.fit_maps`.
+
+    Raises:
+        InputError: an option is outside its range.
+    """
+
+    dim: int = 1000
+    margin: float = 0.2
+    contrasts: int = 50
+    epochs: int = 50
+    patience: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "contrasts", "epochs", "patience"):
+            if (value := getattr(self, name)) < 1:
+                raise InputError(f"{name}: want at least 1, got {value}")
+        if not 0 <= self.margin < np.inf:
+            raise InputError(f"margin: want a number of at least 0, got {self.margin}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: want 0 to {2**32 - 1}, got {self.seed}")
+
+
+def read_features(path: str | Path) -> NDArray[np.float32]:
+    """Reads the features of images.
+
+    Args:
+        path: an .npy file with an array (n, d) of a floating-point type.
+
+    Returns:
+        (n, d) float32.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds another array, NaN or infinity.
+    """
+    features = read_npy(path, Wanted("f", 2))
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32)
+    if not np.isfinite(features).all():
+        raise InputError(f"{path}: want finite numbers of 32 bits, got NaN, infinity or a larger number")
+    return features
+
+
+def read_captions(path: str, images: int) -> list[Caption]:
+    """Reads the captions of images.
+
+    Args:
+        path: a text file as in `fastqt.sentences.text.read_blocks`, in which line i is the caption of image
+            i, counted from 0, or blank. Or, if its name ends in .tsv or in .tsv and that of a compression,
+            with lines "caption, tab, number of its image"; an image may have several captions.
+        images: how many images there are.
+
+    Raises:
+        InputError: the file cannot be read, holds no caption, or a line names no image.
+    """
+    is_table = ".tsv" in Path(path).suffixes
+    captions: list[Caption] = []
+    number = 0
+    for lines in read_lines(path):
+        for line in lines:
+            if line:
+                text, image = _fields(line, f"{path}: line {number + 1}") if is_table else (line, number)
+                if not 0 <= image < images:
+                    raise InputError(
+                        f"{path}: line {number + 1}: want an image from 0 to {images - 1}, got {image}"
+                    )
+                captions.append(Caption(text, image))
+            number += 1
+    if not captions:
+        raise InputError(f"{path} holds no caption")
+    return captions
+
+
+def _fields(line: str, where: str) -> tuple[str, int]:
+    text, tab, image = line.rpartition("\t")
+    if not tab or not text.strip() or not IMAGE.fullmatch(image):
+        raise InputError(f"{where}: want a caption, a tab and the number of its image, got {line!r:.100}")
+    return text.strip(), int(image)
+
+
+def split_by_share(captions: Sequence[Caption], share: float, seed: int) -> tuple[list[Caption], ...]:
+    """Divides captions by their images into parts to train on, to stop by and to test on.
+
+    Args:
+        captions: all of them.
+        share: the share of the images in each of the last two parts.
+        seed: determines the parts.
+
+    Returns:
+        The captions of the three parts, in their order.
+
+    Raises:
+        InputError: the share is not between 0 and 0.5, or there are too few images for it.
+    """
+    if not 0 < share < 0.5:
+        raise InputError(f"share: want a number between 0 and 0.5, got {share}")
+    images = np.unique([caption.image for caption in captions])
+    held_out = round(share * len(images))
+    if held_out < LEAST_IMAGES:
+        raise InputError(
+            f"share: want at least {LEAST_IMAGES} images in a part, got {held_out} of {len(images)}"
+        )
+    order = np.random.default_rng(seed).permutation(images)
+    part_of = {int(image): 0 for image in order}
+    part_of |= {int(image): 1 for image in order[:held_out]}
+    part_of |= {int(image): 2 for image in order[held_out : 2 * held_out]}
+    return tuple([each for each in captions if part_of[each.image] == part] for part in range(3))
+
+
+def check_parts(parts: Sequence[Sequence[Caption]], files: Sequence[str]) -> None:
+    """Checks parts that were given as files.
+
+    Raises:
+        InputError: two of them have an image in common, or one has a single image.
+    """
+    images = [{caption.image for caption in part} for part in parts]
+    for first, name in enumerate(files):
+        if len(images[first]) < LEAST_IMAGES:
+            raise InputError(f"{name}: want captions of at least {LEAST_IMAGES} images, got 1")
+        for second in range(first + 1, len(files)):
+            if shared := images[first] & images[second]:
+                raise InputError(
+                    f"{files[second]}: want images that are in no other part, got image {min(shared)}, which "
+                    f"is in {name} too"
+                )
+
+
+def evaluate_retrieval(
+    encode: Encode,
+    features: NDArray[np.float32],
+    parts: Sequence[Sequence[Caption]],
+    options: MapOptions | None = None,
+    *,
+    progress: bool = True,
+) -> Results:
+    """Learns a map of each side on the first part, stops by the second one and tests on the third one.
+
+    Args:
+        encode: as in `fastqt.sentences.evaluation.evaluate`.
+        features: (n, d) those of all images.
+        parts: the captions to train on, to stop by and to test on; their images are the candidates.
+        options: how the maps are learnt.
+        progress: show bars on a terminal.
+
+    Returns:
+        For each direction R@1, R@5, R@10 and the median rank on the third part, and what chance gives.
+
+    Raises:
+        InputError: `encode` does not return finite vectors (n, d).
+
+    Source: Kiros et al. (2015), section 3.4; Logeswaran and Lee (arXiv:1803.02893).
+    """
+    options = options or MapOptions()
+    start = time.perf_counter()
+    texts = list(dict.fromkeys(caption.text for part in parts for caption in part))
+    vectors = embed(encode, texts, progress=progress)
+    per_task: Callable[[Any], Any] | None = getattr(encode, "per_task", None)
+    if per_task is not None:
+        vectors = Vectors(texts, per_task(vectors(texts)))
+    seconds = {"encode": time.perf_counter() - start}
+    train, dev, test = (_pairs(features, part, vectors) for part in parts)
+    start = time.perf_counter()
+    maps = fit_maps(*train, **asdict(options), dev=dev, progress=progress)
+    seconds["fit"] = time.perf_counter() - start
+    figures: dict[str, dict[str, Any]] = {
+        name: {**_figures(found), "chance": _figures(expected)}
+        for name, found, expected in zip(
+            DIRECTIONS, maps.retrieve(*test), chance(test.owners, len(test.images)), strict=True
+        )
+    }
+    sizes = {
+        name: {"images": len(part.images), "captions": len(part.owners)}
+        for name, part in zip(PARTS, (train, dev, test), strict=True)
+    }
+    settings = {**asdict(options), "epochs_trained": maps.epochs, "parts": sizes}
+    return Results(figures, settings, seconds, len(texts), vectors.matrix.shape[1])
+
+
+def _pairs(features: NDArray[np.float32], captions: Sequence[Caption], vectors: Vectors) -> Pairs:
+    images, owners = np.unique([caption.image for caption in captions], return_inverse=True)
+    return Pairs(features[images], vectors([caption.text for caption in captions]), owners.astype(np.int64))
+
+
+def _figures(found: Retrieval) -> dict[str, float]:
+    return {"R@1": found.r1, "R@5": found.r5, "R@10": found.r10, "median rank": found.median_rank}

@@ -1,0 +1,360 @@
+"""Classification of frozen sentence vectors by logistic regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.sentences.evaluation.logistic import Classifiers, fit, one_hot
+
+# Values of C, the inverse strength of the regularisation.
+PAPER_GRID = tuple(2.0**power for power in range(9))  # Logeswaran and Lee (2018)
+SENTEVAL_GRID = tuple(2.0**power for power in range(-2, 4))
+FOLDS = 10
+
+
+class NestedResult(NamedTuple):
+    """The results of nested cross-validation."""
+
+    accuracy: float  # mean over the folds
+    folds: NDArray[np.float64]  # (folds,) accuracy of each fold
+    C: NDArray[np.float64]  # (folds,) the C that each fold chose
+    predictions: NDArray[np.int64]  # (n,) class of each row, predicted by the fold that tests it
+
+
+class Chosen(NamedTuple):
+    """A trained classifier, its C, and the score for which that C was chosen."""
+
+    classifier: Classifiers  # with one training set, P = 1
+    C: float
+    score: float
+
+    def log_probs(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The log-probabilities of the classes.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            (n, classes) natural logarithms.
+        """
+        return self.classifier.log_probs(_tensor(features))[0].double().numpy()
+
+
+def split(labels: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.bool_]:
+    """Draws shuffled folds that keep the shares of the classes.
+
+    Args:
+        labels: (n,) class numbers.
+        folds: number of folds.
+        seed: seed of the shuffle.
+
+    Returns:
+        (folds, n) bool; row f marks the examples that fold f tests.
+
+    Raises:
+        InputError: there is only one class, or no class has an example for each fold.
+    """
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) < 2:
+        raise InputError(f"labels: want at least two classes to train on, got {len(counts)}")
+    if counts.max() < folds:
+        raise InputError(
+            f"labels: want at least {folds} examples of a class to train on {folds} folds, got {counts.max()}"
+        )
+    tests = np.zeros((folds, len(labels)), dtype=bool)
+    shuffled = StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)
+    for fold, (_, rows) in enumerate(shuffled):
+        tests[fold, rows] = True
+    return tests
+
+
+def nested_cross_validation(
+    features: NDArray[np.floating],  # (n, d)
+    labels: NDArray[np.int64],  # (n,)
+    *,
+    grid: Sequence[float] = PAPER_GRID,
+    folds: int = FOLDS,
+    seed: int = 0,
+    tests: NDArray[np.bool_] | None = None,  # (folds, n)
+) -> NestedResult:
+    """Measures accuracy by nested cross-validation.
+
+    Each outer fold chooses its C by an inner cross-validation of its training rows. Among equal scores, the
+    smallest C is chosen.
+
+    Args:
+        features: (n, d); they are not standardised.
+        labels: (n,) class numbers, counted from 0.
+        grid: values of C, ascending.
+        folds: number of folds of the outer and of the inner cross-validation.
+        seed: seed of the shuffles.
+        tests: (folds, n) bool, the rows that each outer fold tests; drawn by `split` if not given.
+
+    Returns:
+        The mean accuracy, and accuracies, values of C and predictions of the folds.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import nested_cross_validation
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> nested_cross_validation(features, labels, grid=[1.0, 2.0], folds=4).accuracy
+        1.0
+    """
+    outer = split(labels, folds, seed) if tests is None else tests
+    train_sets, test_sets = [], []
+    for test in outer:
+        within = np.flatnonzero(~test)
+        inner = np.zeros((folds, len(labels)), dtype=bool)
+        inner[:, within] = split(labels[within], folds, seed)
+        train_sets += [*(~test & ~inner), ~test]
+        test_sets += [*inner, test]
+    train, held_out = np.array(train_sets), np.array(test_sets)
+    data = _tensor(features)
+    scores, guesses = [], []
+    for classifiers in fit(data, _targets(labels), train, grid):
+        guess = classifiers.log_probs(data).argmax(dim=2).numpy()
+        right = ((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)
+        scores.append(right.reshape(len(outer), folds + 1))
+        guesses.append(guess[folds :: folds + 1])
+    score = np.array(scores)  # (C, outer fold, inner folds followed by the outer test)
+    choice = score[:, :, :folds].mean(axis=2).argmax(axis=0)
+    outer_fold = np.arange(len(outer))
+    accuracies = score[choice, outer_fold, folds]
+    predictions = np.array(guesses)[choice, outer_fold]  # (outer fold, n)
+    return NestedResult(
+        float(accuracies.mean()),
+        accuracies,
+        np.asarray(grid)[choice],
+        predictions[outer.argmax(axis=0), np.arange(len(labels))],
+    )
+
+
+def cross_validated(
+    features: NDArray[np.floating],  # (n, d)
+    labels: NDArray[np.int64],  # (n,)
+    *,
+    grid: Sequence[float] = PAPER_GRID,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> Chosen:
+    """Chooses C by cross-validation, and trains a classifier on all rows with it.
+
+    Among equal scores, the smallest C is chosen.
+
+    Args:
+        features: (n, d); they are not standardised.
+        labels: (n,) class numbers, counted from 0.
+        grid: values of C, ascending.
+        folds: number of folds.
+        seed: seed of the shuffle.
+
+    Returns:
+        The classifier, its C and the mean accuracy of the folds at that C.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import cross_validated
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> chosen = cross_validated(features, labels, grid=[1.0, 2.0], folds=4)
+        >>> chosen.C, chosen.score, chosen.log_probs(features).shape
+        (1.0, 1.0, (40, 2))
+    """
+    held_out = split(labels, folds, seed)
+    train = np.concatenate([~held_out, np.ones((1, len(labels)), dtype=bool)])
+    data = _tensor(features)
+    scores, full = [], []
+    for classifiers in fit(data, _targets(labels), train, grid):
+        guess = classifiers.log_probs(data)[:folds].argmax(dim=2).numpy()
+        scores.append((((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)).mean())
+        full.append(Classifiers(classifiers.weight[-1:], classifiers.bias[-1:]))
+    best = int(np.argmax(scores))
+    return Chosen(full[best], grid[best], float(scores[best]))
+
+
+def held_out_validated(
+    features: NDArray[np.floating],  # (n, d)
+    targets: NDArray[np.float64],  # (n, classes)
+    validation: NDArray[np.floating],  # (m, d)
+    score: Callable[[NDArray[np.float64]], float],
+    *,
+    grid: Sequence[float] = PAPER_GRID,
+) -> Chosen:
+    """Trains a classifier on all rows, with the C that scores best on held-out rows.
+
+    Among equal scores, the smallest C is chosen.
+
+    Args:
+        features: (n, d); they are not standardised.
+        targets: (n, classes) shares of each class; rows sum to 1.
+        validation: (m, d) features of the held-out rows.
+        score: maps their log-probabilities (m, classes) to a score; higher is better.
+        grid: values of C, ascending.
+
+    Returns:
+        The classifier, its C and its score.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import held_out_validated
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> def accuracy(log_probs):  # of the last ten rows
+        ...     return float((log_probs.argmax(1) == labels[30:]).mean())
+        >>> targets = np.eye(2)[labels[:30]]
+        >>> held_out_validated(features[:30], targets, features[30:], accuracy, grid=[1.0, 2.0]).score
+        1.0
+    """
+    all_rows = np.ones((1, len(features)), dtype=bool)
+    best: Chosen | None = None
+    for C, classifier in zip(grid, fit(_tensor(features), targets, all_rows, grid), strict=True):
+        chosen = Chosen(classifier, C, 0.0)
+        value = score(chosen.log_probs(validation))
+        if best is None or value > best.score:
+            best = chosen._replace(score=value)
+    assert best is not None  # because the grid is not empty
+    return best
+
+
+def accuracy(log_probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """The share of rows whose likeliest class is the right one.
+
+    Args:
+        log_probs: (n, classes).
+        labels: (n,) class numbers.
+    """
+    return float((log_probs.argmax(axis=1) == labels).mean())
+
+
+def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The features [|u − v|, u ∘ v] of pairs of sentences.
+
+    Args:
+        u: (n, d) vectors of the first sentences.
+        v: (n, d) vectors of the second sentences.
+
+    Returns:
+        (n, 2d).
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import pair_features
+        >>> pair_features(np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])).tolist()
+        [[2.0, 1.0, 3.0, 2.0]]
+    """
+    return np.concatenate([np.abs(u - v), u * v], axis=1)
+
+
+def ensemble(
+    log_probs: Sequence[NDArray[np.float64]],  # (n, classes) each
+    scores: Sequence[float],
+) -> NDArray[np.float64]:
+    """The weighted mean of the log-probabilities of several models.
+
+    Args:
+        log_probs: for each model its log-probabilities (n, classes).
+        scores: for each model its score on validation data, positive. The weights are proportional to them.
+
+    Returns:
+        (n, classes).
+
+    Raises:
+        ValueError: the number of scores is wrong, or a score is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import ensemble
+        >>> first, second = np.log([[0.9, 0.1]]), np.log([[0.4, 0.6]])
+        >>> ensemble([first, second], scores=[0.8, 0.2]).argmax(1).tolist()
+        [0]
+    """
+    weights = np.asarray(scores, dtype=np.float64)
+    if len(weights) != len(log_probs) or not len(weights):
+        raise ValueError(f"scores: want one for each of {len(log_probs)} models, got {len(weights)}")
+    if not (weights > 0).all():
+        raise ValueError(f"scores: want positive ones, got {list(scores)}")
+    return np.tensordot(weights / weights.sum(), np.array(log_probs), axes=1)
+
+
+def limited_data(
+    features: NDArray[np.floating],
+    labels: NDArray[np.int64],
+    test_features: NDArray[np.floating],
+    test_labels: NDArray[np.int64],
+    sizes: Sequence[int],
+    *,
+    repeats: int = 10,
+    grid: Sequence[float] = PAPER_GRID,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> dict[int, NDArray[np.float64]]:
+    """Test accuracy as a function of the number of training examples.
+
+    C is chosen by cross-validation of the drawn examples.
+
+    Args:
+        features: (n, d) training set.
+        labels: (n,) its class numbers, counted from 0.
+        test_features: (m, d) test set.
+        test_labels: (m,) its class numbers.
+        sizes: numbers of training examples. They are drawn so that the classes keep their shares.
+        repeats: number of draws for each size.
+        grid: values of C, ascending.
+        folds: number of folds; at most the number of drawn examples of the rarest class.
+        seed: seed of the draws and the folds.
+
+    Returns:
+        For each size the test accuracies (repeats,) of its draws.
+
+    Raises:
+        ValueError: a size is larger than the training set, or leaves a class with fewer than two examples.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import limited_data
+        >>> draw = np.random.default_rng(0)
+        >>> labels = np.arange(40) % 2
+        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
+        >>> rows = features[:30], labels[:30], features[30:], labels[30:]
+        >>> found = limited_data(*rows, sizes=[8], folds=2, repeats=3, grid=[1.0])
+        >>> found[8].tolist()
+        [1.0, 1.0, 1.0]
+    """
+    curve = {}
+    for size in sizes:
+        accuracies = []
+        if size == len(labels):
+            draws = iter([np.arange(size)] * repeats)
+        else:
+            drawn = StratifiedShuffleSplit(repeats, train_size=size, random_state=seed)
+            draws = (rows for rows, _ in drawn.split(labels, labels))
+        for draw, rows in enumerate(draws):
+            rarest = int(np.bincount(labels[rows], minlength=labels.max() + 1).min())
+            if rarest < 2:
+                raise ValueError(f"sizes: want at least two examples of each class, not so with {size}")
+            chosen = cross_validated(
+                features[rows], labels[rows], grid=grid, folds=min(folds, rarest), seed=seed + draw
+            )
+            accuracies.append(accuracy(chosen.log_probs(test_features), test_labels))
+        curve[size] = np.array(accuracies)
+    return curve
+
+
+def _targets(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    return one_hot(labels, int(labels.max()) + 1)
+
+
+def _tensor(features: NDArray[np.floating]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))

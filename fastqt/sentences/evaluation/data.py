@@ -1,0 +1,93 @@
+"""Reads the files of the benchmarks: tab-separated columns, in one folder per task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.text.limits import table_lines
+
+SUFFIXES = (".tsv.xz", ".tsv.gz", ".tsv")
+
+
+class Labelled(NamedTuple):
+    """Sentences with class labels."""
+
+    labels: NDArray[np.str_]
+    texts: list[str]
+
+
+class Pairs(NamedTuple):
+    """Pairs of sentences: `gold` is the class or the score of each pair, `subset` names its source."""
+
+    gold: NDArray[np.float64]
+    first: list[str]
+    second: list[str]
+    subset: NDArray[np.str_]
+
+
+def find(data: Path, *names: str) -> list[Path] | None:
+    """Finds the files of a task.
+
+    Args:
+        data: the data directory.
+        names: paths below it, without suffix.
+
+    Returns:
+        One path for each name, with one of `SUFFIXES`; None if a file is missing.
+    """
+    found = [
+        next((path for end in SUFFIXES if (path := data / (name + end)).exists()), None) for name in names
+    ]
+    existing = [path for path in found if path is not None]
+    return existing if len(existing) == len(names) else None
+
+
+def read_labelled(path: Path, *, text: int = 1) -> Labelled:
+    """Reads sentences with labels.
+
+    Args:
+        path: the file; the labels are in its first column.
+        text: column of the sentence, counted from 0.
+
+    Raises:
+        InputError: the file cannot be read or has too few columns.
+    """
+    rows = _columns(path, text + 1)
+    return Labelled(np.array([row[0] for row in rows]), [row[text] for row in rows])
+
+
+def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) -> Pairs:
+    """Reads pairs of sentences with a gold score.
+
+    Args:
+        path: the file.
+        gold: column of the score, counted from 0.
+        first: column of the first sentence; the second sentence is in the next column.
+        subset: column of the subset's name; without it, the name is that of the file.
+
+    Raises:
+        InputError: the file cannot be read, has too few columns, or a score is not a number.
+    """
+    rows = _columns(path, max(first + 2, gold + 1))
+    try:
+        numbers = np.array([float(row[gold]) for row in rows])
+    except ValueError as error:
+        raise InputError(f"{path}: want a number in column {gold + 1}: {one_line(error)}") from None
+    if not np.isfinite(numbers).all():
+        line = int(np.flatnonzero(~np.isfinite(numbers))[0]) + 1
+        raise InputError(f"{path}: line {line}: want a finite number in column {gold + 1}")
+    names = np.array([path.name.split(".")[0] if subset is None else row[subset] for row in rows])
+    return Pairs(numbers, [row[first] for row in rows], [row[first + 1] for row in rows], names)
+
+
+def _columns(path: Path, wanted: int) -> list[list[str]]:
+    rows = [line.split("\t") for line in table_lines(path)]
+    for number, row in enumerate(rows, start=1):
+        if len(row) < wanted:
+            raise InputError(f"{path}: line {number}: want at least {wanted} columns, got {len(row)}")
+    return rows

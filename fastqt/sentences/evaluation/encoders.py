@@ -1,0 +1,107 @@
+"""Loads the encoder that a command line names, with a key for the cache of its vectors."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fastqt.errors import InputError
+from fastqt.nn.gloss_inference import Inference
+from fastqt.options import Device
+from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder
+from fastqt.sentences.evaluation.vectors import Encode
+from fastqt.sentences.inference.latents import set_inference
+from fastqt.sentences.runs.checkpoint import CONFIG
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.lexicon import lexicon_digest
+from fastqt.sentences.runs.model import SentenceEncoder, model_digest
+from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.text.vectors import parts
+
+
+class NamedEncoder(NamedTuple):
+    """An encoder, and a digest of everything that its vectors depend on."""
+
+    encode: Encode
+    key: str
+
+
+def load_encoder(
+    name: str,
+    *,
+    device: Device = "auto",
+    raw: bool = False,
+    seed: int = 0,
+    inference: Inference | None = None,
+) -> NamedEncoder:
+    """Loads an encoder by its name.
+
+    Args:
+        name: a directory that `fastqt train` wrote, `random:DIR` (that model with random weights),
+            `word-vectors:FILE`, `sif:FILE` or `sif:FILE,COUNTS`.
+        device: "auto", "cpu" or "cuda", for a trained model.
+        raw: do not scale the vectors of a model, or their halves, to norm 1.
+        seed: seed of the random weights.
+        inference: how a GLOSS model finds latent vectors; None for its default.
+
+    Returns:
+        The encoder, a function from a list of n sentences to (n, d), and a key for its cache.
+
+    Raises:
+        InputError: a file is missing or damaged, `raw` is used with word vectors, or `inference` with another
+            model than GLOSS.
+
+    Example:
+        >>> from fastqt.sentences.evaluation import load_encoder
+        >>> encode = load_encoder("run").encode  # a directory that `fastqt train` wrote
+        >>> encode(["She closed the door."]).shape
+        (1, 16)
+        >>> load_encoder("word-vectors:vectors.txt").encode(["She closed the door."]).shape
+        (1, 2)
+    """
+    kind, colon, rest = name.partition(":")
+    if colon and kind in ("word-vectors", "sif"):
+        for option, is_given in (("raw", raw), ("inference", inference is not None)):
+            if is_given:
+                raise InputError(f"{option}: want a trained model, got {name}")
+        files = [rest] if kind == "word-vectors" else rest.split(",")
+        check_rereadable("model", files)  # for the digest they are read again
+        if kind == "word-vectors":
+            return NamedEncoder(WordVectors.load(rest), _digest(kind, rest))
+        if len(files) > 2:
+            raise InputError(f"model: want sif:FILE or sif:FILE,COUNTS, got {name}")
+        return NamedEncoder(SIF.load(*files), _digest(kind, *files))
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
+    is_random = bool(colon) and kind == "random"
+    directory = rest if is_random else name
+    encoder = (
+        random_encoder(directory, seed=seed, device=device)
+        if is_random
+        else SentenceEncoder.load(directory, device)
+    )
+    set_inference(encoder, inference)
+    key = _settings_digest(Path(directory)) if is_random else model_digest(directory)
+    description = f"{f'random {seed}' if is_random else 'model'} {raw}"
+    if inference not in (None, Inference()):
+        description += f" {inference}"
+    return NamedEncoder(partial(encoder.encode, normalize=not raw), _joined(description, key))
+
+
+def _settings_digest(directory: Path) -> str:
+    """The digest of what a model with random weights depends on."""
+    return _joined(
+        digest(directory / CONFIG), lexicon_digest(TrainConfig.load(directory / CONFIG), directory)
+    )
+
+
+def _digest(kind: str, vectors: str, *counts: str) -> str:
+    """The digest of files of word vectors and of word counts."""
+    return _joined(kind, *map(digest, [*parts(vectors), *map(Path, counts)]))
+
+
+def _joined(*texts: str) -> str:
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()

@@ -1,0 +1,94 @@
+"""Nearest rows of a pool of vectors, and sentence analogies."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+BLOCK_ROWS = 1 << 14  # rows of the pool that are compared at once
+
+
+def nearest_rows(
+    queries: NDArray[np.floating],  # (q, d)
+    pool: NDArray[np.floating],  # (n, d)
+    k: int = 1,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Finds the k rows of a pool with the highest cosine to each query.
+
+    The pool is read in blocks of 16,384 rows, so it may be a memory-mapped .npy that `fastqt embed` wrote. To
+    search a text file, see `fastqt.sentences.inference.search.nearest`.
+
+    Args:
+        queries: (q, d).
+        pool: (n, d).
+        k: number of rows for each query.
+
+    Returns:
+        The row numbers (q, k') and their cosines (q, k'), best first, with k' = min(k, n). Among equal
+        cosines, the earlier row comes first.
+
+    Raises:
+        ValueError: k < 1, or the pool is empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import nearest_rows
+        >>> pool = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> rows, found = nearest_rows(np.array([[2.0, 0.1]]), pool, k=2)
+        >>> rows.tolist(), np.round(found.astype(float), 2).tolist()
+        ([[0, 2]], [[1.0, 0.74]])
+    """
+    if k < 1 or not len(pool):
+        raise ValueError(f"k: want from 1 to the pool's {len(pool)} rows, got {k}")
+    unit_queries = F.normalize(_tensor(queries), dim=1)
+    q, device = len(unit_queries), unit_queries.device
+    best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64, device=device)
+    for begin in range(0, len(pool), BLOCK_ROWS):
+        block = F.normalize(_tensor(pool[begin : begin + BLOCK_ROWS]), dim=1)
+        cosines = torch.cat([best, unit_queries @ block.T], dim=1)
+        numbers = torch.arange(begin, begin + len(block), device=device).expand(q, -1)
+        best, columns = cosines.sort(dim=1, descending=True, stable=True)
+        best, columns = best[:, :k], columns[:, :k]
+        rows = torch.cat([rows, numbers], dim=1).gather(1, columns)
+    return rows.numpy(), best.numpy()
+
+
+def analogies(
+    a: NDArray[np.floating],  # (q, d)
+    b: NDArray[np.floating],  # (q, d)
+    c: NDArray[np.floating],  # (q, d)
+    pool: NDArray[np.floating],  # (n, d)
+    k: int = 1,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Answers "A is to B as C is to …" by the rows of a pool that are nearest to C + B − A.
+
+    Rows that equal A, B or C are not excluded.
+
+    Args:
+        a: (q, d).
+        b: (q, d).
+        c: (q, d).
+        pool: (n, d).
+        k: number of rows for each question.
+
+    Returns:
+        As `nearest_rows`.
+
+    Raises:
+        ValueError: as `nearest_rows`.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import analogies
+        >>> pool = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 1.0, 1.0]])
+        >>> rows, _ = analogies(pool[:1], pool[1:2], pool[2:3], pool)
+        >>> rows.tolist()
+        [[3]]
+    """
+    return nearest_rows(c + b - a, pool, k)
+
+
+def _tensor(array: NDArray[np.floating]) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, dtype=np.float32))

@@ -1,0 +1,208 @@
+"""Evaluates one encoder on all tasks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from itertools import chain
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import scipy
+import sklearn
+import torch
+from tqdm import tqdm
+
+from fastqt._version import __version__
+from fastqt.errors import InputError
+from fastqt.options import SSTTraining
+from fastqt.sentences.evaluation.classification import PAPER_GRID
+from fastqt.sentences.evaluation.tasks import Options, read_tasks
+from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
+from fastqt.sentences.runs.files import write_atomically
+
+DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of each task, and how they were obtained.
+
+    Attributes:
+        tasks: the figures of each task, by their names.
+        settings: the arguments of `evaluate` that figures depend on.
+        seconds: how long the encoding took, and each task.
+        sentences: the number of distinct sentences that were encoded.
+        width: of a sentence vector.
+
+    Example:
+        >>> from fastqt.sentences.evaluation import WordVectors, evaluate
+        >>> results = evaluate(WordVectors.load("vectors.txt"), "eval", tasks=["STSB"], progress=False)
+        >>> print(results.table().splitlines()[0].split()[0])  # the table's first task
+        STSB
+        >>> -1 <= results.tasks["STSB"]["test"]["pearson"] <= 1
+        True
+    """
+
+    tasks: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
+    seconds: dict[str, float]  # for encoding, and for each task
+    sentences: int  # number of distinct sentences with a vector
+    width: int  # of a sentence vector
+
+    def table(self, baseline: Results | None = None) -> str:
+        """The results as text: each line has a task, the name of a figure and its value.
+
+        Args:
+            baseline: the results of the same tasks for another encoder, whose values stand beside in a column
+                of their own; then the first line names the columns.
+        """
+        rows = [
+            [task, name, f"{value:.4f}"]
+            for task, figures in self.tasks.items()
+            for name, value in _figures(figures)
+        ]
+        if baseline is not None:
+            others = (value for figures in baseline.tasks.values() for _, value in _figures(figures))
+            rows = [[*row, f"{value:.4f}"] for row, value in zip(rows, others, strict=True)]
+            rows.insert(0, ["task", "figure", "model", "random"])
+        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                f"{cell:<{size}}" if place < 2 else f"{cell:>{size}}"
+                for place, (cell, size) in enumerate(zip(row, sizes, strict=True))
+            )
+            for row in rows
+        )
+
+    def save(self, path: Path, **about: Any) -> None:
+        """Writes all results as JSON, with the date, the processor and the versions of the libraries.
+
+        Args:
+            path: the file to write; its directory must exist.
+            about: further entries.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        run = {
+            **about,
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "machine": {"processor": _processor(), "threads": torch.get_num_threads()},
+            "versions": {
+                "fastqt": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "scipy": scipy.__version__,
+                "scikit-learn": sklearn.__version__,
+            },
+        }
+        try:
+            text = json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+            write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def evaluate(
+    encode: Encode,
+    data: str | Path,
+    tasks: Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    grid: Sequence[float] = PAPER_GRID,
+    sst: SSTTraining = "phrases",
+    tokenised: bool = False,
+    t: float = 2.0,
+    cache: Cache | None = None,
+    progress: bool = True,
+) -> Results:
+    """Evaluates sentence vectors by the protocols of the literature; see docs/evaluation.md.
+
+    Args:
+        encode: a function from a list of n sentences to an array (n, d). If it has an attribute `per_task`,
+            that function is applied to the vectors (n, d) of the distinct sentences of each task.
+        data: directory with one folder per task.
+        tasks: names such as MR or STSB; None means all tasks whose files exist.
+        seed: seed of the folds.
+        grid: values of C for logistic regression, ascending.
+        sst: train SST2 on all labelled "phrases", or on whole "sentences" only.
+        tokenised: read the STS tasks lower-cased and tokenised, as in SentEval.
+        t: the factor in the exponent of the uniformity.
+        cache: where vectors are kept on disk.
+        progress: show bars on a terminal, and lines on standard error where it is none.
+
+    Returns:
+        The results of the tasks.
+
+    Raises:
+        InputError: a file is missing or damaged, a task is unknown, an option is outside its range, or
+            `encode` does not return finite vectors (n, d).
+
+    Example:
+        >>> from fastqt.sentences.evaluation import WordVectors, evaluate
+        >>> encode = WordVectors.load("vectors.txt")  # or a function of a list of n sentences
+        >>> results = evaluate(encode, "eval", tasks=["STSB"], progress=False)
+        >>> list(results.tasks)
+        ['STSB']
+    """
+    options = Options(seed, tuple(grid), sst, tokenised, t)
+    _check(options)
+    chosen = read_tasks(Path(data), tasks, options)
+    start = time.perf_counter()
+    texts = chain.from_iterable(task.texts() for task in chosen.values())
+    vectors = embed(encode, texts, cache=cache, progress=progress)
+    seconds = {"encode": time.perf_counter() - start}
+    per_task = getattr(encode, "per_task", None)
+    figures = {}
+    bar = tqdm(chosen.items(), unit="task", disable=None if progress else True)
+    for name, task in bar:
+        bar.set_description(name)
+        start = time.perf_counter()
+        task_vectors = vectors
+        if per_task is not None:
+            distinct = list(dict.fromkeys(task.texts()))
+            task_vectors = Vectors(distinct, per_task(vectors(distinct)))
+        try:
+            figures[name] = task.evaluate(task_vectors, options)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+        seconds[name] = time.perf_counter() - start
+        if progress:
+            say(f"{name}: {seconds[name]:.1f} s, {len(seconds) - 1} of {len(chosen)} tasks")
+    return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
+
+
+def _check(options: Options) -> None:
+    if not options.grid or not all(0 < C < np.inf for C in options.grid):
+        raise InputError(f"grid: want positive numbers, got {options.grid}")
+    if options.sst not in get_args(SSTTraining):
+        raise InputError(f"sst: want 'phrases' or 'sentences', got {options.sst!r}")
+    if not 0 < options.t < np.inf:
+        raise InputError(f"t: want a positive number, got {options.t}")
+    if not 0 <= options.seed < 2**32:
+        raise InputError(f"seed: want 0 to {2**32 - 1}, got {options.seed}")
+
+
+def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in figures.items():
+        if name in DETAILS:
+            continue
+        if isinstance(value, dict):
+            yield from _figures(value, f"{prefix}{name} ")
+        else:
+            yield prefix + name, value
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,310 @@
+"""The tasks: the files that each reads, the sentences that it needs, and the evaluation of their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import f1_score
+
+from fastqt.errors import InputError
+from fastqt.options import SSTTraining
+from fastqt.sentences.evaluation.classification import (
+    PAPER_GRID,
+    accuracy,
+    cross_validated,
+    held_out_validated,
+    nested_cross_validation,
+    pair_features,
+)
+from fastqt.sentences.evaluation.data import Labelled, Pairs, find, read_labelled, read_pairs
+from fastqt.sentences.evaluation.logistic import one_hot
+from fastqt.sentences.evaluation.similarity import (
+    alignment,
+    correlate_subsets,
+    cosines,
+    relatedness,
+    uniformity,
+)
+from fastqt.sentences.evaluation.vectors import Vectors
+
+POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices that the literature makes in more than one way."""
+
+    seed: int = 0
+    grid: Sequence[float] = PAPER_GRID  # values of C
+    sst: SSTTraining = "phrases"  # training set of SST2: all labelled "phrases", or whole "sentences" only
+    tokenised: bool = False  # read the STS texts lower-cased and tokenised, as in SentEval
+    t: float = 2.0  # the factor in the exponent of the uniformity
+
+
+class Task(Protocol):
+    """A task whose files have been read."""
+
+    def texts(self) -> Iterable[str]:
+        """All sentences of the task."""
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        """The results of the task by name, from the vectors of its sentences."""
+
+
+@dataclass(frozen=True)
+class CrossValidated:
+    """MR, CR, SUBJ, MPQA: nested cross-validation."""
+
+    examples: Labelled
+
+    def texts(self) -> Iterable[str]:
+        return self.examples.texts
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        _, (labels,) = _class_numbers(self.examples)
+        result = nested_cross_validation(
+            vectors(self.examples.texts), labels, grid=options.grid, seed=options.seed
+        )
+        return {"accuracy": result.accuracy, "folds": result.folds.tolist(), "C": result.C.tolist()}
+
+
+@dataclass(frozen=True)
+class TrainTest:
+    """TREC: C is chosen by cross-validation of the training set."""
+
+    train: Labelled
+    test: Labelled
+
+    def texts(self) -> Iterable[str]:
+        return chain(self.train.texts, self.test.texts)
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        _, (labels, test_labels) = _class_numbers(self.train, self.test)
+        chosen = cross_validated(vectors(self.train.texts), labels, grid=options.grid, seed=options.seed)
+        test_accuracy = accuracy(chosen.log_probs(vectors(self.test.texts)), test_labels)
+        return {"accuracy": test_accuracy, "cv_accuracy": chosen.score, "C": chosen.C}
+
+
+@dataclass(frozen=True)
+class TrainDevTest:
+    """SST2: C is chosen on the development set."""
+
+    train: Labelled
+    dev: Labelled
+    test: Labelled
+
+    def texts(self) -> Iterable[str]:
+        return chain(self.train.texts, self.dev.texts, self.test.texts)
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        classes, (labels, dev_labels, test_labels) = _class_numbers(self.train, self.dev, self.test)
+        chosen = held_out_validated(
+            vectors(self.train.texts),
+            one_hot(labels, classes),
+            vectors(self.dev.texts),
+            lambda log_probs: accuracy(log_probs, dev_labels),
+            grid=options.grid,
+        )
+        test_accuracy = accuracy(chosen.log_probs(vectors(self.test.texts)), test_labels)
+        return {"accuracy": test_accuracy, "dev_accuracy": chosen.score, "C": chosen.C}
+
+
+@dataclass(frozen=True)
+class Paraphrase:
+    """MRPC: accuracy and F1 on pair features; C is chosen by cross-validation of the training set."""
+
+    train: Pairs
+    test: Pairs
+
+    def texts(self) -> Iterable[str]:
+        return _texts(self.train, self.test)
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        labels, test_labels = self.train.gold.astype(np.int64), self.test.gold.astype(np.int64)
+        chosen = cross_validated(
+            pair_features(vectors(self.train.first), vectors(self.train.second)),
+            labels,
+            grid=options.grid,
+            seed=options.seed,
+        )
+        log_probs = chosen.log_probs(pair_features(vectors(self.test.first), vectors(self.test.second)))
+        return {
+            "accuracy": accuracy(log_probs, test_labels),
+            "f1": float(f1_score(test_labels, log_probs.argmax(axis=1))),
+            "cv_accuracy": chosen.score,
+            "C": chosen.C,
+        }
+
+
+@dataclass(frozen=True)
+class Related:
+    """SICK: predicts the relatedness of pairs, from 1 to 5."""
+
+    train: Pairs
+    dev: Pairs
+    test: Pairs
+
+    def texts(self) -> Iterable[str]:
+        return _texts(self.train, self.dev, self.test)
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        parts = [
+            (vectors(part.first), vectors(part.second), part.gold)
+            for part in (self.train, self.dev, self.test)
+        ]
+        result = relatedness(*parts, grid=options.grid)._asdict()
+        del result["predictions"]
+        return result
+
+
+@dataclass(frozen=True)
+class Similar:
+    """STS12 to STS16 and STS-B: correlation of the cosines with the gold scores, without training."""
+
+    parts: dict[str, Pairs]  # several parts are reported separately
+
+    def texts(self) -> Iterable[str]:
+        return _texts(*self.parts.values())
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        results = {name: self._correlations(part, vectors) for name, part in self.parts.items()}
+        return results if len(results) > 1 else next(iter(results.values()))
+
+    @staticmethod
+    def _correlations(part: Pairs, vectors: Vectors) -> dict[str, Any]:
+        scores = cosines(vectors(part.first), vectors(part.second))
+        found = correlate_subsets(scores, part.gold, part.subset)
+        if len(found.subsets) == 1:
+            return found.all._asdict()
+        return {
+            **{name: getattr(found, name)._asdict() for name in ("all", "mean", "wmean")},
+            "subsets": {
+                name: {**each._asdict(), "pairs": found.pairs[name]} for name, each in found.subsets.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class AlignedUniform:
+    """Alignment of the positive pairs and uniformity of all sentences in the development set of STS-B."""
+
+    pairs: Pairs
+
+    def texts(self) -> Iterable[str]:
+        return _texts(self.pairs)
+
+    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+        first, second = vectors(self.pairs.first), vectors(self.pairs.second)
+        positive = self.pairs.gold > POSITIVE_SCORE
+        return {
+            "alignment": alignment(first[positive], second[positive]),
+            "uniformity": uniformity(np.concatenate([first, second]), options.t),
+            "t": options.t,
+        }
+
+
+def _texts(*parts: Pairs) -> Iterable[str]:
+    return chain.from_iterable(chain(part.first, part.second) for part in parts)
+
+
+def _class_numbers(*parts: Labelled) -> tuple[int, list[NDArray[np.int64]]]:
+    """The number of classes, and the labels of each part as class numbers (n,)."""
+    classes = np.unique(np.concatenate([part.labels for part in parts]))
+    return len(classes), [np.searchsorted(classes, part.labels) for part in parts]
+
+
+def _read_sts(year: Path) -> Task:
+    pairs = read_pairs(year, gold=1, first=2, subset=0)
+    # As in SentEval, STS13 is read without SMT, because that subset has a licence of its own.
+    kept = (
+        np.flatnonzero(pairs.subset != "SMT") if year.name.startswith("STS13") else np.arange(len(pairs.gold))
+    )
+    first, second = ([column[row] for row in kept] for column in (pairs.first, pairs.second))
+    return Similar({"test": Pairs(pairs.gold[kept], first, second, pairs.subset[kept])})
+
+
+def _read_stsb(path: Path) -> Pairs:
+    return read_pairs(path, gold=1, first=2)
+
+
+def _read_mrpc(path: Path) -> Pairs:
+    return read_pairs(path, gold=0, first=3)
+
+
+def _read_sick(path: Path) -> Pairs:
+    return read_pairs(path, gold=0, first=1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a task, and the function that reads them."""
+
+    files: tuple[str, ...]  # paths below the data directory, without suffix
+    read: Callable[..., Task]
+
+
+def sources(options: Options) -> dict[str, Source]:
+    """The sources of all tasks by name."""
+    tokenised = "_tok" if options.tokenised else ""
+    stsb = [f"STSB{tokenised}/{part}" for part in ("train", "dev", "test")]
+    splits = ("train", "dev", "test")
+    years = range(12, 17)
+    return {
+        **{
+            name: Source((f"{name}/all",), lambda path: CrossValidated(read_labelled(path)))
+            for name in ("MR", "CR", "SUBJ", "MPQA")
+        },
+        "TREC": Source(
+            ("TREC/train", "TREC/test"),
+            lambda *paths: TrainTest(*(read_labelled(path, text=2) for path in paths)),
+        ),
+        "MRPC": Source(("MRPC/train", "MRPC/test"), lambda *paths: Paraphrase(*map(_read_mrpc, paths))),
+        "SST2": Source(
+            tuple(f"SST2/{options.sst}.{split}" for split in splits),
+            lambda *paths: TrainDevTest(*map(read_labelled, paths)),
+        ),
+        "SICK": Source(
+            tuple(f"SICK/{split}" for split in splits), lambda *paths: Related(*map(_read_sick, paths))
+        ),
+        **{f"STS{year}": Source((f"STS{tokenised}/STS{year}",), _read_sts) for year in years},
+        "STSB": Source(
+            (stsb[1], stsb[2]), lambda dev, test: Similar({"dev": _read_stsb(dev), "test": _read_stsb(test)})
+        ),
+        "ALIGN": Source((stsb[1],), lambda dev: AlignedUniform(_read_stsb(dev))),
+    }
+
+
+def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dict[str, Task]:
+    """Reads tasks.
+
+    Args:
+        data: directory with one folder per task.
+        names: the tasks to read; None means all tasks whose files exist.
+        options: decides which variant of a task's files is read.
+
+    Returns:
+        The tasks by name.
+
+    Raises:
+        InputError: `data` is not a directory, a task is unknown, or its files are missing or damaged.
+    """
+    if not data.is_dir():
+        raise InputError(f"data: {data} is not a directory")
+    all_sources = sources(options)
+    available = {name: paths for name, source in all_sources.items() if (paths := find(data, *source.files))}
+    if not available:
+        raise InputError(f"data: {data} holds none of the tasks {', '.join(all_sources)}")
+    chosen = list(available) if names is None else list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in all_sources:
+            raise InputError(f"tasks: want some of {', '.join(all_sources)}, got {name!r}")
+        if name not in available:
+            files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
+            raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")
+    return {name: all_sources[name].read(*available[name]) for name in chosen}

@@ -1,0 +1,91 @@
+"""Turns a text file into a file of sentence vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs.files import check_ending, write_atomically
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.text.reader import read_lines
+
+ENDING = ".npy"
+LINES = 8192  # that are encoded together, so that memory does not grow with short lines
+
+
+def write_vectors(
+    encoder: SentenceEncoder, source: str, out: str | Path, *, normalize: bool = True
+) -> tuple[int, int]:
+    """Writes the vectors of the lines of a text file to an .npy file.
+
+    The text is streamed, so memory does not grow with it.
+
+    Args:
+        encoder: the model.
+        source: path of the text, see `fastqt.sentences.text.read_blocks`. Each line is a sentence, or blank.
+        out: path of the .npy file, see `fastqt.sentences.runs.files.write_atomically`: a float32 matrix
+            with one row per line, in order. The row of a blank line is zero.
+        normalize: scale each vector to norm 1; for QuickThoughts, each of its two halves.
+
+    Returns:
+        The shape of the matrix: (number of lines, width of a vector).
+
+    Raises:
+        InputError: the text cannot be read or holds no sentence, or `out` cannot be written or has another
+            ending.
+    """
+    check_ending(out, ENDING)
+    rows, width = 0, encoder.model.embedding_dim
+
+    def write(partial: Path) -> None:
+        nonlocal rows
+        blank = True
+        with partial.open("wb") as file:
+            _write_header(file, rows, width)
+            for lines in _parts(source):
+                vectors = _vectors_of_lines(encoder, lines, width, normalize)
+                file.write(vectors.data)
+                rows += len(vectors)
+                blank = blank and not any(lines)
+            if blank:
+                raise InputError(f"nothing to embed: no sentence in {source}")
+            # The number of rows is known only now. numpy pads the header, so that the final one fits in
+            # place.
+            file.seek(0)
+            _write_header(file, rows, width)
+
+    try:
+        write_atomically(out, write)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error
+    return rows, width
+
+
+def _parts(source: str) -> Iterator[list[str]]:
+    for lines in read_lines(source):
+        for begin in range(0, len(lines), LINES):
+            yield lines[begin : begin + LINES]
+
+
+def _vectors_of_lines(
+    encoder: SentenceEncoder, lines: list[str], width: int, normalize: bool
+) -> NDArray[np.float32]:
+    vectors = np.zeros((len(lines), width), dtype=np.float32)
+    if sentences := [line for line in lines if line]:
+        vectors[[bool(line) for line in lines]] = encoder.encode(sentences, normalize=normalize)
+    return vectors
+
+
+def _write_header(file: IO[bytes], rows: int, width: int) -> None:
+    header = {
+        "descr": npy.dtype_to_descr(np.dtype(np.float32)),
+        "fortran_order": False,
+        "shape": (rows, width),
+    }
+    npy.write_array_header_1_0(file, header)

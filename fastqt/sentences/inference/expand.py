@@ -1,0 +1,102 @@
+"""Vocabulary expansion: adds the words of pre-trained word vectors to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.skip_thoughts import OUTPUTS
+from fastqt.sentences.text import Vocabulary
+from fastqt.sentences.text.expansion import expand_table, expand_vocabulary
+from fastqt.sentences.text.vectors import WordRows
+from fastqt.sentences.text.vocabulary import UNKNOWN
+
+
+def add_words(
+    directory: str | Path, words: Sequence[str], vectors: NDArray[np.floating], out: str | Path
+) -> int:
+    """Writes a copy of a trained model whose encoders know further words.
+
+    An affine map from the pre-trained vectors to the model's word vectors is fitted to the model's words that
+    have a pre-trained vector: that of the word itself, or else that of its lower-case form. Each embedding
+    table has its own map (see `fastqt.sentences.text.expansion`), and so has each output table of
+    skip-thoughts. The words of the model keep their vectors. A word that the model's
+    tokenizer would split is left out, because no text would ever contain it.
+
+    Args:
+        directory: a directory that `fastqt train` wrote.
+        words: distinct words. Those that are added are case-sensitive, as in the model's vocabulary.
+        vectors: (len(words), W) pre-trained vectors; more than W words of the vocabulary must have one.
+        out: directory of the new model. It is created if it does not exist, and must not hold a model.
+
+    Returns:
+        The number of words that were added.
+
+    Raises:
+        InputError: the model cannot be loaded, `out` holds a model, or words and vectors do not fit each
+            other or the model.
+
+    Source: Kiros et al. (2015), section 2.2.
+    """
+    if vectors.ndim != 2 or len(vectors) != len(words):
+        raise InputError(f"vectors: want ({len(words)}, W) for {len(words)} words, got {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise InputError("vectors: want finite numbers, got NaN or infinity")
+    if len(set(words)) != len(words):
+        raise InputError(f"words: want distinct ones, got {len(words) - len(set(words))} more than once")
+    directory, out = Path(directory), Path(out)
+    if any((out / name).exists() for name in (CONFIG, VOCABULARY, MODEL)):
+        raise InputError(f"{out} already holds a model: choose another directory")
+    encoder = SentenceEncoder.load(directory, "cpu")
+    config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
+    if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
+        kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
+        raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")
+
+    if config.masked_words:
+        raise InputError(f"{directory}: want a model that was trained without masked words")
+
+    ids = vocabulary.tokenizer.get_vocab()
+    split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
+    find = WordRows(words).find
+    own = sorted((row, find(word)) for word, row in ids.items() if word != UNKNOWN)
+    known = [(number, row) for row, number in own if number >= 0]
+    if len(known) <= (W := vectors.shape[1]):
+        raise InputError(
+            f"words: want more of the model's than the vectors' {W} dimensions, got {len(known)}"
+        )
+    new = [
+        number
+        for number, word in enumerate(words)
+        if word != UNKNOWN and word not in ids and [piece for piece, _ in split(word)] == [word]
+    ]
+    found = [number for number, _ in known] + new
+    rows = np.array([row for _, row in known] + [-1] * len(new), dtype=np.int64)
+
+    weights = encoder.model.state_dict()
+    for name, table in weights.items():
+        if name.endswith("embedding.weight") or name in OUTPUTS:
+            weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
+    vocabulary = expand_vocabulary(vocabulary, [words[number] for number in new])
+    with torch.device("meta"):
+        model = build_model(config, len(vocabulary))
+    model.load_state_dict(weights, assign=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        write_text(out / CONFIG, config.to_json())
+        write_text(out / VOCABULARY, vocabulary.to_json())
+        save_model(out / MODEL, model)
+    except BaseException:
+        for name in (CONFIG, VOCABULARY, MODEL):  # a part of a model would be in the way of another try
+            (out / name).unlink(missing_ok=True)
+        raise
+    return len(new)

@@ -1,0 +1,189 @@
+"""The three kinds of index: how each searches what an index file holds."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.sentences.inference.best import Best
+from fastqt.sentences.json_text import field
+from fastqt.sentences.runs.array_file import ArrayFile
+from fastqt.sentences.text.limits import check_bytes
+
+ROWS = 8192  # that are searched at a time
+ID_BYTES = 8
+
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
+
+
+class Searcher(Protocol):
+    """Finds the rows with the highest cosines to queries."""
+
+    least_effort: int
+    most_effort: int
+
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+        """The k best rows of each query, in any order.
+
+        Args:
+            queries: (Q, D) float32 at norm 1.
+            k: at least 1, at most the number of rows.
+            effort: `least_effort` to `most_effort`. More of it takes longer and misses less.
+        """
+
+
+class Flat:
+    """Compares a query with each vector."""
+
+    least_effort = most_effort = 1
+
+    def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
+        self.vectors = file.array("vectors", "float32", (rows, width))
+
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+        best = Best(len(queries), k)
+        for begin in range(0, len(self.vectors), ROWS):
+            rows = self.vectors.read(begin, min(begin + ROWS, len(self.vectors)))
+            best.add(torch.from_numpy(queries @ rows.T), begin)
+        return best.scores.numpy(), best.rows.numpy()
+
+
+class Lists:
+    """Compares a query with the vectors of some lists: those whose centroids are nearest to it."""
+
+    least_effort = 1  # lists
+
+    def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
+        faiss = import_faiss()
+        self.most_effort = lists = (*file.shape("sizes"), 0)[0]
+        if not 1 <= lists <= rows:
+            raise InputError(f"{file.path} is damaged: lists: want 1 to {rows:,}, got {lists:,}")
+        sizes = file.array("sizes", "int64", (lists,)).read()
+        centroids = file.array("centroids", "float32", (lists, width)).read()
+        if sizes.min() < 0 or sizes.max() > rows or sizes.sum() != rows:
+            raise InputError(f"{file.path} is damaged: sizes: want lists of {rows:,} rows together")
+        row_bytes = 4 * width + ID_BYTES
+        self._data = file.array("lists", "uint8", (rows * row_bytes,))
+        if file.offset("lists"):
+            raise InputError(f"{file.path} is damaged: lists: want them at the beginning of the file")
+        self._ends = np.cumsum(sizes) * row_bytes
+        self._begins = self._ends - sizes * row_bytes
+        self._path = file.path
+        # faiss maps the lists itself. Their places follow from their sizes, which were checked above.
+        self._lists = faiss.OnDiskInvertedLists()
+        self._lists.nlist, self._lists.code_size = lists, 4 * width
+        self._lists.filename, self._lists.read_only = str(file.path), True
+        self._lists.lists.resize(lists)
+        unsigned = sizes.astype(np.uint64)  # it has to live as long as the pointer to it
+        self._lists.set_all_lists_sizes(faiss.swig_ptr(unsigned))
+        self._lists.totsize = int(self._ends[-1])
+        self._lists.prefetch_nthread = 0
+        self._lists.do_mmap()
+        self._quantizer = faiss.IndexFlatIP(width)
+        self._quantizer.add(np.ascontiguousarray(centroids))
+        self._index = faiss.IndexIVFFlat(self._quantizer, width, lists, faiss.METRIC_INNER_PRODUCT)
+        self._index.replace_invlists(self._lists, False)
+        self._index.ntotal, self._index.is_trained = rows, True
+
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+        self._index.nprobe = effort
+        cosines, lists = self._quantizer.search(queries, effort)
+        for each in np.unique(lists[lists >= 0]).tolist():
+            self._data.read(self._begins[each], self._ends[each])
+        scores, rows = self._index.search_preassigned(queries, k, lists, cosines)
+        # The lists that were read may hold less than k rows.
+        if effort < self.most_effort and (short := (rows < 0).any(axis=1)).any():
+            scores[short], rows[short] = self.search(queries[short], k, min(2 * effort, self.most_effort))
+        return scores, rows
+
+
+class Graph:
+    """Walks along a graph of near vectors and keeps the best rows that it saw in sight (HNSW)."""
+
+    least_effort, most_effort = 16, 4096  # rows in sight
+
+    def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
+        faiss = import_faiss()
+        links = field(file.header, "links", int, file.path)
+        entry = field(file.header, "entry", int, file.path)
+        self._flat = Flat(file, rows, width)
+        neighbors = file.array("neighbors", "int32", file.shape("neighbors") or (0,))
+        check_bytes(4 * (rows * width + len(neighbors)), f"{file.path}: what a search takes")
+        if not 2 <= links <= MOST_LINKS:
+            raise InputError(f"{file.path} is damaged: links: want 2 to {MOST_LINKS}, got {links}")
+        self._index = faiss.IndexHNSWFlat(width, links, faiss.METRIC_INNER_PRODUCT)
+        graph = self._index.hnsw
+        levels = file.array("levels", "int32", (rows,)).read()
+        ends = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)
+        offsets = _checked_graph(file, levels, neighbors.read(), ends, entry)
+        for name, values in (
+            ("levels", levels),
+            ("offsets", offsets.astype(np.uint64)),
+            ("neighbors", neighbors.read()),
+        ):
+            faiss.copy_array_to_vector(np.ascontiguousarray(values), getattr(graph, name))
+        graph.entry_point, graph.max_level = entry, int(levels.max()) - 1
+        self._index.storage.add(self._flat.vectors.read())
+        self._index.ntotal = rows
+
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+        self._index.hnsw.efSearch = max(effort, k)
+        scores, rows = self._index.search(queries, k)
+        # A walk does not come to all rows where many are equal.
+        if (short := (rows < 0).any(axis=1)).any():
+            scores[short], rows[short] = self._flat.search(queries[short], k, 1)
+        return scores, rows
+
+
+def _checked_graph(
+    file: ArrayFile,
+    levels: NDArray[np.int32],
+    neighbors: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    entry: int,
+) -> NDArray[np.int64]:
+    """Where each row's neighbours begin, (rows + 1,): a walk along the graph stays within its arrays.
+
+    Args:
+        levels: of how many levels each row has neighbours.
+        neighbors: those of each row, level after level; -1 for none.
+        ends: of a row's neighbours, where those of each level end.
+        entry: the row where a walk begins, on the highest level.
+    """
+    rows, damaged = len(levels), f"{file.path} is damaged:"
+    if levels.min() < 1 or levels.max() >= len(ends):
+        raise InputError(f"{damaged} levels: want 1 to {len(ends) - 1}")
+    offsets = np.concatenate([[0], np.cumsum(ends[levels])])
+    if offsets[-1] != len(neighbors):
+        raise InputError(f"{damaged} neighbors: want {offsets[-1]:,} for its levels, got {len(neighbors):,}")
+    if neighbors.min() < -1 or neighbors.max() >= rows:
+        raise InputError(f"{damaged} neighbors: want -1 to {rows - 1:,}")
+    for level in range(1, int(levels.max())):
+        above = offsets[:-1][levels > level]
+        linked = neighbors[above[:, None] + np.arange(ends[level], ends[level + 1])]
+        if (levels[linked[linked >= 0]] <= level).any():
+            raise InputError(f"{damaged} neighbors: want those of level {level} on this level")
+    if not 0 <= entry < rows or levels[entry] != levels.max():
+        raise InputError(f"{damaged} entry: want a row of the highest level, got {entry}")
+    return offsets
+
+
+MOST_LINKS = 512
+SEARCHERS: dict[str, type[Flat] | type[Lists] | type[Graph]] = {"flat": Flat, "ivf": Lists, "hnsw": Graph}
+
+
+def import_faiss() -> Any:
+    """The faiss library.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import faiss
+    except ModuleNotFoundError as error:
+        raise InputError("index: an index by ivf or hnsw needs faiss: pip install 'fastqt[faiss]'") from error
+    return faiss

@@ -1,0 +1,57 @@
+"""Chooses how a loaded GLOSS model finds the latent vectors of sentences."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from fastqt.errors import InputError
+from fastqt.nn import Gloss
+from fastqt.nn.gloss_inference import Inference
+from fastqt.sentences.runs.model import SentenceEncoder
+
+
+def chosen_inference(
+    inference: str | None, inference_steps: int | None, inference_learning_rate: float | None
+) -> Inference | None:
+    """The options of a command line as an `Inference`.
+
+    Args:
+        inference: "safeguarded", the default, or "specified": steps are taken as they are.
+        inference_steps: number of steps; 250 if None.
+        inference_learning_rate: step size; 1 if None.
+
+    Returns:
+        None if no option is given.
+
+    Raises:
+        InputError: a value out of range.
+    """
+    given = {"steps": inference_steps, "learning_rate": inference_learning_rate}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if inference is None and not changes:
+        return None
+    try:
+        return replace(Inference(safeguard=inference != "specified"), **changes)
+    except ValueError as error:
+        raise InputError(f"inference_{error}") from None
+
+
+def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEncoder:
+    """Has an encoder find latent vectors as `how` says, and its digest tell so; None changes nothing.
+
+    Raises:
+        InputError: the model is not a GLOSS model.
+    """
+    if how is None:
+        return encoder
+    if not isinstance(encoder.model, Gloss):
+        raise InputError(
+            "inference: want it with a model trained with --model gloss-bow or gloss-pos alone, got a "
+            f"{type(encoder.model).__name__}"
+        )
+    encoder.model.inference = how
+    if encoder.digest is not None and how != Inference():
+        encoder.digest = hashlib.sha256(f"{encoder.digest} {how}".encode()).hexdigest()
+    return encoder

@@ -1,0 +1,132 @@
+"""Searches a corpus for the sentences that are nearest to a query."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastqt.errors import InputError
+from fastqt.sentences.inference.best import Best
+from fastqt.sentences.inference.checks import check_sentence
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.text import read_blocks
+
+
+class Neighbor(NamedTuple):
+    """A sentence of the corpus."""
+
+    cosine: float  # to the query
+    sentence: str
+    file: str
+    line: int  # counted from 1
+
+    def __str__(self) -> str:
+        return f"{self.cosine:.3f}  {self.sentence}  ({self.file}:{self.line})"
+
+
+def nearest(
+    encoder: SentenceEncoder, queries: Sequence[str], corpus: Sequence[str], k: int = 5
+) -> list[list[Neighbor]]:
+    """The k sentences of a corpus with the highest cosine to each query, best first.
+
+    The corpus is streamed, so memory does not grow with it. Among equal cosines, the earlier sentence comes
+    first. A sentence that occurs twice is found twice.
+
+    Args:
+        encoder: the model. The vectors of QuickThoughts are [f(s) ; g(s)], with both halves at norm 1.
+        queries: sentences.
+        corpus: paths of text files, see `fastqt.sentences.text.read_blocks`.
+        k: number of sentences for each query.
+
+    Returns:
+        One list for each query; shorter than k if the corpus holds fewer sentences.
+
+    Raises:
+        InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
+
+    Example:
+        >>> from fastqt.sentences.evaluation import nearest
+        >>> from fastqt.sentences.runs.model import SentenceEncoder
+        >>> encoder = SentenceEncoder.load("run")  # a directory that `fastqt train` wrote
+        >>> (found,) = nearest(encoder, ["She closed the door."], ["novels.txt"], k=2)
+        >>> [neighbour.line for neighbour in found][:1], found[0].cosine >= found[1].cosine
+        ([1], True)
+    """
+    return nearest_to(encoder, encode_queries(encoder, queries, k), corpus, k)
+
+
+def nearest_to(
+    encoder: SentenceEncoder,
+    vectors: Tensor,  # (Q, D)
+    corpus: Sequence[str],
+    k: int = 5,
+    *,
+    excluded: Collection[str] = (),
+) -> list[list[Neighbor]]:
+    """The k sentences of a corpus with the highest cosine to each of the vectors, as `nearest`.
+
+    Args:
+        encoder: the model.
+        vectors: (Q, D) float32 at norm 1.
+        corpus: paths of text files, see `fastqt.sentences.text.read_blocks`.
+        k: number of sentences for each vector.
+        excluded: sentences of the corpus that are passed over.
+
+    Returns:
+        One list for each vector; shorter than k if the corpus holds fewer sentences.
+
+    Raises:
+        InputError: k < 1, or the corpus cannot be read or holds no sentence that is not excluded.
+    """
+    check_k(k)
+    best, places, first = Best(len(vectors), k), dict[int, tuple[str, str, int]](), 0
+    for block in read_blocks(corpus):
+        found = [
+            (sentence, corpus[block.file], line)
+            for sentence, line in zip(block.sentences, block.lines, strict=True)
+            if sentence not in excluded
+        ]
+        if not found:
+            continue
+        best.add(vectors @ normalized(encoder, [sentence for sentence, _, _ in found]).T, first)
+        places = {
+            row: places[row] if row < first else found[row - first] for row in best.rows.unique().tolist()
+        }
+        first += len(found)
+    if not places:
+        raise InputError(
+            f"nothing to search: no {'other ' if excluded else ''}sentence in {', '.join(corpus)}"
+        )
+    return [
+        [Neighbor(score, *places[row]) for score, row in zip(scores, rows, strict=True)]
+        for scores, rows in zip(best.scores.tolist(), best.rows.tolist(), strict=True)
+    ]
+
+
+def check_k(k: int) -> None:
+    """Raises InputError if a search is to find less than one sentence."""
+    if k < 1:
+        raise InputError(f"k: want at least 1, got {k}")
+
+
+def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
+    """The vectors of queries, (Q, D) at norm 1.
+
+    Raises:
+        InputError: k < 1, there is no query, or one is blank or not UTF-8.
+    """
+    check_k(k)
+    if not queries:
+        raise InputError("query: want at least one sentence, got none")
+    for query in queries:
+        check_sentence("query", query)
+    return normalized(encoder, list(queries))
+
+
+def normalized(encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
+    """The vectors of sentences, (n, D) float32 at norm 1: the product of two of them is their cosine."""
+    return F.normalize(torch.from_numpy(encoder.encode(sentences)), dim=1)

@@ -1,0 +1,107 @@
+"""Reads JSON that may be damaged: whatever is wrong with it becomes an InputError that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fastqt.errors import InputError, one_line
+
+
+def parse_object(text: str | bytes, source: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parses a JSON object. For the arguments and the errors see `parse`."""
+    found: dict[str, Any] = parse(text, source, dict)
+    return found
+
+
+def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
+    """Parses JSON.
+
+    Args:
+        text: the JSON; bytes are UTF-8.
+        source: the file that it comes from, for messages.
+        kind: the type that the whole must have.
+
+    Raises:
+        InputError: the text is not UTF-8 or not JSON, a key occurs twice, values are nested too deeply, or
+            the whole has another type.
+    """
+    try:
+        found = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_distinct)
+    # Apart from a syntax error, ValueError is a number of too many digits.
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{os.fspath(source)} is damaged: {one_line(error)}") from error
+    if not has_type(found, kind):
+        raise InputError(f"{os.fspath(source)} is damaged: want {NAMES[kind]}, got {_kind(found)}")
+    return found
+
+
+def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, Any]:
+    """Reads a file that holds a JSON object.
+
+    Args:
+        path: the file.
+        most_bytes: a larger file is refused before it is read.
+
+    Raises:
+        FileNotFoundError: there is no such file; callers say what its absence means.
+        InputError: the file cannot be read, is too large, or as in `parse_object`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise InputError(f"{os.fspath(path)}: want at most {most_bytes:,} bytes, got {size:,}")
+            text = file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
+    return parse_object(text, path)
+
+
+def field(values: dict[str, Any], name: str, kind: type, source: str | os.PathLike[str]) -> Any:
+    """Takes a field of an object, and checks its type.
+
+    Args:
+        values: the object.
+        name: the name of the field.
+        kind: int, float (an int will do), str, list or dict; True and False are no numbers.
+        source: the file that it comes from, for messages.
+
+    Raises:
+        InputError: the field is absent or of another type.
+    """
+    if name not in values:
+        raise InputError(f"{os.fspath(source)} is damaged: {name} is missing")
+    value = values[name]
+    if not has_type(value, kind):
+        raise InputError(f"{os.fspath(source)} is damaged: {name}: want {NAMES[kind]}, got {_kind(value)}")
+    return value
+
+
+def has_type(value: Any, kind: type) -> bool:
+    """Whether a value of JSON has a type: an int is a float too, and True and False are no numbers."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+NAMES = {int: "an integer", float: "a number", str: "a text", list: "a list", dict: "an object"}
+NAMES[bool] = "true or false"
+
+
+def _kind(value: Any) -> str:
+    """What a value is, shortly: a damaged file may hold a value of any length."""
+    text = repr(value) if isinstance(value, (int, float, str)) or value is None else ""
+    return text if 0 < len(text) <= 40 else NAMES.get(type(value), type(value).__name__)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {twice[:40]!r} occurs twice")
+    return found

@@ -1,0 +1,227 @@
+"""The files of a run: the names, and how the checkpoint and the model are written and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import parse_object
+from fastqt.sentences.runs.config import FORMAT
+from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.runs.progress import Progress, parse_progress
+from fastqt.sentences.runs.tensor_files import metadata_of, open_tensors, save_tensors
+
+CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
+METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+EVALUATION = "evaluation.json"
+VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
+FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically, as UTF-8."""
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def save_model(path: Path, model: nn.Module) -> None:
+    """Writes a model's weights atomically."""
+    save_tensors(path, model.state_dict())
+
+
+def generator_states() -> dict[str, Tensor]:
+    """The states of torch's random number generators in this process, by device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    generators: Sequence[Mapping[str, Tensor]] | None = None,
+) -> None:
+    """Writes everything that a training needs to continue as if it had not been stopped.
+
+    That includes the states of torch's random number generators.
+
+    Args:
+        path: the file to write.
+        model: its parameters and buffers are stored.
+        optimizer: the state of each of the model's parameters is stored.
+        progress: stored in the file's metadata.
+        generators: the `generator_states` of each rank; by default those of this process alone.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    for rank, states in enumerate(generators or [generator_states()]):
+        tensors |= {_generator_name(device, rank): state for device, state in states.items()}
+    save_tensors(path, tensors, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
+
+
+def _generator_name(device: str, rank: int) -> str:
+    """The name of a generator's state in the file. One process writes the names without a rank."""
+    return f"rng.{device}.{rank}" if rank else f"rng.{device}"
+
+
+def read_progress(path: Path) -> Progress:
+    """Reads the progress from a checkpoint, without its tensors.
+
+    Raises:
+        InputError: the file is missing or damaged, or another version of fastqt wrote it.
+    """
+    with open_tensors(path) as file:
+        metadata = metadata_of(file)
+    if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
+        raise InputError(f"{path} is not a checkpoint of this version of fastqt")
+    return parse_progress(parse_object(metadata["progress"], path), path)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restores a model, its optimiser and torch's random number generators from a checkpoint.
+
+    Args:
+        path: a file that `save_checkpoint` wrote.
+        model: of the same shapes as the stored one; it is changed in place.
+        optimizer: the optimiser of the model's parameters; its state is filled.
+
+    Raises:
+        InputError: the file is missing or damaged, or does not fit the model.
+    """
+    with open_tensors(path) as file:
+        names = set(file.keys())
+        weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        _check_tensors(file, path, weights)
+        for name, tensor in weights.items():
+            tensor.copy_(file.get_tensor(name))
+        # An optimiser that treats rows as parameters counts the steps of each of them.
+        counts_rows = getattr(optimizer, "counts_rows", False)
+        for name, parameter in model.named_parameters():
+            like = {"step": torch.zeros((), device="cpu"), "exp_avg": parameter, "exp_avg_sq": parameter}
+            for key, wanted in like.items():
+                if (stored := f"optimizer.{key}.{name}") in names:
+                    # safetensors returns a tensor that maps the file; a copy does not depend on the file.
+                    value = file.get_tensor(stored).to(parameter.device, copy=True)
+                    of_rows = key == "step" and counts_rows and value.shape == parameter.shape[:1]
+                    if value.dtype != wanted.dtype or not (of_rows or value.shape == wanted.shape):
+                        raise InputError(
+                            f"{path}: {stored}: want shape {tuple(wanted.shape)} of {wanted.dtype}, "
+                            f"got {tuple(value.shape)} of {value.dtype}"
+                        )
+                    optimizer.state[parameter][key] = value
+        states = _generators(file, 0)
+    set_generator_states(states, path)
+
+
+def read_generators(path: Path) -> list[dict[str, Tensor]]:
+    """Reads the states of the random number generators of each rank from a checkpoint.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    with open_tensors(path) as file:
+        ranks = sum(name.startswith("rng.cpu") for name in file.keys())  # noqa: SIM118  # it is no dict
+        return [_generators(file, rank) for rank in range(ranks)]
+
+
+def _generators(file: Any, rank: int) -> dict[str, Tensor]:
+    names = set(file.keys())
+    return {
+        device: file.get_tensor(_generator_name(device, rank)).clone()
+        for device in ("cpu", "cuda")
+        if device == "cpu" or _generator_name(device, rank) in names
+    }
+
+
+def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
+    """Restores what `generator_states` returned.
+
+    Args:
+        states: the states by device; those of a device that is not here are left out.
+        path: the file that they come from, for the message.
+
+    Raises:
+        InputError: a state is not that of a generator.
+    """
+    try:
+        torch.set_rng_state(states["cpu"])
+        if torch.cuda.is_available() and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"])
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{path} is damaged: rng: want the state of a generator: {error}") from error
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Loads weights that `save_model` wrote.
+
+    Args:
+        path: the file.
+        model: of the same names and shapes as the stored model; it is changed in place.
+
+    Raises:
+        InputError: the file is missing or damaged, or its names or shapes differ from the model's.
+    """
+    weights = model.state_dict()
+    with open_tensors(path) as file:
+        _check_names(file, path, weights)
+        for name, tensor in weights.items():
+            tensor.copy_(file.get_tensor(name))
+
+
+def check_model(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Checks that a file that `save_model` wrote holds certain weights, without reading their values.
+
+    Args:
+        path: the file.
+        weights: the names and shapes that are wanted; the tensors may be on the device "meta".
+
+    Raises:
+        InputError: as in `load_model`.
+    """
+    with open_tensors(path) as file:
+        _check_names(file, path, weights)
+
+
+def _check_names(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    names = set(file.keys())
+    if names != set(weights):
+        different = ", ".join(sorted(names.symmetric_difference(weights)))
+        raise InputError(
+            f"{path} does not fit its config.json: only one of them has {one_line(different, 1000)}"
+        )
+    _check_tensors(file, path, weights)
+
+
+def _check_tensors(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    names = set(file.keys())
+    for name, tensor in weights.items():
+        if name not in names:
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        stored = file.get_slice(name)
+        if tuple(stored.get_shape()) != tensor.shape:
+            raise InputError(f"{path} does not fit its config.json: the shape of {name} differs")
+        if tensor.is_floating_point() and stored.get_dtype() not in FLOATS:
+            raise InputError(f"{path}: {name}: want one of {', '.join(FLOATS)}, got {stored.get_dtype()}")
+
+
+def stored_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Reads the shape of one tensor in a file that `save_model` wrote.
+
+    Raises:
+        InputError: the file or the tensor is missing, or the file is damaged.
+    """
+    with open_tensors(path) as file:
+        if name not in set(file.keys()):
+            raise InputError(f"{path} does not fit its config.json: {name} is missing")
+        return tuple(file.get_slice(name).get_shape())

@@ -1,0 +1,63 @@
+"""Which settings of a training go together. Like the settings, it imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs.vector_settings import check_vectors
+from fastqt.sentences.runs.views_options import check_views
+
+if TYPE_CHECKING:
+    from fastqt.sentences.runs.config import TrainConfig
+
+
+def check_combination(config: TrainConfig) -> None:
+    """Checks that settings go with each other, with the model and with the encoder.
+
+    Raises:
+        InputError: naming the setting, what is wanted and what came.
+    """
+    check_vectors(config)
+    if (config.encoder == "huggingface") != (config.checkpoint is not None):
+        raise InputError(f"checkpoint: want with encoder huggingface alone, got {config.checkpoint!r}")
+    _check_vocabulary(config)
+    check_views(config)
+    if config.model == "skip-thoughts":
+        _check_skip_thoughts(config)
+    if config.encoder == "combine" and config.model != "quickthoughts":
+        raise InputError(f"encoder: want combine with model quickthoughts alone, got {config.model}")
+    _check_widths(config)
+    if config.position_loss != "sum" and config.model != "gloss-pos":
+        raise InputError(f"position_loss: want 'sum' with model {config.model}, got {config.position_loss!r}")
+    if config.context_size >= config.batch_size:
+        raise InputError(
+            f"context_size: want less than batch_size {config.batch_size}, got {config.context_size}"
+        )
+
+
+def _check_widths(config: TrainConfig) -> None:
+    if config.encoder == "transformer" and config.word_dim is not None and config.word_dim % config.heads:
+        raise InputError(f"heads: want a divisor of word_dim {config.word_dim}, got {config.heads}")
+    has_halves = config.encoder == "combine" or config.encoder.removeprefix("mc-").startswith("bi")
+    if has_halves and config.hidden_size % 2:
+        raise InputError(f"hidden_size: want an even number for {config.encoder}, got {config.hidden_size}")
+
+
+def _check_skip_thoughts(config: TrainConfig) -> None:
+    for name, wanted in (("encoder", ("gru", "bigru")), ("init", ("paper",)), ("context_size", (1,))):
+        if (value := getattr(config, name)) not in wanted:
+            these = " or ".join(map(str, wanted))
+            raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
+
+
+def _check_vocabulary(config: TrainConfig) -> None:
+    if config.vocabulary is not None and (
+        config.encoder == "huggingface" or config.model.startswith("gloss")
+    ):
+        where = "model gloss" if config.model.startswith("gloss") else "encoder huggingface"
+        raise InputError(f"vocabulary: want none with {where}, got {config.vocabulary!r}")
+    if config.special_tokens != "none" and config.vocabulary is None:
+        raise InputError(f"special_tokens: want it with a vocabulary alone, got {config.special_tokens!r}")
+    if config.special_tokens != "none" and config.unknown == "drop":
+        raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")

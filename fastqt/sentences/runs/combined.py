@@ -1,0 +1,28 @@
+"""Builds the combined model: several QuickThoughts models that are trained apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastqt.nn import CombinedQuickThoughts
+from fastqt.sentences.runs.config import COMBINED
+
+
+def combined(build: Callable[[str], Any]) -> CombinedQuickThoughts:
+    """A model of each encoder in `COMBINED`.
+
+    All of them are drawn from the same state of torch's random numbers. Each has therefore the weights with
+    which it would begin alone, with the same seed.
+
+    Args:
+        build: makes the QuickThoughts model of an encoder that it is given by name.
+    """
+    state = torch.get_rng_state()
+    models = []
+    for encoder in COMBINED:
+        torch.set_rng_state(state)
+        models.append(build(encoder))
+    return CombinedQuickThoughts(*models)

@@ -1,0 +1,81 @@
+"""The vocabulary or the tokenizer of a run: how it is stored, loaded, and told from others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.runs.checkpoint import VOCABULARY, write_text
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import digest, digest_of_folder
+from fastqt.sentences.text import Lexicon, TokenizerVocabulary, Vocabulary
+from fastqt.sentences.text.subwords import SpecialTokens
+from fastqt.sentences.text.vocabulary import Unknown
+
+if TYPE_CHECKING:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
+
+
+def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
+    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint.
+
+    Args:
+        config: the settings of the run.
+        directory: its directory.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    if config.encoder == HUGGINGFACE:
+        from fastqt.integrations.huggingface import CheckpointVocabulary
+
+        with damage_in_words(directory / HUGGINGFACE):
+            return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
+    if config.vocabulary is not None:
+        return load_tokenizer(config, directory / VOCABULARY)
+    return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+
+
+def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
+    """Reads a file of the `tokenizers` library as a run's settings want it.
+
+    Raises:
+        InputError: the file is missing, damaged or cannot be used.
+    """
+    return TokenizerVocabulary.load(
+        path,
+        unknown=cast("Unknown", config.unknown),
+        special_tokens=cast("SpecialTokens", config.special_tokens),
+        max_length=config.max_length,
+    )
+
+
+@contextlib.contextmanager
+def damage_in_words(directory: Path) -> Iterator[None]:
+    """Makes an InputError of what the `transformers` library raises for damaged files: any type of error."""
+    try:
+        yield
+    except (InputError, ImportError):
+        raise
+    except Exception as error:  # the library has no type of its own for damaged files
+        raise InputError(f"{directory} holds no usable Hugging Face checkpoint: {one_line(error)}") from error
+
+
+def lexicon_digest(config: TrainConfig, directory: Path) -> str:
+    """The digest of what `load_lexicon` reads."""
+    if config.encoder == HUGGINGFACE:
+        return digest_of_folder(directory / HUGGINGFACE)
+    return digest(directory / VOCABULARY)
+
+
+def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
+    """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
+    if isinstance(lexicon, (Vocabulary, TokenizerVocabulary)):
+        write_text(directory / VOCABULARY, lexicon.to_json())
+    else:
+        cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)

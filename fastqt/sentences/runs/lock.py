@@ -1,0 +1,91 @@
+"""A lock on a directory, so that two processes never train in the same one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fastqt.errors import InputError, one_line
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds the lock of a directory.
+
+    The operating system releases the lock when the process ends, however it ends. The file that carries it
+    names its holder. It stays behind when a process is killed; that does no harm. On a file system without
+    locks, a warning is issued and nothing is locked.
+
+    Args:
+        directory: it must exist.
+
+    Raises:
+        InputError: another process holds the lock; the message names it.
+        OSError: the file of the lock cannot be created.
+    """
+    path = directory / LOCK
+    while True:
+        with path.open("a+", encoding="utf-8") as file:
+            if not _lock(file, directory):
+                yield
+                return
+            if not _is_still(path, file):
+                continue  # its last holder removed the file between the two calls
+            _name_holder(file)
+            try:
+                yield
+            finally:
+                # Before it is released, so that nobody holds a removed file. A file that stays does no harm.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            return
+
+
+def _lock(file: IO[str], directory: Path) -> bool:
+    """Locks a file; returns whether the file system has locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"{directory}: {_holder(file)} is training in it: wait until it ends, or choose another directory"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        warnings.warn(
+            f"{directory} cannot be locked ({error.strerror}): let no other process train in it", stacklevel=4
+        )
+        return False
+    return True
+
+
+def _is_still(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _name_holder(file: IO[str]) -> None:
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n")
+    file.flush()
+
+
+def _holder(file: IO[str]) -> str:
+    """Who holds the lock. The file is empty for a moment after it was locked, and anyone may write to it."""
+    file.seek(0)
+    try:
+        holder = json.loads(file.read(1000))
+        return f"process {int(holder['pid'])} on host {one_line(holder['host'], 100)}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "another process"

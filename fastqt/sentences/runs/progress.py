@@ -1,0 +1,132 @@
+"""How far a training has come: what a checkpoint holds beside tensors, and a finished run keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.runs.config import FORMAT
+from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.text import Position, Span
+
+FINISHED = "finished.json"  # the progress of a run that has ended and kept no checkpoint
+LARGEST_COUNT = 1 << 62
+LARGEST_FILE = 1 << 24  # bytes of a finished.json
+
+
+@dataclass
+class Progress:
+    """The progress of a training: everything in a checkpoint that is not a tensor."""
+
+    step: int = 0
+    epoch: int = 0
+    position: Position | None = None  # in the corpus, as older versions stored it, instead of `spans`
+    seconds: float = 0.0  # of training so far, including the time before it was resumed
+    cpu_seconds: float = 0.0  # likewise, of all processors for rank 0; older versions did not count them
+    metrics_length: int = 0  # bytes of metrics.jsonl
+    sentences: int = 0  # in one epoch
+    corpus_bytes: tuple[int, ...] = ()  # the size of each file of the corpus
+    corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
+    vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
+    best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
+    taken: int | None = (
+        0  # sentences of this epoch that all ranks have taken; None in those of older versions
+    )
+    # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
+    # start of an epoch, and for models that shuffle the corpus.
+    spans: tuple[tuple[Span, ...], ...] = ()
+
+
+def parse_progress(values: dict[str, Any], path: Path) -> Progress:
+    """Checks the values of a stored progress. Those of older versions lack the last fields."""
+    values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
+    values.setdefault("cpu_seconds", 0.0)
+    if unknown := values.keys() - {each.name for each in fields(Progress)}:
+        raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
+    counts = {
+        name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
+    }
+    if values["taken"] is not None:
+        counts["taken"] = field(values, "taken", int, path)
+    sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
+    for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
+        if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
+            raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
+    if digests and len(digests) != len(sizes):
+        raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
+    seconds, cpu_seconds, best = (
+        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best")
+    )
+    if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
+        raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
+    return Progress(
+        **{"taken": None, **counts},
+        position=_position(values.get("position"), len(sizes), path),
+        seconds=float(seconds),
+        cpu_seconds=float(cpu_seconds),
+        corpus_bytes=tuple(sizes),
+        corpus_digests=tuple(digests),
+        vocabulary_digest=field(values, "vocabulary_digest", str, path),
+        best=float(best),
+        spans=_spans(field(values, "spans", list, path), len(sizes), path),
+    )
+
+
+def _spans(values: list[Any], files: int, path: Path) -> tuple[tuple[Span, ...], ...]:
+    return tuple(tuple(_span(span, files, path) for span in _list(share, path)) for share in values)
+
+
+def _span(values: Any, files: int, path: Path) -> Span:
+    match values:
+        case [list() as start, int() as sentences] if has_type(sentences, int) and (
+            0 < sentences < LARGEST_COUNT
+        ):
+            return Span(cast("Position", _position(start, files, path)), sentences)
+    raise InputError(f"{path} is damaged: spans: want the starts and sizes of parts of the corpus")
+
+
+def _list(values: Any, path: Path) -> list[Any]:
+    if not isinstance(values, list):
+        raise InputError(f"{path} is damaged: spans: want a list for each rank")
+    return values
+
+
+def _position(values: Any, files: int, path: Path) -> Position | None:
+    if values is None:
+        return None
+    least, beyond = (0, 0, 0, -1), (files, *(3 * [LARGEST_COUNT]))
+    if (
+        not has_type(values, list)
+        or len(values) != len(least)
+        or not all(has_type(value, int) for value in values)
+        or not all(low <= value < high for low, value, high in zip(least, values, beyond, strict=True))
+    ):
+        raise InputError(f"{path} is damaged: position: want a place in one of {files} files")
+    return Position(*values)
+
+
+def save_finished(directory: Path, progress: Progress) -> None:
+    """Writes the progress of a run that has ended, from which `--resume` knows that nothing is left to do."""
+    text = json.dumps({"format": FORMAT, "progress": asdict(progress)}) + "\n"
+    write_atomically(directory / FINISHED, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def read_finished(directory: Path) -> Progress | None:
+    """Reads what `save_finished` wrote; None if there is no such file.
+
+    Raises:
+        InputError: the file is damaged, or another version of fastqt wrote it.
+    """
+    path = directory / FINISHED
+    try:
+        values = read_object(path, most_bytes=LARGEST_FILE)
+    except FileNotFoundError:
+        return None
+    if values.keys() != {"format", "progress"} or values["format"] != FORMAT:
+        raise InputError(f"{path} is not the progress of a run of this version of fastqt")
+    return parse_progress(field(values, "progress", dict, path), path)

@@ -1,0 +1,41 @@
+"""Which settings go with pre-trained word vectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastqt.errors import InputError
+
+if TYPE_CHECKING:
+    from fastqt.sentences.runs.config import TrainConfig
+
+
+def check_vectors(config: TrainConfig) -> None:
+    """Checks the settings of pre-trained word vectors.
+
+    Raises:
+        InputError: they are needed and missing, or given where nothing can use them; the message names the
+            setting.
+    """
+    has_channels = config.encoder.startswith("mc-")
+    if config.trained_dim is not None and not has_channels:
+        raise InputError(f"trained_dim: want it with an mc- encoder alone, got {config.trained_dim}")
+    if config.vectors is None:
+        for what, needs_vectors in (
+            (f"encoder {config.encoder}", has_channels),
+            ("freeze_vectors", config.freeze_vectors),
+            ("vectors_scale", config.vectors_scale != 1),
+        ):
+            if needs_vectors:
+                raise InputError(f"vectors: want a file of word vectors with {what}, got None")
+        return
+    for where, has_no_words in (
+        (f"model {config.model}", config.model.startswith("gloss")),
+        ("encoder huggingface", config.encoder == "huggingface"),
+        ("a vocabulary of a file", config.vocabulary is not None),
+    ):
+        if has_no_words:
+            raise InputError(f"vectors: want none with {where}, got {config.vectors!r}")
+    if config.freeze_vectors and (config.encoder == "bow" or has_channels):
+        reason = "has a frozen and a trained table" if has_channels else "has no other weights"
+        raise InputError(f"freeze_vectors: want none with encoder {config.encoder}, which {reason}")

@@ -1,0 +1,89 @@
+"""What the settings of SimCSE and MixCSE may be together. Like the settings, it imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastqt.errors import InputError
+
+if TYPE_CHECKING:
+    from fastqt.sentences.runs.config import TrainConfig
+
+# The settings of MixCSE's loss with their defaults; those of the released form alone are the second part.
+OF_MIXCSE = {"partner": "next", "stop_gradient": "yes"}
+OF_RELEASED = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
+
+
+# Files of rows, of which each is an anchor, its positive and any hard negatives, with tabs between them.
+ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
+
+
+def reads_rows(config: TrainConfig) -> bool:
+    """Whether a corpus has rows of texts: SimCSE's pairs and triplets. The endings of its files say so."""
+    return config.model in ("simcse", "mixcse") and config.corpus[0].endswith(ROWS)
+
+
+def check_views(config: TrainConfig) -> None:
+    """Checks that the settings of SimCSE and MixCSE can be used together, and with the model.
+
+    Raises:
+        InputError: a setting that this model or form does not have; the message names it.
+    """
+    _check_files(config)
+    if config.masked_words and config.model not in ("simcse", "mixcse"):
+        raise InputError(f"masked_words: want 0.0 with model {config.model}, got {config.masked_words}")
+    if config.masked_words and config.encoder not in ("transformer", "huggingface"):
+        raise InputError(
+            f"masked_words: want encoder transformer or huggingface, which have a state for each word, "
+            f"got {config.encoder}"
+        )
+    defaults, where = OF_MIXCSE | OF_RELEASED, f"model {config.model}"
+    if config.model == "mixcse":
+        defaults, where = ({}, "") if config.form == "released" else (OF_RELEASED, "form slides of mixcse")
+    elif reads_rows(config):
+        defaults = {name: each for name, each in defaults.items() if name != "hard_negative_weight"}
+    for name, default in defaults.items():
+        if (value := getattr(config, name)) != default:
+            raise InputError(f"{name}: want {default!r} with {where}, got {value!r}")
+
+
+def _check_files(config: TrainConfig) -> None:
+    """Checks that all files have rows or none has."""
+    if config.model not in ("simcse", "mixcse"):
+        return
+    wanted = f"{', '.join(ROWS[:2])} or {ROWS[2]}"
+    others = [name for name in config.corpus if not name.endswith(ROWS)]
+    if 0 < len(others) < len(config.corpus):
+        raise InputError(f"corpus: want all files or none to end in {wanted}, got {others[0]!r} among others")
+    if config.valid is not None and config.valid.endswith(ROWS) != reads_rows(config):
+        kind = f"rows as the corpus has, a file that ends in {wanted}" if reads_rows(config) else "sentences"
+        raise InputError(f"valid: want {kind}, got {config.valid!r}")
+
+
+def check_width(config: TrainConfig, width: int) -> None:
+    """Checks that the loss of a model can use rows of `width` columns.
+
+    Raises:
+        InputError: it has no use for hard negatives, or needs them for a setting.
+    """
+    if config.model == "mixcse" and width > 2:
+        raise InputError(
+            f"corpus: want rows of an anchor and a positive for mixcse, which mixes its own hard negatives, "
+            f"got {width} columns"
+        )
+    if config.model == "simcse" and width == 2 and config.hard_negative_weight:
+        raise InputError(
+            "hard_negative_weight: want 0.0 for rows without hard negatives, "
+            f"got {config.hard_negative_weight}"
+        )
+
+
+def check_same_files(config: TrainConfig, stored: TrainConfig) -> None:
+    """Checks that a corpus that was renamed is still read as it was.
+
+    Raises:
+        InputError: it had rows and has sentences now, or the other way round.
+    """
+    if reads_rows(config) != reads_rows(stored):
+        names = [", ".join(each.corpus) for each in (config, stored)]
+        raise InputError(f"cannot resume: corpus: want names that end as in {names[1]}, got {names[0]}")

@@ -1,0 +1,238 @@
+"""Batches of consecutive sentences in corpus order, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.nn.tokens import Encoded, pad
+from fastqt.sentences.text.reader import Block, Position, read_blocks
+from fastqt.sentences.text.tables import Columns
+from fastqt.sentences.text.vocabulary import Lexicon
+
+
+class Batch(NamedTuple):
+    """B consecutive sentences of a corpus."""
+
+    tokens: Tensor  # (B, L) int64; padded with 0
+    lengths: Tensor  # (B,) int64, 1..L
+    document_ids: Tensor  # (B,) int64
+    position: Position  # where reading continues after this batch
+    pieces: Tensor | None = None  # (B,) int64, the span of each sentence, if the batch has several
+
+
+class Span(NamedTuple):
+    """Consecutive sentences of a corpus."""
+
+    start: Position  # where reading begins
+    sentences: int  # how many
+
+
+def batches(
+    files: Sequence[str],
+    vocabulary: Lexicon,
+    batch_size: int,
+    *,
+    start: Position | None = None,
+    smallest: int = 1,
+    columns: Columns | None = None,
+) -> Iterator[Batch]:
+    """Streams one pass over a corpus as batches of `batch_size` consecutive sentences.
+
+    The last batch of the pass holds the remaining sentences. It is dropped if it has fewer than `smallest`.
+
+    Args:
+        files: as in `read_blocks`.
+        vocabulary: encodes the sentences.
+        batch_size: B, the number of sentences per batch.
+        start: to resume an interrupted pass, the `position` of its last batch.
+        smallest: the smallest size that the last batch may have.
+        columns: as in `read_blocks`.
+
+    Yields:
+        Batches; all but the last have `batch_size` sentences.
+
+    Raises:
+        InputError: as in `read_blocks`; also if a whole pass has fewer sentences than a batch.
+    """
+    parts: list[Encoded] = []
+    documents: list[int] = []
+    last = start
+    for block in read_blocks(files, start, columns=columns):
+        encoded = vocabulary.encode(block.sentences)
+        ends = np.cumsum(encoded.lengths)
+        used = 0
+        while len(documents) + len(block.sentences) - used >= batch_size:
+            end = used + batch_size - len(documents)
+            parts.append(_slice(encoded, ends, used, end))
+            last = block.position(end - 1)
+            yield _batch(parts, documents + block.documents[used:end], last)
+            parts, documents, used = [], [], end
+        if used < len(block.sentences):
+            parts.append(_slice(encoded, ends, used, len(block.sentences)))
+            documents += block.documents[used:]
+            rest = block.position(-1)
+    if last is None:
+        raise InputError(too_short(files, len(documents), batch_size))
+    if documents and len(documents) >= smallest:
+        yield _batch(parts, documents, rest)
+
+
+def span_batches(
+    files: Sequence[str],
+    vocabulary: Lexicon,
+    sizes: Iterable[int],
+    spans: Sequence[Span],
+    columns: Columns | None = None,
+) -> Iterator[tuple[Batch, tuple[Span, ...]]]:
+    """Streams the sentences of spans, one span after the other, as batches of given sizes.
+
+    The sentences before and after the end of a span are not neighbours in the corpus. They may share a batch,
+    but there they never have the same document id.
+
+    Args:
+        files: as in `read_blocks`.
+        vocabulary: encodes the sentences.
+        sizes: the number of sentences of each batch, at least 1.
+        spans: what is read, in this order.
+        columns: as in `read_blocks`.
+
+    Yields:
+        Each batch, and the spans that remain after it.
+
+    Raises:
+        InputError: as in `read_blocks`; also if there are fewer sentences than the sizes ask for.
+    """
+    wanted = iter(sizes)
+    size = next(wanted, None)
+    if size is None:
+        return
+    parts: list[Encoded] = []
+    documents: list[int] = []
+    pieces: list[int] = []
+    for piece, block, left in _blocks_of_spans(files, spans, columns):
+        count = min(left, len(block.sentences))
+        encoded = vocabulary.encode(block.sentences[:count])
+        ends = np.cumsum(encoded.lengths)
+        used = 0
+        while used < count:
+            end = min(count, used + size - len(documents))
+            parts.append(_slice(encoded, ends, used, end))
+            documents += block.documents[used:end]
+            pieces += [piece] * (end - used)
+            used = end
+            if len(documents) == size:
+                position = block.position(end - 1)
+                rest = (Span(position, left - end),) if left > end else ()
+                yield _in_pieces(_batch(parts, documents, position), pieces), (*rest, *spans[piece + 1 :])
+                size = next(wanted, None)
+                if size is None:
+                    return
+                parts, documents, pieces = [], [], []
+    raise InputError(_has_shrunk(files))
+
+
+def _blocks_of_spans(
+    files: Sequence[str], spans: Sequence[Span], columns: Columns | None
+) -> Iterator[tuple[int, Block, int]]:
+    """The blocks of text of each span: its index, a block, and the span's sentences from there to its end."""
+    for piece, span in enumerate(spans):
+        left = span.sentences
+        for block in read_blocks(files, span.start, columns=columns) if left else ():
+            yield piece, block, left
+            left -= len(block.sentences)
+            if left <= 0:
+                break
+
+
+def _in_pieces(batch: Batch, pieces: list[int]) -> Batch:
+    """A batch whose documents end where a span ends, if its sentences are of several spans."""
+    if pieces[0] == pieces[-1]:
+        return batch
+    spans = torch.tensor(pieces, dtype=torch.int64, device="cpu")
+    new = (batch.document_ids.diff() != 0) | (spans.diff() != 0)
+    documents = torch.cat([new.new_zeros(1, dtype=torch.int64), new.cumsum(0)])
+    return batch._replace(document_ids=documents, pieces=spans)
+
+
+def even(total: int, parts: int) -> list[int]:
+    """The sizes of parts of a total that differ by at most one; the larger ones come first."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def split(
+    files: Sequence[str], spans: Sequence[Span], parts: int, columns: Columns | None = None
+) -> tuple[tuple[Span, ...], ...]:
+    """Divides the sentences of spans into consecutive parts of sizes that differ by at most one.
+
+    The text up to the last cut is read, to find where each part begins.
+
+    Args:
+        files: as in `read_blocks`.
+        spans: what to divide, in this order.
+        parts: how many parts.
+        columns: as in `read_blocks`.
+
+    Returns:
+        The spans of each part.
+
+    Raises:
+        InputError: as in `span_batches`.
+    """
+    waiting = list(reversed(spans))
+    shares = []
+    for size in even(sum(span.sentences for span in spans), parts):
+        share = []
+        while size:
+            span = waiting.pop()
+            if span.sentences > size:
+                waiting.append(Span(_after(files, span.start, size, columns), span.sentences - size))
+                span = Span(span.start, size)
+            share.append(span)
+            size -= span.sentences
+        shares.append(tuple(share))
+    return tuple(shares)
+
+
+def _after(files: Sequence[str], start: Position, sentences: int, columns: Columns | None) -> Position:
+    """Where reading continues after this many sentences from `start`, at least 1."""
+    for block in read_blocks(files, start, columns=columns):
+        if sentences <= len(block.sentences):
+            return block.position(sentences - 1)
+        sentences -= len(block.sentences)
+    raise InputError(_has_shrunk(files))
+
+
+def _has_shrunk(files: Sequence[str]) -> str:
+    return f"the corpus has changed: {', '.join(files)}: fewer sentences than when the run started"
+
+
+def too_short(files: Sequence[str], sentences: int, batch_size: int, ranks: int = 1) -> str:
+    """The error message for a corpus with fewer sentences than a batch, or than one for each rank."""
+    names = ", ".join(files)
+    if sentences == 0:
+        return f"the corpus is empty: no sentence in {names}"
+    processes = f" on each of {ranks} processes" if ranks > 1 else ""
+    return (
+        f"the corpus is shorter than a batch{processes}: {sentences} sentences in {names}, batch size "
+        f"{batch_size}; lower the batch size or give more text"
+    )
+
+
+def _slice(encoded: Encoded, ends: NDArray[np.int64], first: int, last: int) -> Encoded:
+    """Sentences first to last - 1; `ends` is the cumulative sum of the lengths."""
+    begin = ends[first - 1] if first else 0
+    return Encoded(encoded.ids[begin : ends[last - 1]], encoded.lengths[first:last])
+
+
+def _batch(parts: Sequence[Encoded], documents: list[int], position: Position) -> Batch:
+    ids = np.concatenate([part.ids for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    tokens, sizes = pad(Encoded(ids, lengths))
+    return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64, device="cpu"), position)

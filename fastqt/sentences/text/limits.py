@@ -1,0 +1,71 @@
+"""How much may be read: a small compressed file can hold more than any memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fastqt.errors import InputError
+from fastqt.sentences.text.reader import open_text
+
+LONGEST_LINE = 1 << 24  # bytes
+
+
+def memory() -> int:
+    """The memory of this machine, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_bytes(size: int, name: str) -> None:
+    """Refuses what would take more than half of this machine's memory.
+
+    Args:
+        size: in bytes.
+        name: what takes them, for the message.
+
+    Raises:
+        InputError: the size is too large.
+    """
+    if size > memory() // 2:
+        raise InputError(
+            f"{name}: want at most half of this machine's memory, {memory() // 2:,} bytes, got {size:,}"
+        )
+
+
+def table_lines(path: str | Path) -> Iterator[str]:
+    """Streams the lines of a text file as they are, apart from blank lines at its end.
+
+    Args:
+        path: a text file, which may be compressed as .gz or .xz.
+
+    Yields:
+        The lines, without the line feed.
+
+    Raises:
+        InputError: the file is missing, damaged, empty, not UTF-8 or larger than memory.
+    """
+    with open_text(str(path)) as file:
+        yield from _lines(file, path)
+
+
+def _lines(file: IO[bytes], path: str | Path) -> Iterator[str]:
+    number = blank = total = 0
+    while line := file.readline(LONGEST_LINE):
+        number, total = number + 1, total + len(line)
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"{path}: line {number}: want less than {LONGEST_LINE:,} bytes")
+        check_bytes(total, str(path))
+        try:
+            text = line.decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8: line {number}: {error}") from None
+        if not text:
+            blank += 1
+            continue
+        yield from [""] * blank
+        blank = 0
+        yield text
+    if number == blank:
+        raise InputError(f"{path} is empty")

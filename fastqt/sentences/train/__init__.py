@@ -1,0 +1,5 @@
+"""Training of all models: one loop, which can be stopped and resumed at any step."""
+
+from fastqt.sentences.train.loop import Outcome, train
+
+__all__ = ["Outcome", "train"]

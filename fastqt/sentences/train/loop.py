@@ -1,0 +1,325 @@
+"""The training loop, which can be stopped and resumed at any step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
+from fastqt.sentences.runs.model import choose_device
+from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
+from fastqt.sentences.text import Batch, Lexicon, Sample, Span
+from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.train.choice import build_objective
+from fastqt.sentences.train.clock import Moment
+from fastqt.sentences.train.log import MetricsLog
+from fastqt.sentences.train.measurements import Measurements
+from fastqt.sentences.train.objectives import Measured, Turn
+from fastqt.sentences.train.opening import opening
+from fastqt.sentences.train.optim import clip_gradients
+from fastqt.sentences.train.preparation import check_same_settings, own_directory, prepare
+from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
+from fastqt.sentences.train.progress import Display, Silent, StopRequest
+from fastqt.sentences.train.ranks import Ranks, joined
+from fastqt.sentences.train.state import follow_first, part_generators
+
+FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    step: int  # the number of steps taken, over all calls
+    stopped_by: int | None  # the signal that stopped the training before its last step
+    metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote, on rank 0
+    rank: int = 0  # the number of this process among those that trained together
+    taken: int = 0  # the number of steps that this call took
+
+
+def train(
+    config: TrainConfig, out: str | Path, *, resume: bool = False, display: type[Display] = Display
+) -> Outcome:
+    """Trains a model and writes it to a directory.
+
+    The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
+    the best one if `config.dev` is given) and checkpoint.safetensors. Once the training has ended, the
+    checkpoint is removed and finished.json takes its place, unless `config.keep_checkpoint` is set. SIGTERM
+    and Ctrl-C save a checkpoint and end the training. A resumed training computes the same bits as an
+    uninterrupted one on the same machine with the same number of threads. Only one training at a time can use
+    a directory.
+
+    Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
+    of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
+    another number of processes; with the same number, the bits are again those of an uninterrupted one.
+
+    Args:
+        config: the settings. QuickThoughts streams its corpus, which may be larger than memory. The other
+            models shuffle their corpus, and therefore hold it in memory at four bytes per word.
+        out: the directory. It is created if it does not exist. It must not hold a run unless `resume` is set.
+        resume: continue from the last checkpoint in `out`, or start if there is none.
+        display: the class that shows the progress.
+
+    Returns:
+        The last step, the signal that stopped the training if one did, and the last metrics.
+
+    Raises:
+        InputError: the text, the settings or the directory cannot be used, or the loss is not finite.
+        OtherRankError: another process has failed.
+    """
+    directory = Path(out)
+    with joined(config.device, config.batch_size, config.timeout) as ranks:
+        check_same_settings(config, ranks.first(lambda: config))
+        if config.vectors is not None:
+            width = ranks.first(lambda: width_of_words(config, directory, resume))
+            config = replace(config, word_dim=width)
+        with _own(directory, config, ranks):
+            return _trainer(config, directory, resume, display, ranks).run(display)
+
+
+@contextlib.contextmanager
+def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
+    """Keeps other trainings out of a directory, which rank 0 alone uses."""
+    if not ranks.is_first:
+        yield
+        return
+    check_rereadable("corpus", config.corpus)
+    with own_directory(directory):
+        yield
+
+
+def _trainer(
+    config: TrainConfig, directory: Path, resume: bool, display: type[Display], ranks: Ranks
+) -> Trainer:
+    """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
+    corpus, vocabulary, progress, begun, finished = ranks.first(
+        lambda: prepare(config, directory, resume, ranks.size, display.note)
+    )
+    trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
+    if finished:
+        ranks.first(trainer.check_nothing_is_left)
+        return trainer
+    path = directory / checkpoint.CHECKPOINT
+    coverage = None
+    if ranks.is_first and begun:
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+    elif not begun and config.vectors is not None:
+        coverage = ranks.first(lambda: start_from_vectors(trainer.model, vocabulary, config, display.say))
+    if ranks.size > 1:
+        follow_first(ranks, trainer.model, trainer.optimizer)
+        part_generators(ranks, config.seed, progress.step, path if begun else None)
+    if ranks.is_first:
+        checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
+        if not begun:
+            save_lexicon(vocabulary, directory)
+        if coverage is not None:
+            checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
+        progress.vocabulary_digest = lexicon_digest(config, directory)
+    return trainer
+
+
+class Trainer:
+    """One training: its model, its optimiser and its progress.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        vocabulary: turns their sentences into token ids.
+        directory: where the metrics, the checkpoints and the model are written.
+        progress: where to continue; `Progress()` to start.
+        ranks: the processes that train together; by default this one alone.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        directory: Path,
+        progress: Progress,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
+        self.directory, self.progress, self.ranks = directory, progress, ranks or Ranks()
+        device = choose_device(config.device)
+        self.objective = build_objective(config, corpus, vocabulary, device, self.ranks)
+        self.model = self.objective.model
+        self.parameters = list(self.model.parameters())
+        self.optimizer = self.objective.optimizer()
+        self.measurements = Measurements(config, self.objective, vocabulary, directory, progress, self.ranks)
+        left = self.objective.steps(progress.sentences - (progress.taken or 0))
+        epochs_after = config.epochs - progress.epoch - 1
+        self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
+        if config.steps is not None:
+            self.last_step = min(self.last_step, config.steps)
+        self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
+
+    def run(self, display_class: type[Display] = Display) -> Outcome:
+        """Trains until the last step or until a signal arrives, then saves a checkpoint.
+
+        Args:
+            display_class: what shows the progress.
+
+        Returns:
+            As `train`.
+
+        Raises:
+            InputError: the loss is not finite.
+        """
+        config, progress, ranks = self.config, self.progress, self.ranks
+        measurements, line = self.measurements, dict[str, float]()
+        self._announce(display_class)
+        sentences, first_step = 0, progress.step
+        with (
+            contextlib.ExitStack() as stack,
+            self._display(display_class) as display,
+            StopRequest(insists=ranks.size == 1) as stop,
+        ):
+            log = None
+            if ranks.is_first:
+                path = self.directory / checkpoint.METRICS
+                log = stack.enter_context(contextlib.closing(MetricsLog(path, progress.metrics_length)))
+            line = self._measure_fresh_weights(log, display)
+            stopped_by, silent, began = None, log is not None, Moment.now()
+            for turn in self._remaining_turns():
+                loss, measured = self.step(turn.batch, turn.sizes)
+                sentences += sum(turn.sizes)
+                display.advance(sum(turn.sizes))
+                stopped_by = ranks.stop_signal(stop.signal)
+                ends, stops = progress.step == self.last_step, stopped_by is not None
+                validates = measurements.can_validate and (ends or progress.step % config.valid_every == 0)
+                reports = ends or validates or progress.step % config.report_every == 0
+                saves = ends or stops or progress.step % config.checkpoint_every == 0
+                if log is not None and (reports or saves):
+                    measurements.check_finite(loss)
+                if reports:
+                    silent = False
+                    rate = sentences / Moment.now().since(began).seconds
+                    line = measurements.line(loss, measured, validates)
+                    Moment.now().since(began).add_to(progress)
+                    sentences, began = 0, Moment.now()
+                    line |= {"sentences_per_second": rate, "seconds": progress.seconds}
+                    line |= {"cpu_seconds": progress.cpu_seconds}
+                    if log is not None:
+                        log.write(line)
+                    display.report(line)
+                elif silent and (spent := Moment.now().since(began)).cpu_seconds >= FIRST_REPORT:
+                    silent = False
+                    early = measurements.line(loss, measured, False)
+                    display.report(early | {"sentences_per_second": sentences / spent.seconds})
+                if saves:
+                    self._save(log, began)
+                if stops:
+                    break
+        ended = progress.step == self.last_step
+        taken = progress.step - first_step
+        return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank, taken)
+
+    def _announce(self, display_class: type[Display]) -> None:
+        """Tells what was read and what is about to be done, unless the run has ended already."""
+        if self.ranks.is_first and self.progress.step < self.last_step:
+            known = self.corpus, self.vocabulary, self.objective, self.progress, self.last_step
+            display_class.say(opening(self.config, *known))
+
+    def _measure_fresh_weights(self, log: MetricsLog | None, display: Display) -> dict[str, float]:
+        """Validates the model before the first step; the line of metrics, which is empty otherwise."""
+        if self.progress.step or not (self.measurements.can_validate and self.objective.validates_fresh):
+            return {}
+        line = self.measurements.of_fresh_weights()
+        line |= {"seconds": self.progress.seconds, "cpu_seconds": self.progress.cpu_seconds}
+        if log is not None:
+            log.write(line)
+        display.report(line)
+        return line
+
+    def check_nothing_is_left(self) -> None:
+        """Checks that a run that has ended without a checkpoint is not asked for further steps."""
+        if self.progress.step < self.last_step:
+            raise InputError(
+                f"cannot resume: {self.directory} ended at step {self.progress.step} and kept no checkpoint "
+                f"from which it could go on to step {self.last_step}; --keep-checkpoint would have kept one"
+            )
+
+    def _display(self, display_class: type[Display]) -> Display:
+        """What shows the progress, in sentences of all ranks."""
+        size = self.config.batch_size * self.ranks.size
+        done = self.progress.step * size
+        if self.ranks.size > 1:  # before, another number of ranks may have taken the steps
+            done = self.progress.epoch * self.progress.sentences + (self.progress.taken or 0)
+        total = done + (self.last_step - self.progress.step) * size
+        return (display_class if self.ranks.is_first else Silent)(total, done)
+
+    def step(self, batch: Batch | Sample, sizes: Sequence[int] | None = None) -> tuple[Tensor, Measured]:
+        """Takes one step of the optimiser.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,).
+            sizes: the number of sentences of each rank; by default those of the batch, on one rank.
+
+        Returns:
+            The loss, a scalar, and the tensors for `Objective.measure`; all detached.
+        """
+        self.optimizer.zero_grad()
+        share = self.ranks.share(sizes or [len(batch.lengths)])
+        loss, measured = self.objective.loss(batch, share)
+        loss.backward()
+        self.ranks.sum_gradients(self.parameters)
+        for group in self.objective.clip_groups() if self.config.clip else ():
+            clip_gradients(group, self.config.clip)
+        self.optimizer.step()
+        self.objective.constrain(batch)
+        return loss.detach(), tuple(each.detach() for each in measured)
+
+    def _remaining_turns(self) -> Iterator[Turn]:
+        progress = self.progress
+        first_pass = True  # after a checkpoint at the end of an epoch, nothing remains of it
+        while progress.step < self.last_step:
+            before = progress.step
+            for turn in self.objective.turns(progress):
+                progress.step += 1
+                progress.taken = (progress.taken or 0) + sum(turn.sizes)
+                self._rest = turn.rest
+                yield turn
+                if progress.step == self.last_step:
+                    return
+            if progress.step == before and not first_pass:
+                raise InputError(f"the corpus has changed: no batch in {', '.join(self.corpus)}")
+            first_pass = False
+            progress.epoch += 1
+            progress.taken, progress.spans = 0, ()
+
+    def _save(self, log: MetricsLog | None, began: Moment) -> None:
+        """Has rank 0 write the model, and a checkpoint of all ranks; times are added from `began` on."""
+        reads_in_order = self.objective.reads_in_order
+        own = self._rest if reads_in_order else None, checkpoint.generator_states()
+        rests, generators = zip(*self.ranks.gather(own), strict=True)
+
+        def write() -> None:
+            assert log is not None  # for mypy: this is rank 0
+            self.progress.metrics_length = log.sync()
+            progress = replace(self.progress)
+            Moment.now().since(began).add_to(progress)
+            if reads_in_order:
+                progress.spans = rests
+            # The checkpoint comes last. After a crash between the two, the resumed training writes the model
+            # again; the other way round, a finished training could keep an old model. With development pairs,
+            # model.safetensors holds the best model, once there is one.
+            if self.progress.best == -math.inf:
+                checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
+            path = self.directory / checkpoint.CHECKPOINT
+            if progress.step < self.last_step or self.config.keep_checkpoint:
+                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+                (self.directory / FINISHED).unlink(missing_ok=True)
+            else:
+                save_finished(self.directory, progress)
+                path.unlink(missing_ok=True)
+
+        self.ranks.first(write)

@@ -1,0 +1,111 @@
+"""What a training measures of its steps, and of its model on held-out text and on development pairs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.text import Lexicon
+from fastqt.sentences.train.objectives import Measured, Objective
+from fastqt.sentences.train.ranks import Ranks
+
+if TYPE_CHECKING:
+    from fastqt.sentences.evaluation.development import DevelopmentPairs
+
+
+class Measurements:
+    """Makes the lines of metrics.jsonl, on rank 0.
+
+    Args:
+        config: the settings.
+        objective: what is trained.
+        vocabulary: turns sentences into token ids.
+        directory: where the best model on the development pairs is written.
+        progress: how far the training has come; its best coefficient is changed in place.
+        ranks: the processes that train together.
+
+    Attributes:
+        can_validate: whether there is held-out text or a file of development pairs.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        objective: Objective[Any],
+        vocabulary: Lexicon,
+        directory: Path,
+        progress: Progress,
+        ranks: Ranks,
+    ) -> None:
+        self.objective, self.vocabulary, self.directory = objective, vocabulary, directory
+        self.progress, self.ranks = progress, ranks
+        self.can_validate = config.valid is not None or config.dev is not None
+        self.dev_pairs = None
+        if config.dev is not None and ranks.is_first:
+            self.dev_pairs = _development_pairs(config.dev)
+
+    def line(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
+        """A line of metrics: that of rank 0, for which the others wait if it validates."""
+
+        def measure() -> dict[str, float]:
+            line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
+            return line | self._validate() if validates else line
+
+        if validates:
+            return self.ranks.first(measure)
+        return measure() if self.ranks.is_first else {}
+
+    def of_fresh_weights(self) -> dict[str, float]:
+        """The line of a model that has not been trained yet: its validation.
+
+        It changes neither the best model nor the random numbers of the training.
+        """
+
+        def measure() -> dict[str, float]:
+            states = checkpoint.generator_states()
+            line = {"step": self.progress.step, **self._validate(keeps_best=False)}
+            checkpoint.set_generator_states(states, self.directory)
+            return line
+
+        return self.ranks.first(measure)
+
+    def check_finite(self, loss: Tensor) -> None:
+        """Raises InputError if the loss is not finite."""
+        if not math.isfinite(loss.item()):
+            step = self.progress.step
+            raise InputError(
+                f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
+            )
+
+    def _validate(self, *, keeps_best: bool = True) -> dict[str, float]:
+        line = self.objective.validate() if self.objective.held_out else {}
+        if self.dev_pairs is not None:
+            line |= self._evaluate_pairs(self.dev_pairs, keeps_best)
+        return line
+
+    def _evaluate_pairs(self, pairs: DevelopmentPairs, keeps_best: bool) -> dict[str, float]:
+        """Evaluates the model on the development pairs, and saves it if it is the best so far."""
+        model = self.objective.model
+        model.eval()
+        figures = pairs.evaluate(SentenceEncoder(model, self.vocabulary, self.objective.device).encode)
+        model.train()
+        if keeps_best and figures["dev_spearman"] > self.progress.best:
+            self.progress.best = figures["dev_spearman"]
+            checkpoint.save_model(self.directory / checkpoint.MODEL, model)
+        return figures
+
+
+def _development_pairs(path: str) -> DevelopmentPairs:
+    try:
+        from fastqt.sentences.evaluation.development import DevelopmentPairs
+    except ModuleNotFoundError as error:
+        raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
+    return DevelopmentPairs(path)

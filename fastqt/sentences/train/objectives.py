@@ -1,0 +1,290 @@
+"""Training objectives: for each kind of model its batches, its loss and the metrics that are reported."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastqt.functional import contrastive_loss
+from fastqt.sentences.metrics import context_accuracy
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import Model, build_model
+from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.text import Batch, Columns, Corpus, Lexicon, Position, Sample, Span, batches
+from fastqt.sentences.text.batches import even, span_batches, split
+from fastqt.sentences.train.optim import Adam, RowAdam
+from fastqt.sentences.train.ranks import Ranks, Share
+
+B = TypeVar("B", bound=Batch | Sample)
+Measured = tuple[Tensor, ...]  # tensors of a step, from which `Objective.measure` computes metrics
+
+
+class Turn(NamedTuple):
+    """What a rank takes in one step."""
+
+    batch: Any  # a Batch or a Sample
+    sizes: list[int]  # the number of sentences of each rank
+    rest: tuple[Span, ...] = ()  # what remains of the epoch for this rank, if the corpus is read in its order
+
+
+class Objective(ABC, Generic[B]):
+    """A model together with its batches, its loss and its metrics.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files to train on.
+        vocabulary: turns their sentences into token ids.
+        device: where to compute.
+        ranks: the processes that train together.
+
+    Attributes:
+        model: the model to train, freshly initialised with the seed of the settings.
+        held_out: the batches of the validation text; empty if the settings name none, and on all ranks but 0.
+        min_batch_size: if a rank has fewer sentences left in an epoch, they make no batch. One process drops
+            them. Several take them in the step before, because then each sentence of an epoch has its turn.
+        reads_in_order: whether the corpus is read in its order, and a checkpoint says what remains of it.
+        validates_fresh: whether the model is validated before its first step too.
+    """
+
+    reads_in_order = False
+    validates_fresh = True
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
+        self.ranks, self.columns = ranks, Columns(config.column, config.document_column)
+        self.min_batch_size = smallest_batch(config)
+        torch.manual_seed(config.seed)
+        # transformers returns a checkpoint's model in evaluation mode.
+        self.model: Any = self._build_model().to(device).train()
+        self.held_out = list(self._held_out_batches())
+
+    def _build_model(self) -> Model:
+        return build_model(self.config, len(self.vocabulary))
+
+    def clip_groups(self) -> list[list[Tensor]]:
+        """The parameters of which each group has a norm of the gradient that is limited."""
+        if self.config.clip_by == "global":
+            return [list(self.model.parameters())]
+        return [[parameter] for parameter in self.model.parameters()]
+
+    def optimizer(self) -> Adam:
+        """The optimiser of the model's parameters."""
+        return Adam(self.model.parameters(), lr=self.config.learning_rate)
+
+    def constrain(self, batch: B) -> None:
+        """Projects the model onto its constraints after a step on `batch`. Most models have none."""
+        return
+
+    def steps(self, sentences: int) -> int:
+        """The number of steps over this many sentences, or over the rest of an epoch that has as many."""
+        full, rest = divmod(max(even(sentences, self.ranks.size)), self.config.batch_size)
+        # With at least 2 sentences on the rank that has the most, no rank is without one.
+        least = self.min_batch_size if self.ranks.size == 1 else max(self.min_batch_size, 2)
+        return full + (rest >= least)
+
+    def sizes(self, sentences: int) -> Iterator[list[int]]:
+        """The number of sentences of each rank in each step over this many sentences."""
+        ranks, size, steps = self.ranks.size, self.config.batch_size, self.steps(sentences)
+        for _ in range(steps - 1):
+            yield [size] * ranks
+        if steps > 0:
+            last = even(sentences - (steps - 1) * size * ranks, ranks)
+            yield last if ranks > 1 else [min(size, *last)]
+
+    @abstractmethod
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        """This rank's part of the remaining steps of the current epoch.
+
+        Args:
+            progress: how far the training has come.
+        """
+
+    @abstractmethod
+    def loss(self, batch: B | Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
+        """Computes the loss of a batch.
+
+        Args:
+            batch: B sentences, as token ids (B, L) and lengths (B,); for validation always a `Batch`.
+            share: this rank's part in a step; None where it computes the loss of its batch alone.
+
+        Returns:
+            The loss of all ranks' sentences, a scalar whose gradients are this rank's part; and the tensors
+            for `measure`, of this rank's sentences.
+        """
+
+    @abstractmethod
+    def measure(self, measured: Measured) -> dict[str, float]:
+        """The metrics of a batch by name, from the tensors that `loss` returned."""
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Means of the loss and of the metrics over the held-out batches; names begin with `validation_`."""
+        rows = []
+        with self._validation_mode():
+            for batch in self.held_out:
+                loss, measured = self.loss(batch)
+                rows.append({"loss": loss.item(), **self.measure(measured)})
+        return {f"validation_{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+    @contextlib.contextmanager
+    def _validation_mode(self) -> Iterator[None]:
+        self.model.eval()
+        yield
+        self.model.train()
+
+    def _held_out_batches(self) -> Iterator[B | Batch]:
+        config = self.config
+        if config.valid is None or not self.ranks.is_first:
+            return
+        size = config.batch_size
+        found = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.columns)
+        for _, batch in zip(range(config.valid_batches), found, strict=False):
+            yield batch
+
+
+class ContextObjective(Objective[Batch]):
+    """QuickThoughts: find each sentence's neighbours among all sentences of a batch in corpus order."""
+
+    reads_in_order = True
+    _whole: tuple[tuple[Span, ...], ...] | None = None
+
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        spans = progress.spans or self._spans(progress.sentences)
+        sizes = list(self.sizes(progress.sentences - (progress.taken or 0)))
+        own = (each[self.ranks.rank] for each in sizes)
+        found = span_batches(self.corpus, self.vocabulary, own, spans[self.ranks.rank], self.columns)
+        for each, (batch, rest) in zip(sizes, found, strict=True):
+            yield Turn(batch, each, rest)
+
+    def _spans(self, sentences: int) -> tuple[tuple[Span, ...], ...]:
+        """The part of the corpus that each rank reads in an epoch."""
+        if self._whole is None:
+            whole, size = [Span(Position(), sentences)], self.ranks.size
+            self._whole = self.ranks.first(lambda: split(self.corpus, whole, size, self.columns))
+        return self._whole
+
+    def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
+        queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        return self.context_loss(queries, candidates, batch, share), (queries, candidates)
+
+    def context_loss(self, queries: Tensor, candidates: Tensor, batch: Batch, share: Share | None) -> Tensor:
+        return contrastive_loss(
+            queries,
+            candidates,
+            context_size=self.config.context_size,
+            document_ids=self._documents(batch, share),
+            **group_options(share),
+        )
+
+    def _documents(self, batch: Batch, share: Share | None) -> Tensor | None:
+        """What windows stop at."""
+        if self.config.documents == "cut":
+            return batch.document_ids.to(self.device)
+        # Sentences of two spans are no neighbours. All ranks have to give ids where one does.
+        pieces = batch.pieces
+        if pieces is None and share is not None and share.group is not None:
+            pieces = torch.zeros_like(batch.lengths)
+        return None if pieces is None else pieces.to(self.device)
+
+    def measure(self, measured: Measured) -> dict[str, float]:
+        forward, backward = context_accuracy(*measured)
+        return {"forward_accuracy": forward, "backward_accuracy": backward, "chance": 1 / len(measured[0])}
+
+
+class ShuffledObjective(Objective[Sample]):
+    """An objective on batches of sentences in random order. The corpus is held in memory."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: list[str],
+        vocabulary: Lexicon,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        self.sentences = self._read(config, corpus, vocabulary)
+        super().__init__(config, corpus, vocabulary, device, ranks)
+
+    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> Corpus:
+        return Corpus(corpus, vocabulary, columns=Columns(config.column, config.document_column))
+
+    def turns(self, progress: Progress) -> Iterator[Turn]:
+        taken = progress.taken or 0
+        order = self.sentences.order(self.config.seed, progress.epoch)
+        for sizes in self.sizes(len(order) - taken):
+            first = taken + sum(sizes[: self.ranks.rank])
+            yield Turn(self.sentences.sample(order[first : first + sizes[self.ranks.rank]]), sizes)
+            taken += sum(sizes)
+
+
+class GlossObjective(ShuffledObjective):
+    """GLOSS: predict the words of each sentence from a latent vector of its own."""
+
+    validates_fresh = False  # Held-out sentences need hundreds of steps each for their latent vectors.
+
+    def _build_model(self) -> Model:
+        return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
+
+    def optimizer(self) -> Adam:
+        optimizer_class = RowAdam if self.config.latents == "rows" else Adam
+        return optimizer_class(self.model.parameters(), lr=self.config.learning_rate)
+
+    def constrain(self, batch: Sample) -> None:
+        self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
+
+    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
+        """Computes the loss of a batch.
+
+        The latent vectors of held-out sentences are not learnt, so they are inferred first.
+
+        Args:
+            batch: B sentences; a `Batch` holds held-out sentences.
+            share: as in `Objective.loss`.
+
+        Returns:
+            The loss, as in `Objective.loss`; of this rank's sentences the latent vectors (B, d) and the loss
+            per word, a scalar; with position_loss "mean" the mean over sentences of it, which is the loss.
+        """
+        tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
+        if isinstance(batch, Sample):
+            latents = self.model.latents_of(batch.rows.to(self.device))
+        else:
+            latents = self.model.infer(tokens, lengths)
+        loss = self.model.loss(latents, tokens, lengths)
+        loss_per_word = loss
+        if self.model.position_loss == "sum":
+            words = self.model.targets(tokens, lengths).sum().clamp(min=1)
+            loss_per_word = loss * len(lengths) / words
+        if share is not None and share.group is not None:
+            # A sentence's loss depends on no other sentence.
+            part = loss * (len(lengths) / share.sentences)
+            loss = part + (self.ranks.total(part) - part.detach())
+        return loss, (latents, loss_per_word)
+
+    def measure(self, measured: Measured) -> dict[str, float]:
+        latents, loss_per_word = measured
+        return {"loss_per_word": loss_per_word.item(), "latent_norm": latents.norm(dim=1).mean().item()}
+
+
+def smallest_batch(config: TrainConfig) -> int:
+    """The least number of sentences of which a rank makes a batch."""
+    if config.model == "quickthoughts":
+        return config.context_size + 1
+    return 1 if config.model.startswith("gloss") else 2
+
+
+def group_options(share: Share | None) -> dict[str, Any]:
+    """The options of a loss for this rank's part in a step."""
+    return {} if share is None or share.group is None else {"group": share.group}

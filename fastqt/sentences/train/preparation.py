@@ -1,0 +1,264 @@
+"""What comes before the first step: the directory of the run, and the corpus and its identity."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.files import PARTIAL, write_atomically
+from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
+from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.progress import FINISHED, Progress, read_finished
+from fastqt.sentences.runs.views_options import check_width, reads_rows
+from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
+from fastqt.sentences.text.batches import Span, split, too_short
+from fastqt.sentences.text.reader import STDIN
+from fastqt.sentences.text.tables import data_files, is_table
+from fastqt.sentences.text.vocabulary import Unknown
+from fastqt.sentences.train.objectives import smallest_batch
+
+RUN_FILES = (
+    checkpoint.CONFIG,
+    checkpoint.VOCABULARY,
+    checkpoint.VECTORS,
+    checkpoint.METRICS,
+    checkpoint.MODEL,
+    checkpoint.CHECKPOINT,
+    FINISHED,
+)
+
+
+class Prepared(NamedTuple):
+    """What a training starts from."""
+
+    corpus: list[str]  # paths of the text files and tables
+    vocabulary: Lexicon
+    progress: Progress
+    begun: bool  # whether there is a checkpoint to continue from
+    finished: bool = False  # whether the run has ended and kept no checkpoint
+
+
+def prepare(
+    config: TrainConfig, directory: Path, resume: bool, ranks: int, note: Callable[[str], None]
+) -> Prepared:
+    """Reads what a training starts from: its checkpoint, or else its corpus.
+
+    Args:
+        config: the settings.
+        directory: that of the run.
+        resume: continue from the checkpoint in the directory, if there is one.
+        ranks: how many processes train together.
+        note: says what happens.
+
+    Raises:
+        InputError: the corpus, the directory or the checkpoint cannot be used.
+    """
+    check_directory(directory, config, resume)
+    path = directory / checkpoint.CHECKPOINT
+    progress, finished = None, False
+    if resume and path.exists():
+        progress = checkpoint.read_progress(path)
+    elif resume and (progress := read_finished(directory)) is not None:
+        finished = True
+    corpus = corpus_files(config, directory, resume)
+    if progress is None:
+        note(f"reading {', '.join(corpus)} to build the vocabulary")
+        return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
+    check_corpus(corpus, progress)
+    vocabulary = load_lexicon(config, directory)
+    if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
+        raise InputError(
+            f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
+        )
+    share_out(config, corpus, progress, ranks)
+    return Prepared(corpus, vocabulary, progress, not finished, finished)
+
+
+@contextlib.contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Creates the directory of a run and keeps other trainings out of it.
+
+    Raises:
+        InputError: another training uses the directory, or it cannot be created or written to.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory))
+        except OSError as error:
+            raise InputError(f"cannot write to {directory}: {error.strerror}") from error
+        for name in (*RUN_FILES, checkpoint.CORPUS):
+            # A training that was killed leaves behind what it was writing.
+            for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
+                partial.unlink()
+        yield
+
+
+def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
+    """Checks that a training may start in a directory, or continue there with these settings.
+
+    Raises:
+        InputError: there is a run and it is not to be resumed, or a setting differs that must not.
+    """
+    if not resume and any((directory / name).exists() for name in RUN_FILES):
+        raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
+    if resume and (directory / checkpoint.CONFIG).exists():
+        config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
+
+
+def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
+    """The paths of the corpus.
+
+    Standard input can be read only once, so it is copied to the run's directory.
+    """
+    copy = directory / checkpoint.CORPUS
+
+    def copy_input(partial: Path) -> None:
+        with partial.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+
+    if STDIN in config.corpus and not (resume and copy.exists()):
+        write_atomically(copy, copy_input)
+    return [str(copy) if name == STDIN else name for name in config.corpus]
+
+
+def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:
+    """Reads the corpus once to count its sentences and to build the vocabulary.
+
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
+    given. In a corpus of pairs and triplets, rows are counted as sentences.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        ranks: how many processes train together; each needs the sentences of a batch.
+    """
+    columns = Columns(config.column, config.document_column)
+    if columns != Columns() and not any(map(is_table, corpus)):
+        name = "document_column" if config.column is None else "column"
+        raise InputError(
+            f"{name}: want a corpus in .parquet or .arrow files or folders of the datasets library"
+        )
+    sizes, digests = zip(*map(_identify, corpus), strict=True)
+    progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
+
+    def sentences() -> Iterator[str]:
+        if reads_rows(config):
+            for rows in read_triplets(corpus):
+                check_width(config, len(rows[0]))
+                progress.sentences += len(rows)
+                yield from chain.from_iterable(rows)
+            return
+        for block in read_blocks(corpus, columns=columns):
+            progress.sentences += len(block.sentences)
+            yield from block.sentences
+
+    vocabulary: Lexicon
+    unknown = cast("Unknown", config.unknown)
+    if config.checkpoint is not None or config.vocabulary is not None:
+        vocabulary = _given_vocabulary(config)
+        for _ in sentences():
+            pass
+    else:
+        vocabulary = Vocabulary.build(
+            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+        )
+    if progress.sentences < ranks * config.batch_size:
+        raise InputError(too_short(corpus, progress.sentences, config.batch_size, ranks))
+    return vocabulary, progress
+
+
+def _given_vocabulary(config: TrainConfig) -> Lexicon:
+    if config.vocabulary is not None:
+        return load_tokenizer(config, Path(config.vocabulary))
+    from fastqt.integrations.huggingface import CheckpointVocabulary
+
+    try:
+        return CheckpointVocabulary.load(cast("str", config.checkpoint), max_length=config.max_length)
+    except ImportError as error:
+        raise InputError(str(error)) from error
+
+
+def _identify(name: str) -> tuple[int, str]:
+    """The size of a file of the corpus and the digest of its bytes, or those of all files of a folder."""
+    try:
+        if os.path.isdir(name):
+            files = data_files(name)
+            found = "".join(f"{file.name}\0{digest(file)}\0" for file in files)
+            return sum(os.stat(file).st_size for file in files), sha256(found.encode()).hexdigest()
+        return os.stat(name).st_size, digest(Path(name))
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have
+        raise InputError(f"cannot read {name!r}: {error}") from None
+
+
+def check_corpus(corpus: list[str], progress: Progress) -> None:
+    """Compares the corpus with that of the run's start, of which older versions stored the sizes alone."""
+    sizes = progress.corpus_bytes
+    if len(corpus) != len(sizes):
+        raise InputError(
+            f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
+        )
+    found = list(map(_identify, corpus))
+    for name, (size, _), was in zip(corpus, found, sizes, strict=True):
+        if size != was:
+            raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")
+    digests = tuple(digest for _, digest in found)
+    for name, now, before in zip(corpus, digests, progress.corpus_digests or digests, strict=True):
+        if now != before:
+            raise InputError(f"cannot resume: {name} has other text than when the run started")
+    progress.corpus_digests = digests
+
+
+def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
+    """Checks that a rank was started with the settings of rank 0.
+
+    Raises:
+        InputError: a setting differs; the message names it.
+    """
+    for name in (each.name for each in fields(config) if each.name != "device"):
+        ours, theirs = getattr(config, name), getattr(of_first, name)
+        if ours != theirs:
+            raise InputError(f"{name}: want {theirs!r} as on rank 0, got {ours!r}")
+
+
+def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks: int) -> None:
+    """Divides what remains of an epoch among the ranks, if as many did not train before.
+
+    Args:
+        config: the settings.
+        corpus: paths of the text files.
+        progress: that of a checkpoint; its spans are changed. What versions before several ranks stored is
+            turned into spans.
+        ranks: how many processes train together.
+    """
+    if progress.taken is None:
+        _fill_in_place(config, progress)
+    if len(progress.spans) not in (0, ranks):
+        left = [span for spans in progress.spans for span in spans]
+        progress.spans = split(corpus, left, ranks, Columns(config.column, config.document_column))
+
+
+def _fill_in_place(config: TrainConfig, progress: Progress) -> None:
+    """Turns the place in an epoch as older versions stored it into that of one rank."""
+    full, rest = divmod(progress.sentences, config.batch_size)
+    done = progress.step - progress.epoch * (full + (rest >= smallest_batch(config)))
+    progress.taken = min(done * config.batch_size, progress.sentences)
+    if progress.position is not None:
+        left = progress.sentences - progress.taken
+        progress.spans = ((Span(progress.position, left),) if left else (),)
+        progress.position = None

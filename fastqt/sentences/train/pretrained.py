@@ -1,0 +1,93 @@
+"""Starts a training from pre-trained word vectors: their width, and how much of the corpus they cover."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs.checkpoint import CONFIG
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.word_tables import tables_of_vectors
+from fastqt.sentences.text import Lexicon, Vocabulary
+from fastqt.sentences.text.vectors import parts, vectors_of, width_of
+
+
+def width_of_words(config: TrainConfig, directory: Path, resume: bool) -> int:
+    """The width of the word vectors: that of the settings, of the run to resume, or of the pre-trained file.
+
+    Args:
+        config: the settings.
+        directory: that of the run.
+        resume: the run may have begun, and then has its width stored.
+
+    Raises:
+        InputError: the file cannot be read, or has another width than the settings.
+    """
+    if config.vectors is None:
+        return config.word_dim
+    if resume and (directory / CONFIG).exists():
+        return TrainConfig.load(directory / CONFIG).word_dim
+    width = width_of(config.vectors)
+    if config.word_dim not in (None, width):
+        raise InputError(f"word_dim: want {width}, the width of {config.vectors}, got {config.word_dim}")
+    replace(config, word_dim=width)  # which checks what else depends on it
+    return width
+
+
+def start_from_vectors(
+    model: nn.Module, vocabulary: Lexicon, config: TrainConfig, say: Callable[[str], None]
+) -> str:
+    """Gives the words of a new model their pre-trained vectors. Other words keep those that were drawn.
+
+    Args:
+        model: it is changed in place.
+        vocabulary: its words.
+        config: the settings, which name a file of vectors.
+        say: prints how many words have a vector.
+
+    Returns:
+        JSON for the run's directory: what was read, and which shares of the vocabulary's words and of the
+        corpus's tokens have a vector. The corpus's tokens are known if the vocabulary was built from them.
+
+    Raises:
+        InputError: the file cannot be read, has vectors of another width, or has none for any word.
+    """
+    path = cast("str", config.vectors)
+    words = _words(cast("Vocabulary", vocabulary))
+    found = vectors_of(path, words[1:])  # without the unknown word
+    if found.vectors.shape[1] != config.word_dim:
+        width = found.vectors.shape[1]
+        raise InputError(f"word_dim: want {width}, the width of {path}, got {config.word_dim}")
+    known = found.places + 1
+    if not len(known):
+        raise InputError(f"vectors: want words of the vocabulary, got none of {len(words) - 1} in {path}")
+    vectors = torch.from_numpy(found.vectors) * config.vectors_scale
+    with torch.no_grad():
+        for table in tables_of_vectors(model, config):
+            table.weight[torch.from_numpy(known)] = vectors.to(table.weight)
+    share = len(known) / (len(words) - 1)
+    text = f"{path}: vectors of {len(known):,} of {len(words) - 1:,} words ({share:.1%})"
+    coverage: dict[str, Any] = {"words": len(words) - 1, "words_with_a_vector": len(known)}
+    counts = cast("Vocabulary", vocabulary).counts
+    if counts is not None:
+        tokens, covered = int(counts.sum()), int(counts[known].sum())
+        coverage |= {"tokens": tokens, "tokens_with_a_vector": covered}
+        text += f", which are {covered / max(tokens, 1):.1%} of the corpus's tokens"
+    say(text)
+    coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
+    files = {each.name: digest(each) for each in parts(path)}
+    return json.dumps({"vectors": path, "sha256": files, **coverage}, indent=2) + "\n"
+
+
+def _words(vocabulary: Vocabulary) -> list[str]:
+    """The words in the order of their ids."""
+    ids = vocabulary.tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)

@@ -1,0 +1,130 @@
+"""The training objectives of SimCSE and MixCSE: views of each sentence by dropout, or rows of texts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.losses.mixcse import drawn_partners
+from fastqt.nn import mask_words
+from fastqt.nn.masked_words import Masking
+from fastqt.sentences.metrics import view_figures
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.views_model import mask_token
+from fastqt.sentences.text import Batch, Lexicon, Sample, TripletCorpus
+from fastqt.sentences.text.batches import too_short
+from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
+from fastqt.sentences.train.ranks import Share
+
+
+class ViewsObjective(ShuffledObjective):
+    """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
+
+    # Whether the views of a validation differ by dropout, without which both would be equal.
+    _validates_with_dropout = True
+
+    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
+        """Computes the loss of a batch; arguments as of `Objective.loss`.
+
+        Returns:
+            The loss, as in `Objective.loss`; of this rank's sentences both views, (B, D) each, the partners
+            of their mixed negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or
+            nothing (0,), and any hard negatives.
+        """
+        z1, z2, *negatives = self._views(batch)
+        module, options = self.model.loss, group_options(share)
+        N = len(z1) if share is None else share.sentences
+        if self.config.partner == "random":
+            # Two generators of one seed: the loss draws with one, and the log has the same draw from another.
+            seed = int(torch.randint(1 << 62, (), device="cpu"))
+            first, second = (torch.Generator("cpu").manual_seed(seed) for _ in range(2))
+            options["generator"] = first
+            partners = drawn_partners(N, z1.device, second)
+        else:
+            partners = torch.arange(1, N + 1, device=z1.device) % N
+        options |= module.function_options()
+        hard = [torch.stack(negatives, 1)] if negatives else []
+        loss = type(module).function(z1, z2, *hard, **options)
+        words = loss.new_zeros(0)
+        if self.config.masked_words:
+            words = self._masked_words(batch, share)
+            loss = loss + self.config.masked_words * words
+        # Metrics are of rank 0, whose sentences are the first of all ranks.
+        return loss, (z1, z2, partners[: len(z1)], words.detach(), *negatives)
+
+    def _masked_words(self, batch: Batch | Sample, share: Share | None) -> Tensor:
+        """The mean cross-entropy of the masked words of all ranks, whose gradients are this rank's part."""
+        model, tokens = self.model, batch.tokens
+        table = len(model.encoder.word_table)
+        masking = mask_words(
+            *(tokens, batch.lengths),
+            vocab_size=len(self.vocabulary),
+            mask_id=mask_token(self.config, self.vocabulary, table),
+            kept=self.vocabulary.special_ids(),
+        )
+        masking = Masking(*(each.to(self.device) for each in masking))
+        loss: Tensor = model.masked_word_loss(tokens.to(self.device), batch.lengths.to(self.device), masking)
+        chosen = masking.chosen.sum()
+        if share is None or share.group is None:
+            return loss / chosen.clamp(min=1)
+        part = loss / self.ranks.total(chosen).clamp(min=1)
+        return part + (self.ranks.total(part) - part.detach())
+
+    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
+        """Two views of each sentence, (B, D) each."""
+        z1, z2 = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        return z1, z2
+
+    def measure(self, measured: Measured) -> dict[str, float]:
+        z1, z2, partners, words, *negatives = measured
+        config = self.config
+        figures = view_figures(
+            *(z1, z2),
+            mix=config.mix,
+            partners=partners,
+            mixes_unit_rows=config.model == "simcse" or config.form == "slides",
+            negatives=negatives,
+        )
+        return figures | ({"masked_word_loss": words.item()} if words.dim() == 0 else {})
+
+    @contextlib.contextmanager
+    def _validation_mode(self) -> Iterator[None]:
+        # A fixed seed gives the same dropout masks and partners in every validation, so that the validations
+        # of a training can be compared.
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(self.config.seed)
+            self.model.train(self._validates_with_dropout)
+            yield
+            self.model.train()
+
+
+class TripletsObjective(ViewsObjective):
+    """The same where an anchor's second view and its hard negatives are further texts of its row."""
+
+    sentences: TripletCorpus
+    _validates_with_dropout = False
+
+    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> TripletCorpus:
+        return TripletCorpus(corpus, vocabulary)
+
+    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
+        """A view of each column of the rows: anchors, positives and any hard negatives, (B, D) each."""
+        views: Tensor = self.model.view(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        return views.chunk(self.sentences.width)
+
+    def _held_out_batches(self) -> Iterator[Sample]:
+        config = self.config
+        if config.valid is None or not self.ranks.is_first:
+            return
+        rows = TripletCorpus([config.valid], self.vocabulary, width=self.sentences.width)
+        size = config.batch_size
+        if len(rows) < size:
+            raise InputError(too_short([config.valid], len(rows), size))
+        for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
+            yield rows.sample(np.arange(begin, begin + size))

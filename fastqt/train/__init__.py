@@ -1,5 +1,0 @@
-"""Training of all models: one loop, which can be stopped and resumed at any step."""
-
-from fastqt.train.loop import Outcome, train
-
-__all__ = ["Outcome", "train"]

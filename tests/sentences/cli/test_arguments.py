@@ -1,0 +1,59 @@
+"""The options of the command line, which are read before anything slow is imported."""
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from fastqt.sentences.cli import COMMANDS
+from fastqt.sentences.cli.arguments import build_parser
+from fastqt.sentences.runs.config import TrainConfig
+
+HEAVY = ("torch", "numpy", "tokenizers", "tqdm")
+
+
+def test_help_version_and_errors_import_no_torch():
+    program = (
+        "import contextlib, sys\n"
+        "from fastqt.sentences.cli import main\n"
+        "for words in (['--help'], ['--version'], ['train', '--help'], ['evaluate'], []):\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        main(words)\n"
+        f"    print('heavy:', [name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count("heavy: []\n") == done.stdout.count("heavy:") == 5
+
+
+def test_each_command_has_a_function_and_each_setting_an_option():
+    help_of_fastqt = build_parser().format_help()
+    assert re.findall(r"^    (\w+)", help_of_fastqt, re.MULTILINE) == [*COMMANDS]
+    for setting in fields(TrainConfig):
+        if setting.name != "corpus":
+            value = setting.metadata["choices"][0] if setting.metadata["choices"] else "1"
+            words = ["train", "--out", "run", f"--{setting.name.replace('_', '-')}", value]
+            assert setting.name in vars(build_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "c", "--out", ""], "argument --out: want a path, got an empty text"),
+        (["embed", "", "c", "--out", "x.npy"], "argument MODEL: want a path, got an empty text"),
+        (["expand", "m", "v", "--out", ""], "argument --out: want a path, got an empty text"),
+        (["train", "c", "--out", "r", "--seed", "9" * 30], "want a whole number of at most 64 bits, got 999"),
+        (["train", "c", "--out", "r", "--mix", "half"], "argument --mix: want a number, got 'half'"),
+        (["neighbors", "m", "c", "--query", "a", "-k", "1.5"], "argument -k: want a whole number, got '1.5'"),
+        (["fly"], "invalid choice: 'fly'"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        build_parser().parse_args(words)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.startswith("fastqt: ")
+    assert err.count("\n") == 1

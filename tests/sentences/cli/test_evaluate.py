@@ -1,0 +1,73 @@
+"""The command evaluate: a baseline beside the model, and what it tells while it works."""
+
+import io
+import json
+
+import pytest
+from command_lines import error_line
+
+from fastqt.sentences.cli import main
+
+
+def evaluated(capsys, *arguments):
+    """The rows that the command prints and the lines of its progress."""
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    out, err = capsys.readouterr()
+    return [line.split() for line in out.splitlines()], err.splitlines()
+
+
+def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
+    """Its figures are those of an evaluation of its own."""
+    both, own, alone = (tmp_path / f"{name}.json" for name in ("both", "own", "alone"))
+    rows, _ = evaluated(capsys, model, "--data", reviews, "--baseline", "--seed", 3, "--json", both)
+    ours, _ = evaluated(capsys, model, "--data", reviews, "--seed", 3, "--json", own)
+    theirs, _ = evaluated(capsys, f"random:{model}", "--data", reviews, "--seed", 3, "--json", alone)
+    assert rows[0] == ["task", "figure", "model", "random"]
+    assert rows[1:] == [[*one, other[-1]] for one, other in zip(ours, theirs, strict=True)]
+    assert any(row[-1] != row[-2] for row in rows[1:])
+
+    stored, model_alone, random_alone = (json.loads(path.read_text()) for path in (both, own, alone))
+    assert stored["baseline"]["model"] == f"random:{model}"
+    for name in ("tasks", "sha256", "settings", "width"):
+        assert stored[name] == model_alone[name]
+        assert stored["baseline"][name] == random_alone[name]
+    assert "baseline" not in model_alone
+
+
+@pytest.mark.parametrize("name", ["random:{}", "word-vectors:none.npz", "none"])
+def test_only_a_trained_model_has_a_baseline(model, reviews, capsys, name):
+    name = name.format(model)
+    message = error_line(capsys, "evaluate", name, "--data", reviews, "--baseline")
+    assert message == f"baseline: want a directory that train wrote as MODEL, got {name}"
+
+
+def test_progress_is_told_line_by_line_where_there_is_no_terminal(model, reviews, capsys, monkeypatch):
+    _, lines = evaluated(capsys, model, "--data", reviews)
+    assert lines[0] == "encode: 46 of 46 sentences"
+    assert [line.split(":")[0] for line in lines[1:]] == ["MR", "STS12"]
+    assert [line.split(", ")[1] for line in lines[1:]] == ["1 of 2 tasks", "2 of 2 tasks"]
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main(["evaluate", model, "--data", reviews]) == 0
+    assert "of 2 tasks" not in terminal.getvalue()
+    assert "\r" in terminal.getvalue()  # of the bars
+
+
+def test_long_encoding_tells_how_far_it_is(monkeypatch, capsys):
+    """At most one line in so many seconds, and one at the end."""
+    from fastqt.sentences.evaluation import vectors
+
+    monkeypatch.setattr(vectors, "BATCH", 2)
+    texts = [f"sentence {number}" for number in range(7)]
+    for pause, counts in ((-1.0, [2, 4, 6, 7]), (1e9, [7])):
+        monkeypatch.setattr(vectors, "PAUSE", pause)
+        vectors.embed(lambda batch: [[1.0]] * len(batch), texts)
+        told = capsys.readouterr().err.splitlines()
+        assert told == [f"encode: {count} of 7 sentences" for count in counts]
+    vectors.embed(lambda batch: [[1.0]] * len(batch), texts, progress=False)
+    assert capsys.readouterr().err == ""

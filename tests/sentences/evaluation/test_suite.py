@@ -1,0 +1,257 @@
+"""All tasks on small files with planted classes and scores: reading, encoding, caching, results, errors."""
+
+import contextlib
+import gzip
+import json
+import lzma
+import random
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fastqt.errors import InputError
+from fastqt.sentences.evaluation import SENTEVAL_GRID, Cache, evaluate
+from fastqt.sentences.evaluation import vectors as vectors_module
+from fastqt.sentences.evaluation.tasks import Options, sources
+
+WORDS = [f"word{number}" for number in range(12)]
+GRID = (1.0, 16.0)
+
+
+def sentence(generator, *first):
+    return " ".join([*first, *generator.sample(WORDS, 4)])
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(path, "wt", encoding="utf-8") as file:
+        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+
+
+def pairs(generator, count):
+    """Random pairs of sentences; the number of words that they share is their score."""
+    for _ in range(count):
+        words = generator.sample(WORDS, 10)
+        score = generator.randint(1, 5)
+        yield score, " ".join(words[:5]), " ".join([*words[:score], *words[5 : 10 - score]])
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data directory with one folder per task, in which each class has a word of its own."""
+    folder, generator = tmp_path / "data", random.Random(0)
+    for name in ("MR", "CR", "SUBJ", "MPQA"):
+        rows = [(label, sentence(generator, f"class{label}")) for label in (0, 1) for _ in range(30)]
+        write(folder / name / "all.tsv.xz", rows)
+    for part, each in (("train", 12), ("test", 4)):
+        kinds = ("ABBR", "HUM", "NUM")
+        rows = [(kind, "fine", sentence(generator, kind)) for kind in kinds for _ in range(each)]
+        write(folder / "TREC" / f"{part}.tsv.xz", rows)
+        rows = [(int(score > 3), "a", "b", *texts) for score, *texts in pairs(generator, 8 * each)]
+        write(folder / "MRPC" / f"{part}.tsv.xz", rows)
+    for part in ("train", "dev", "test"):
+        for kind in ("phrases", "sentences"):
+            words = (f"{kind}0", f"{kind}1")
+            rows = [(label, sentence(generator, words[label])) for label in (0, 1) for _ in range(15)]
+            write(folder / "SST2" / f"{kind}.{part}.tsv.xz", rows)
+        write(folder / "SICK" / f"{part}.tsv.xz", ((*row, "NEUTRAL", 1) for row in pairs(generator, 80)))
+        write(folder / "STSB" / f"{part}.tsv.xz", (("main", *row) for row in pairs(generator, 30)))
+    for year in range(12, 17):
+        rows = [(subset, *row) for subset in ("one", "two", "SMT") for row in pairs(generator, 10)]
+        write(folder / "STS" / f"STS{year}.tsv.xz", rows)
+        write(folder / "STS_tok" / f"STS{year}.tsv.xz", [("tok", *row) for row in pairs(generator, 9)])
+    return folder
+
+
+class BagOfWords:
+    """Encodes a sentence as its word counts, and records the batches that it was given."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, texts):
+        assert isinstance(texts, list)
+        self.batches.append(texts)
+        kinds = ["class0", "class1", "ABBR", "HUM", "NUM", "phrases0", "phrases1", "sentences0", "sentences1"]
+        columns = [*WORDS, *kinds]
+        return np.array([[text.split().count(column) for column in columns] for text in texts], dtype=float)
+
+
+def test_all_tasks_find_what_was_planted(data):
+    encode = BagOfWords()
+    results = evaluate(encode, data, grid=GRID)
+    assert list(results.tasks) == list(sources(Options()))
+    for name in ("MR", "CR", "SUBJ", "MPQA", "TREC", "SST2"):
+        assert results.tasks[name]["accuracy"] == 1
+    assert results.tasks["MRPC"]["accuracy"] > 0.9
+    assert results.tasks["MRPC"]["f1"] > 0.9
+    assert results.tasks["SICK"]["pearson"] > 0.9
+    assert results.tasks["SICK"]["mse"] < 0.5
+    for year in range(12, 17):
+        figures = results.tasks[f"STS{year}"]
+        assert set(figures["subsets"]) == ({"one", "two"} if year == 13 else {"one", "two", "SMT"})
+        assert figures["all"]["spearman"] > 0.99
+        assert figures["subsets"]["one"]["pairs"] == 10
+    assert results.tasks["STSB"]["test"]["pearson"] > 0.99
+    assert results.tasks["ALIGN"]["alignment"] == pytest.approx(
+        0
+    )  # because positive pairs have the same words
+    assert results.tasks["ALIGN"]["uniformity"] < 0
+    assert results.width == 21
+    asked = [text for batch in encode.batches for text in batch]
+    assert len(asked) == len(set(asked)) == results.sentences
+    assert set(results.seconds) == {"encode", *results.tasks}
+
+
+def test_the_results_of_a_small_file_by_hand(data):
+    rows = [("a", 1, "word1 word2", "word1 word3"), ("a", 5, "word1", "word1"), ("b", 0, "word4", "word5")]
+    rows += [("b", 4, "word1 word2 word3", "word1 word2"), ("b", 2, "word7 word8", "word8 word9 word1")]
+    cosine = np.array([1 / 2, 1, 0, 2 / 6**0.5, 1 / 6**0.5])
+    write(data / "STS" / "STS14.tsv.xz", rows)
+    found = evaluate(BagOfWords(), data, ["STS14"]).tasks["STS14"]
+    gold = np.array([row[1] for row in rows])
+    b = stats.pearsonr(cosine[2:], gold[2:])[0]
+    assert found["all"]["pearson"] == pytest.approx(stats.pearsonr(cosine, gold)[0])
+    assert found["subsets"]["b"]["pearson"] == pytest.approx(b)
+    assert found["mean"]["pearson"] == pytest.approx((1 + b) / 2)
+    assert found["wmean"]["pearson"] == pytest.approx((2 + 3 * b) / 5)
+
+
+def test_options_change_their_tasks(data):
+    tasks = ["SST2", "STS12", "ALIGN", "MR"]
+    plain = evaluate(BagOfWords(), data, tasks, grid=GRID)
+    write(data / "STSB_tok" / "dev.tsv.xz", [("main", 5, "word1", "word1"), ("main", 5, "word2", "word2")])
+    write(data / "STSB_tok" / "test.tsv.xz", [("main", 5, "word1", "word1")])
+    encode = BagOfWords()
+    other = evaluate(encode, data, tasks, grid=SENTEVAL_GRID, sst="sentences", tokenised=True, t=1, seed=1)
+    assert not any("phrases" in text for batch in encode.batches for text in batch)
+    assert "subsets" in plain.tasks["STS12"]
+    assert set(other.tasks["STS12"]) == {"pearson", "spearman"}
+    assert other.tasks["ALIGN"]["alignment"] == 0
+    # Two of the six pairs of rows have the same word, at squared distance 0; the others are orthogonal, at 2.
+    assert other.tasks["ALIGN"]["uniformity"] == pytest.approx(np.log((2 + 4 * np.exp(-2)) / 6))
+    assert set(other.tasks["MR"]["C"]) <= set(SENTEVAL_GRID)
+    assert other.settings["seed"] == 1
+
+
+def test_per_task_is_applied_to_each_task_separately(data):
+    class Centred(BagOfWords):
+        seen = ()
+
+        def per_task(self, vectors):
+            self.seen = (*self.seen, len(vectors))
+            return vectors - vectors.mean(axis=0)
+
+    encode = Centred()
+    results = evaluate(encode, data, ["STS12", "STS14"])
+    assert sum(encode.seen) >= results.sentences
+    assert max(encode.seen) < results.sentences
+    assert results.tasks["STS12"] != evaluate(BagOfWords(), data, ["STS12"]).tasks["STS12"]
+
+
+def test_vectors_are_cached(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors_module, "BATCH", 100)
+    cache, encode = Cache(tmp_path / "cache" / "of", "key"), BagOfWords()
+    first = evaluate(encode, data, ["STS12", "MR"], grid=GRID, cache=cache)
+    assert len(encode.batches) == 2
+    assert evaluate(None, data, ["STS12", "MR"], grid=GRID, cache=cache).tasks == first.tasks
+    encode = BagOfWords()
+    more = evaluate(encode, data, ["STS12", "STS14"], cache=cache)
+    assert more.tasks["STS12"] == first.tasks["STS12"]
+    asked = {text for batch in encode.batches for text in batch}
+    assert 0 < len(asked) <= 90
+    assert [path.name for path in cache.directory.iterdir()] == ["key.npz"]
+    path = cache.directory / "key.npz"
+    whole = path.read_bytes()
+    # A damaged cache never gives other vectors: it is refused, or the damage is in what nobody reads.
+    for place in range(0, len(whole), len(whole) // 50):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with contextlib.suppress(InputError):
+            assert evaluate(None, data, ["STS12"], cache=cache).tasks["STS12"] == first.tasks["STS12"]
+    path.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match=r"key\.npz .*damaged.*remove this file"):
+        evaluate(None, data, ["STS14"], cache=cache)
+
+
+def test_a_cache_of_another_width_is_refused(tmp_path):
+    cache = Cache(tmp_path, "key")
+    vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
+    message = r"encode or .*key\.npz: want vectors of one width, got 2, 3"
+    with pytest.raises(InputError, match=message):
+        vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
+
+
+def test_results_as_table_and_file(data, tmp_path):
+    results = evaluate(BagOfWords(), data, ["MR", "STS14", "STSB"], grid=GRID)
+    lines = results.table().splitlines()
+    assert lines[0].split() == ["MR", "accuracy", "1.0000"]
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["STS14", "all", "pearson"],
+        ["STS14", "all", "spearman"],
+    ]
+    assert len(lines) == 1 + 6 + 4
+    assert len({len(line) for line in lines}) == 1
+    results.save(tmp_path / "out.json", command="by hand")
+    stored = json.loads((tmp_path / "out.json").read_text())
+    assert stored["tasks"] == results.tasks
+    assert stored["command"] == "by hand"
+    assert {"date", "machine", "versions", "settings", "seconds"} < stored.keys()
+    with pytest.raises(InputError, match=r"cannot write .*: No such file or directory"):
+        results.save(tmp_path / "none" / "out.json")
+
+
+def test_missing_tasks_are_named(data, tmp_path):
+    (data / "MR" / "all.tsv.xz").unlink()
+    (data / "TREC" / "test.tsv.xz").unlink()
+    assert not {"MR", "TREC"} & set(evaluate(BagOfWords(), data, grid=(1.0,)).tasks)
+    for task, message in (
+        ("MR", r"tasks: MR needs MR/all\.tsv\.xz in .*, which holds CR, SUBJ, MPQA, MRPC, "),
+        ("TREC", r"tasks: TREC needs TREC/train\.tsv\.xz and TREC/test\.tsv\.xz in "),
+        ("IMDB", "tasks: want some of MR, CR, .*, got 'IMDB'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(BagOfWords(), data, [task])
+    with pytest.raises(InputError, match=r"data: .*/none is not a directory"):
+        evaluate(BagOfWords(), data / "none")
+    (data / "empty").mkdir()
+    with pytest.raises(InputError, match=r"data: .*/empty holds none of the tasks MR, CR"):
+        evaluate(BagOfWords(), data / "empty")
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_other_suffixes_and_damaged_files(data, suffix):
+    (data / "STSB" / "dev.tsv.xz").unlink()
+    path = data / "STSB" / f"dev{suffix}"
+    opener = gzip.open if suffix.endswith("gz") else open
+    for text, message in (
+        (b"main\t5\tword1\tword2\n", None),
+        (b"main\t5\tword1\tword2\nmain\t5\tword1\n", "line 2: want at least 4 columns, got 3"),
+        (b"main\tfive\tword1\tword2\n", "want a number in column 2: could not convert"),
+        (b"main\t5\tword\xff\tword2\n", "is not UTF-8"),
+    ):
+        with opener(path, "wb") as file:
+            file.write(text)
+        if message is None:
+            assert evaluate(BagOfWords(), data, ["STSB"]).tasks["STSB"]["dev"]["pearson"] == 0
+        else:
+            with pytest.raises(InputError, match=message):
+                evaluate(BagOfWords(), data, ["STSB"])
+
+
+def test_wrong_options_and_encoders_are_refused(data):
+    for option, message in (
+        ({"grid": ()}, r"grid: want positive numbers, got \(\)"),
+        ({"grid": (1.0, 0.0)}, "grid: want positive numbers"),
+        ({"sst": "words"}, "sst: want 'phrases' or 'sentences', got 'words'"),
+        ({"t": 0}, "t: want a positive number, got 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(BagOfWords(), data, **option)
+    for encode, message in (
+        (lambda texts: np.ones(len(texts)), r"want vectors \(\d+, d\) for \d+ sentences, got \(\d+,\)"),
+        (lambda texts: np.ones((3, 3)), r"want vectors \(\d+, d\) for \d+ sentences, got \(3, 3\)"),
+        (lambda texts: np.full((len(texts), 3), np.nan), "want finite vectors, got NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=f"encode: {message}"):
+            evaluate(encode, data, ["STS12"])

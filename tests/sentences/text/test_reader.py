@@ -1,0 +1,138 @@
+"""Reading sentences against text that is read as a whole, and errors for files that cannot be read."""
+
+import gzip
+import io
+import lzma
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastqt.errors import InputError
+from fastqt.sentences.text import Position, read_blocks, reader
+from fastqt.sentences.text.reader import check_rereadable
+
+LINES = st.lists(
+    st.sampled_from(["", "  ", "One.", "Zwei — drei…", "四 五\r", "\tsix  ", "\u2028seven"]), max_size=12
+)
+
+
+def expected(texts):
+    """(sentence, document, file, line) of every sentence of whole texts."""
+    found, document, new = [], -1, True
+    for file, text in enumerate(texts):
+        new = True
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+            if not line.strip():
+                new = True
+                continue
+            document += new
+            new = False
+            found.append((line.strip(), document, file, number))
+    return found
+
+
+def read(files, start=None):
+    return [
+        (sentence, block.documents[i], block.file, block.lines[i])
+        for block in read_blocks(files, start)
+        for i, sentence in enumerate(block.sentences)
+    ]
+
+
+def write(folder: Path, texts, suffixes=("txt", "gz", "xz")):
+    openers = {"txt": open, "gz": gzip.open, "xz": lzma.open}
+    paths = []
+    for number, text in enumerate(texts):
+        suffix = suffixes[number % len(suffixes)]
+        paths.append(str(folder / f"{number}.{suffix}"))
+        with openers[suffix](paths[-1], "wb") as file:
+            file.write(text.encode())
+    return paths
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), LINES, st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 40),
+)
+def test_sentences_and_documents_equal_those_of_the_whole_text(tmp_path_factory, contents, read_bytes):
+    texts = ["\ufeff" * mark + "\n".join(lines) + "\n" * end for mark, lines, end in contents]
+    files = write(tmp_path_factory.mktemp("corpus"), texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "READ_BYTES", max(read_bytes, 3))
+        assert read(files) == expected(texts)
+
+
+def test_reading_continues_after_any_sentence(tmp_path, monkeypatch):
+    texts = ["a b\nc\n\nd é ü\n", "\n\ne\n", "\ufefff\n\ng"]
+    files = write(tmp_path, texts)
+    everything = expected(texts)
+    for read_bytes in (4, 1000):
+        monkeypatch.setattr(reader, "READ_BYTES", read_bytes)
+        positions = [block.position(i) for block in read_blocks(files) for i in range(len(block.sentences))]
+        for done, position in enumerate(positions, start=1):
+            assert read(files, position) == everything[done:]
+    assert read(files, Position()) == everything
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n\nthree")))
+    assert read(["-"]) == expected(["one\ntwo\n\nthree"])
+
+
+def test_a_closed_standard_input_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    for use in (read, partial(check_rereadable, "corpus")):
+        with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+            use(["-"])
+
+
+def test_files_that_can_be_read_once_are_refused(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_rereadable("corpus", ["-", str(tmp_path), str(tmp_path / "absent"), __file__])
+    with pytest.raises(InputError, match=r"corpus: want files that can be read .* got a pipe .*, .*/fifo;"):
+        check_rereadable("corpus", [__file__, str(fifo)])
+
+
+def test_text_that_is_not_utf8_raises(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"fine\ngr" + "ün\n".encode("latin1"))
+    with pytest.raises(InputError, match=r"latin\.txt: line 2 is not UTF-8 \(byte 0xfc at byte offset 7 "):
+        read([str(path)])
+
+
+def test_the_offset_counts_the_byte_order_mark(tmp_path):
+    path = tmp_path / "marked.txt"
+    path.write_bytes(b"\xef\xbb\xbfab\n\xff")
+    with pytest.raises(InputError, match=r"line 2 .* byte offset 6 "):
+        read([str(path)])
+
+
+def test_missing_file_raises(tmp_path):
+    with pytest.raises(InputError, match=r"no such file: .*nothing\.txt"):
+        read([str(tmp_path / "nothing.txt")])
+
+
+def test_directory_raises(tmp_path):
+    with pytest.raises(InputError, match=r"want a file, or a folder that .* wrote; state\.json is missing"):
+        read([str(tmp_path)])
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"text" + data])
+def test_damaged_compressed_file_raises(tmp_path, suffix, damage):
+    (path,) = write(tmp_path, ["word\n" * 1000], [suffix])
+    Path(path).write_bytes(damage(Path(path).read_bytes()))
+    with pytest.raises(InputError, match=rf"0\.{suffix}: damaged or not what its name says"):
+        read([path])
+
+
+def test_too_long_line_raises(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"short\n" + b"x" * (reader.LONGEST_LINE + reader.READ_BYTES))
+    with pytest.raises(InputError, match=r"line 2 is longer than 1 MiB"):
+        read([str(path)])

@@ -1,0 +1,54 @@
+"""One meaning of a MiB: the peak of memory above inputs and results, wherever it is measured."""
+
+import pytest
+import torch
+
+from benchmarks.measure import timing, workloads
+from fastqt.sentences.tools import bench, memory
+from fastqt.sentences.tools.memory import MIB
+
+ONE_MIB = MIB // 4  # numbers in float32
+
+
+def allocate(mib):
+    return torch.ones(mib * ONE_MIB)
+
+
+def test_results_are_not_counted_and_what_is_freed_is():
+    def work():
+        between = allocate(48)
+        return [allocate(16) + between[0]]
+
+    results, peak = memory.peak_above_results(work)
+    if peak is None:
+        pytest.skip("the system does not report the peak of a process")
+    assert results[0].numel() == 16 * ONE_MIB
+    # 48 MiB of `between`, and 16 of the sum's operand; pages of the interpreter come to less than 4.
+    assert 60 * MIB < peak < 68 * MIB
+
+
+def test_all_figures_are_of_this_kind(monkeypatch):
+    """The growth of the process is given here: each of them takes away the loss and the gradients."""
+    N, D = 64, 16
+    gradients = 2 * N * D * 4
+    monkeypatch.setattr(memory, "growth_of_process", lambda function: (function(), 100 * MIB))
+    compared = bench.compare(N, D, repeats=1)
+    assert compared.fused_bytes == compared.eager_bytes == 100 * MIB - gradients - 4
+
+    leaves = workloads.embeddings(N, N, D=D)
+    run = workloads.forward_and_backward(lambda: (leaves[0] @ leaves[1].T).sum(), *leaves)
+    assert workloads.peak_above_gradients(run, leaves) == 100 * MIB - gradients
+
+    results, peak = timing.peak_above_results(timing.Clock(torch.device("cpu")), lambda i: [allocate(1)])
+    assert (len(results), peak) == (1, 99 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("growth", "above"), [(5 * MIB, 4 * MIB), (MIB // 2, 0), (None, None)], ids=["more", "less", "unknown"]
+)
+def test_a_growth_above_results(growth, above):
+    assert memory.above(growth, [allocate(1)]) == above
+
+
+def test_bytes_in_words():
+    assert [memory.mebibytes(size) for size in (None, 0, 3 * MIB, 1234 * MIB + 5)] == ["-", "0", "3", "1,234"]
