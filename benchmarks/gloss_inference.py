@@ -29,8 +29,8 @@ from benchmarks.paths import RESULTS
 from fastqt.nn import Gloss, gloss_inference
 from fastqt.nn.gloss_decoder import Decoder
 from fastqt.nn.gloss_inference import Inference
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text import pad
 from fastqt.sentences.train import train
 

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from toy_data import write_library
 
 from fastqt.sentences.evaluation import nearest
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train import train
 
 QUERIES = (

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fastqt.sentences.evaluation import nearest
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index import build_index
-from fastqt.sentences.runs.model import SentenceEncoder
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:

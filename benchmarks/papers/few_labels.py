@@ -21,7 +21,7 @@ from fastqt.sentences.evaluation.baselines import WordVectors
 from fastqt.sentences.evaluation.classification import limited_data
 from fastqt.sentences.evaluation.data import find, read_labelled
 from fastqt.sentences.evaluation.encoders import NamedEncoder
-from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.vectors import vectors_of
 

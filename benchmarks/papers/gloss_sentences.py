@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from benchmarks.papers.phrases import Words
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_decoder import projected
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.interpolate import vectors_between
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text.reader import read_blocks
 
 WORDS = 3000  # of the vocabulary; sentences with another word are left out

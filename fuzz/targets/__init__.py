@@ -10,7 +10,7 @@ INSTRUMENTED = {
     "corpus": ("fastqt.sentences.text", "gzip", "lzma", "_compression"),
     "vocabulary": ("fastqt.sentences.text",),
     "tokenizer": ("fastqt.sentences.text",),
-    "config": ("fastqt.sentences.runs",),
+    "config": ("fastqt.sentences.runs", "fastqt.sentences.inference"),
     "checkpoint": ("fastqt.sentences.runs",),
     "vectors": (
         "fastqt.sentences.text",

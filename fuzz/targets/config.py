@@ -9,8 +9,8 @@ from types import NoneType
 from typing import get_args, get_type_hints
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import ENCODERS, MODELS, TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text import Vocabulary
 from fuzz.files import folder, json_text, write
 from fuzz.refusals import UnhelpfulRefusalError, check_file_refusal

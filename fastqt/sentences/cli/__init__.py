@@ -21,7 +21,7 @@ from fastqt.sentences.errors import OtherRankError
 from fastqt.sentences.runs.config import TrainConfig
 
 if TYPE_CHECKING:
-    from fastqt.sentences.runs.model import SentenceEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.train.loop import Outcome
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
@@ -172,8 +172,8 @@ def _load(
     model: str, device: str, inference: dict[str, Any], *, with_digest: bool = False
 ) -> SentenceEncoder:
     """A trained model, which infers as the command line says if it is a GLOSS model."""
+    from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.inference.latents import chosen_inference, set_inference
-    from fastqt.sentences.runs.model import SentenceEncoder
 
     how = chosen_inference(**inference)
     return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), how)

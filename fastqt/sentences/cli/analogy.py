@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 def run(model: str, pool: list[str], a: str, b: str, c: str, k: int, exclude: bool, device: str) -> int:
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""
     from fastqt.sentences.inference.analogy import answers
-    from fastqt.sentences.runs.model import SentenceEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder
 
     encoder = SentenceEncoder.load(model, device)
     found = answers(encoder, a, b, c, pool, k, exclude=exclude)

@@ -14,7 +14,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
 from fastqt.options import Device
-from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors
 
 # A word, which may contain ' or - between letters; a number; or any other single character.

@@ -12,12 +12,13 @@ from fastqt.nn.gloss_inference import Inference
 from fastqt.options import Device
 from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.sentences.evaluation.vectors import Encode
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.latents import set_inference
 from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.lexicon import lexicon_digest
-from fastqt.sentences.runs.model import SentenceEncoder, model_digest
+from fastqt.sentences.runs.model import model_digest
 from fastqt.sentences.text.reader import check_rereadable
 from fastqt.sentences.text.vectors import parts
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.checks import check_sentence
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.search import Neighbor, nearest_to
-from fastqt.sentences.runs.model import SentenceEncoder
 
 
 def answers(

@@ -11,8 +11,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.files import check_ending, write_atomically
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text.reader import read_lines
 
 ENDING = ".npy"

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.skip_thoughts import OUTPUTS
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.expansion import expand_table, expand_vocabulary

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.sentences.inference.checks import check_sentence
-from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text import Vocabulary, pad
 
 MOST_STEPS = 1000  # the scores of all words are in memory for each of them

@@ -9,7 +9,7 @@ from typing import Any
 from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_inference import Inference
-from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 
 
 def chosen_inference(

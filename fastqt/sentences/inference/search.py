@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastqt.errors import InputError
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.checks import check_sentence
-from fastqt.sentences.runs.model import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text import read_blocks
 
 
@@ -50,7 +50,7 @@ def nearest(
 
     Example:
         >>> from fastqt.sentences.evaluation import nearest
-        >>> from fastqt.sentences.runs.model import SentenceEncoder
+        >>> from fastqt.sentences.inference.encoder import SentenceEncoder
         >>> encoder = SentenceEncoder.load("run")  # a directory that `fastqt train` wrote
         >>> (found,) = nearest(encoder, ["She closed the door."], ["novels.txt"], k=2)
         >>> [neighbour.line for neighbour in found][:1], found[0].cosine >= found[1].cosine

@@ -1,16 +1,13 @@
-"""Builds the model that a run's settings describe, and loads trained models from a run's directory."""
+"""Builds the model that a run's settings describe, and says which one a run's directory holds."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.nn import (
@@ -26,28 +23,15 @@ from fastqt.nn import (
     Transformer,
 )
 from fastqt.nn.init import Init
-from fastqt.sentences.runs.checkpoint import (
-    CONFIG,
-    MODEL,
-    check_model,
-    load_model,
-    stored_shape,
-)
+from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
 from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
-from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, lexicon_digest, load_lexicon
+from fastqt.sentences.runs.lexicon import HUGGINGFACE, lexicon_digest
 from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
-from fastqt.sentences.runs.tensor_files import open_tensors
 from fastqt.sentences.runs.views_model import build_views_model
 from fastqt.sentences.runs.word_tables import CHANNELS, multi_channel, settle_tables
-from fastqt.sentences.text import Encoded, Lexicon, pad
 from fastqt.sentences.text.limits import check_bytes
-
-if TYPE_CHECKING:
-    pass
-
-BATCH_SIZE = 512  # sentences that are encoded together
 
 Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
 
@@ -165,20 +149,6 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
     return GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, init=init, sparse=True)
 
 
-def _check_layers(lexicon: Lexicon, directory: Path) -> None:
-    """Refuses a Hugging Face configuration with more layers than the stored weights have tensors."""
-    layers = getattr(getattr(lexicon, "config", None), "num_hidden_layers", 0)
-    if not layers:
-        return
-    with open_tensors(directory / MODEL) as file:
-        tensors = len(file.keys())
-    if layers > tensors:
-        raise InputError(
-            f"{directory / HUGGINGFACE}: num_hidden_layers: want at most {tensors}, the number of stored "
-            f"tensors, got {layers}"
-        )
-
-
 def model_digest(directory: str | Path) -> str:
     """The SHA-256 of everything in a run's directory that the vectors of its sentences depend on.
 
@@ -209,93 +179,3 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _fitting_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, trained: bool) -> Model:
-    """A freshly initialised model of the shapes of the stored weights, if they are to be loaded.
-
-    Settings that do not fit these weights are refused before any memory is taken for them.
-    """
-    if not trained:
-        return build_model(config, len(vocabulary), pretrained=False)
-    is_gloss = config.model.startswith("gloss")
-    sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss else 0
-    _check_layers(vocabulary, directory)
-    check_model(directory / MODEL, outline(config, len(vocabulary), sentences=sentences).state_dict())
-    return build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
-
-
-@dataclass
-class SentenceEncoder:
-    """A model with its vocabulary, which turns text into vectors.
-
-    Attributes:
-        model: the model, in evaluation mode.
-        vocabulary: turns sentences into token ids.
-        device: the device of the model.
-        digest: `model_digest` of the directory that it was loaded from, None if that was not asked for.
-    """
-
-    model: Model
-    vocabulary: Lexicon
-    device: torch.device
-    digest: str | None = None
-
-    @classmethod
-    def load(
-        cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_digest: bool = False
-    ) -> SentenceEncoder:
-        """Loads a model that `fastqt train` wrote.
-
-        Args:
-            directory: the directory of the run.
-            device: "auto", "cpu" or "cuda".
-            trained: read the weights. Otherwise the model is freshly initialised.
-            with_digest: compute the encoder's `digest`.
-
-        Returns:
-            The encoder, on the device.
-
-        Raises:
-            InputError: a file is missing or damaged, is from another version, or does not fit the others.
-        """
-        directory = Path(directory)
-        if not directory.is_dir():
-            raise InputError(f"no trained model: {directory} is not a directory")
-        config = TrainConfig.load(directory / CONFIG)
-        vocabulary = load_lexicon(config, directory)
-        # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
-        if config.checkpoint is not None:
-            config = replace(config, checkpoint=str(directory / HUGGINGFACE))
-        with damage_in_words(directory) if config.encoder == HUGGINGFACE else contextlib.nullcontext():
-            model = _fitting_model(config, vocabulary, directory, trained)
-        if trained:
-            load_model(directory / MODEL, model)
-        chosen = choose_device(device)
-        known = model_digest(directory) if with_digest else None
-        return cls(model.to(chosen).eval(), vocabulary, chosen, known)
-
-    @torch.inference_mode()
-    def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
-        """Encodes sentences in batches of similar length.
-
-        Args:
-            sentences: the texts; none of them may be blank.
-            normalize: scale each vector to norm 1; for QuickThoughts, each of the two encoders' halves.
-
-        Returns:
-            Vectors (len(sentences), model.embedding_dim) float32, in the order of the sentences.
-        """
-        ids, lengths = self.vocabulary.encode(sentences)
-        starts = np.cumsum(lengths) - lengths
-        order = np.argsort(lengths, kind="stable")
-        vectors: list[NDArray[np.float32]] = []
-        for begin in range(0, len(order), BATCH_SIZE):
-            rows = order[begin : begin + BATCH_SIZE]
-            words = [ids[starts[row] : starts[row] + lengths[row]] for row in rows]
-            tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
-            encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)
-            vectors.append(encoded.float().cpu().numpy())
-        result = np.empty((len(order), vectors[0].shape[1]), dtype=np.float32)
-        result[order] = np.concatenate(vectors)
-        return result

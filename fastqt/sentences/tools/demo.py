@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.search import nearest
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.tools.bench import compare
 from fastqt.sentences.tools.library_text import folders, read_library
 from fastqt.sentences.tools.memory import mebibytes

@@ -14,8 +14,8 @@ import fastqt
 from fastqt.errors import InputError
 from fastqt.integrations.huggingface import POOLINGS, HuggingFaceEncoder
 from fastqt.nn import QuickThoughts
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train.loop import train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")

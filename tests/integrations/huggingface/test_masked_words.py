@@ -7,8 +7,8 @@ import torch
 from tolerances import FLOAT32, relative
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train import train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")

@@ -28,7 +28,7 @@ def checkpoint():
 def encode(checkpoint):
     from fastqt.integrations.huggingface import CheckpointVocabulary, HuggingFaceEncoder
     from fastqt.nn import SimCSE
-    from fastqt.sentences.runs.model import SentenceEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder
 
     encoder = HuggingFaceEncoder(checkpoint, pooling="mean", max_length=128)
     vocabulary = CheckpointVocabulary.load(checkpoint, max_length=128)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 
 

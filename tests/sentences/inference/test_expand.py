@@ -9,9 +9,9 @@ from tolerances import FLOAT32, relative
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train import train
 
 W = 5

@@ -13,9 +13,10 @@ from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.interpolate import sentences_between, vectors_between
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
 

@@ -10,9 +10,9 @@ from fastqt.errors import InputError
 from fastqt.nn.gloss_inference import Inference
 from fastqt.sentences.cli import main
 from fastqt.sentences.evaluation import load_encoder
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.latents import chosen_inference, set_inference
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text import pad
 from fastqt.sentences.train import train
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model, outline
+from fastqt.sentences.runs.model import build_model, outline
 from fastqt.sentences.text import limits
 from fastqt.sentences.train import train
 

@@ -9,8 +9,8 @@ import torch
 from tolerances import FLOAT32, relative
 
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train import train
 
 SMALL = {

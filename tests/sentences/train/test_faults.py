@@ -9,10 +9,10 @@ import pytest
 from safetensors import SafetensorError
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import tensor_files
 from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.train import train
 from tests.sentences.train.test_resume import metrics_without_times
 

@@ -13,8 +13,9 @@ from tolerances import ADAM_STEPS, FELT_BY_ADAM
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import ENCODERS, TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer, train

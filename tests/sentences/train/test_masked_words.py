@@ -11,9 +11,10 @@ from trained_on_ranks import Seen, trained
 
 from fastqt.errors import InputError
 from fastqt.nn import masked_words
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder, build_model
+from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
 

@@ -12,8 +12,8 @@ from tolerances import FLOAT64
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Position, Vocabulary
 from fastqt.sentences.train import train

@@ -12,8 +12,8 @@ from tokenizer_files import TOKENIZERS, word_piece
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import SentenceEncoder
 from fastqt.sentences.text import TokenizerVocabulary
 from fastqt.sentences.train import train
 
