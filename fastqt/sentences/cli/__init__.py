@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fastqt.errors import InputError
 from fastqt.sentences.cli import analogy, evaluate, retrieve
 from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
-from fastqt.sentences.cli.inference import taken
+from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.errors import OtherRankError
 from fastqt.sentences.runs.config import TrainConfig
 
 if TYPE_CHECKING:
+    from fastqt.nn.gloss_inference import Inference
     from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.train.loop import Outcome
 
@@ -75,6 +76,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     if command is None:
         parser.print_help()
         return 0
+    if options.keys() >= set(INFERENCE):
+        options["inference"] = take_inference(options)
     return COMMANDS[command](**options)
 
 
@@ -169,17 +172,16 @@ def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
 
 
 def _load(
-    model: str, device: str, inference: dict[str, Any], *, with_digest: bool = False
+    model: str, device: str, inference: Inference | None, *, with_digest: bool = False
 ) -> SentenceEncoder:
     """A trained model, which infers as the command line says if it is a GLOSS model."""
     from fastqt.sentences.inference.encoder import SentenceEncoder
-    from fastqt.sentences.inference.latents import chosen_inference, set_inference
+    from fastqt.sentences.inference.latents import set_inference
 
-    how = chosen_inference(**inference)
-    return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), how)
+    return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), inference)
 
 
-def _embed(model: str, input: str, out: str, raw: bool, device: str, **inference: Any) -> int:
+def _embed(model: str, input: str, out: str, raw: bool, device: str, inference: Inference | None) -> int:
     from fastqt.sentences.inference.embed import write_vectors
 
     rows, width = write_vectors(_load(model, device, inference), input, out, normalize=not raw)
@@ -187,10 +189,11 @@ def _embed(model: str, input: str, out: str, raw: bool, device: str, **inference
     return 0
 
 
-def _index(model: str, corpus: list[str], out: str, device: str, **options: Any) -> int:
+def _index(
+    model: str, corpus: list[str], out: str, device: str, inference: Inference | None, **options: Any
+) -> int:
     from fastqt.sentences.inference.index import IndexOptions, build_index
 
-    inference = taken(options)
     chosen = IndexOptions(**options)
     index = build_index(_load(model, device, inference, with_digest=True), corpus, out, chosen)
     print(f"{out}: {index}")
@@ -198,7 +201,13 @@ def _index(model: str, corpus: list[str], out: str, device: str, **options: Any)
 
 
 def _neighbors(
-    model: str, corpus: list[str], index: str | None, query: list[str], k: int, device: str, **inference: Any
+    model: str,
+    corpus: list[str],
+    index: str | None,
+    query: list[str],
+    k: int,
+    device: str,
+    inference: Inference | None,
 ) -> int:
     from fastqt.sentences.inference.index import Index
     from fastqt.sentences.inference.search import nearest
@@ -238,7 +247,13 @@ def _expand(model: str, vectors: str, out: str) -> int:
 
 
 def _interpolate(
-    model: str, source: str, target: str, steps: int, slerp: bool, device: str, **inference: Any
+    model: str,
+    source: str,
+    target: str,
+    steps: int,
+    slerp: bool,
+    device: str,
+    inference: Inference | None,
 ) -> int:
     from fastqt.sentences.inference.interpolate import sentences_between
 

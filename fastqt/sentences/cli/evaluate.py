@@ -7,12 +7,15 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastqt.errors import InputError
 from fastqt.options import Device
-from fastqt.sentences.cli.inference import add_inference, taken
+from fastqt.sentences.cli.inference import add_inference
 from fastqt.sentences.cli.kinds import integer, number, path
+
+if TYPE_CHECKING:
+    from fastqt.nn.gloss_inference import Inference
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -70,6 +73,7 @@ def run(
     cache: str | None,
     raw: bool,
     device: Device,
+    inference: Inference | None,
     **options: Any,
 ) -> int:
     """Runs the command; its arguments are the options of the command line."""
@@ -77,7 +81,6 @@ def run(
         from fastqt.sentences import evaluation
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
-    from fastqt.sentences.inference.latents import chosen_inference
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
 
     if json is not None:
@@ -85,10 +88,11 @@ def run(
         check_can_be_written(json)
     if baseline and not Path(model).is_dir():
         raise InputError(f"baseline: want a directory that train wrote as MODEL, got {model}")
-    how = chosen_inference(**taken(options))
 
     def results_of(name: str) -> tuple[evaluation.Results, str]:
-        encoder = evaluation.load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=how)
+        encoder = evaluation.load_encoder(
+            name, device=device, raw=raw, seed=options["seed"], inference=inference
+        )
         results = evaluation.evaluate(
             encoder.encode,
             data,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastqt.sentences.cli.kinds import integer, number
+
+if TYPE_CHECKING:
+    from fastqt.nn.gloss_inference import Inference
 
 INFERENCE = ("inference", "inference_steps", "inference_learning_rate")
 
@@ -30,6 +32,12 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def taken(options: dict[str, Any], names: Sequence[str] = INFERENCE) -> dict[str, Any]:
-    """The options of these names, which are removed from the others."""
-    return {name: options.pop(name) for name in names}
+def take_inference(options: dict[str, Any]) -> Inference | None:
+    """Removes the options of `add_inference` from a command's options, and returns them as one value.
+
+    Raises:
+        InputError: a value out of range.
+    """
+    from fastqt.sentences.inference.latents import chosen_inference
+
+    return chosen_inference(**{name: options.pop(name) for name in INFERENCE})
