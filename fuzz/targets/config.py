@@ -10,7 +10,8 @@ from typing import get_args, get_type_hints
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.runs.config import ENCODERS, MODELS, TrainConfig
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.train_settings import ENCODERS, MODELS
 from fastqt.sentences.text import Vocabulary
 from fuzz.files import folder, json_text, write
 from fuzz.refusals import UnhelpfulRefusalError, check_file_refusal

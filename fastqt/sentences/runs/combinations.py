@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastqt.errors import InputError
+from fastqt.sentences.runs.train_settings import TrainSettings
 from fastqt.sentences.runs.vector_settings import check_vectors
 from fastqt.sentences.runs.views_options import check_views
 
-if TYPE_CHECKING:
-    from fastqt.sentences.runs.config import TrainConfig
 
-
-def check_combination(config: TrainConfig) -> None:
+def check_combination(config: TrainSettings) -> None:
     """Checks that settings go with each other, with the model and with the encoder.
 
     Raises:
@@ -36,7 +32,7 @@ def check_combination(config: TrainConfig) -> None:
         )
 
 
-def _check_widths(config: TrainConfig) -> None:
+def _check_widths(config: TrainSettings) -> None:
     if config.encoder == "transformer" and config.word_dim is not None and config.word_dim % config.heads:
         raise InputError(f"heads: want a divisor of word_dim {config.word_dim}, got {config.heads}")
     has_halves = config.encoder == "combine" or config.encoder.removeprefix("mc-").startswith("bi")
@@ -44,14 +40,14 @@ def _check_widths(config: TrainConfig) -> None:
         raise InputError(f"hidden_size: want an even number for {config.encoder}, got {config.hidden_size}")
 
 
-def _check_skip_thoughts(config: TrainConfig) -> None:
+def _check_skip_thoughts(config: TrainSettings) -> None:
     for name, wanted in (("encoder", ("gru", "bigru")), ("init", ("paper",)), ("context_size", (1,))):
         if (value := getattr(config, name)) not in wanted:
             these = " or ".join(map(str, wanted))
             raise InputError(f"{name}: want {these} with model skip-thoughts, got {value}")
 
 
-def _check_vocabulary(config: TrainConfig) -> None:
+def _check_vocabulary(config: TrainSettings) -> None:
     if config.vocabulary is not None and (
         config.encoder == "huggingface" or config.model.startswith("gloss")
     ):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastqt.errors import InputError
-
-if TYPE_CHECKING:
-    from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.train_settings import TrainSettings
 
 
-def check_vectors(config: TrainConfig) -> None:
+def check_vectors(config: TrainSettings) -> None:
     """Checks the settings of pre-trained word vectors.
 
     Raises:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastqt.errors import InputError
-
-if TYPE_CHECKING:
-    from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.train_settings import TrainSettings
 
 # The settings of MixCSE's loss with their defaults; those of the released form alone are the second part.
 OF_MIXCSE = {"partner": "next", "stop_gradient": "yes"}
@@ -18,12 +14,12 @@ OF_RELEASED = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 
 ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
-def reads_rows(config: TrainConfig) -> bool:
+def reads_rows(config: TrainSettings) -> bool:
     """Whether a corpus has rows of texts: SimCSE's pairs and triplets. The endings of its files say so."""
     return config.model in ("simcse", "mixcse") and config.corpus[0].endswith(ROWS)
 
 
-def check_views(config: TrainConfig) -> None:
+def check_views(config: TrainSettings) -> None:
     """Checks that the settings of SimCSE and MixCSE can be used together, and with the model.
 
     Raises:
@@ -47,7 +43,7 @@ def check_views(config: TrainConfig) -> None:
             raise InputError(f"{name}: want {default!r} with {where}, got {value!r}")
 
 
-def _check_files(config: TrainConfig) -> None:
+def _check_files(config: TrainSettings) -> None:
     """Checks that all files have rows or none has."""
     if config.model not in ("simcse", "mixcse"):
         return
@@ -60,7 +56,7 @@ def _check_files(config: TrainConfig) -> None:
         raise InputError(f"valid: want {kind}, got {config.valid!r}")
 
 
-def check_width(config: TrainConfig, width: int) -> None:
+def check_width(config: TrainSettings, width: int) -> None:
     """Checks that the loss of a model can use rows of `width` columns.
 
     Raises:
@@ -78,7 +74,7 @@ def check_width(config: TrainConfig, width: int) -> None:
         )
 
 
-def check_same_files(config: TrainConfig, stored: TrainConfig) -> None:
+def check_same_files(config: TrainSettings, stored: TrainSettings) -> None:
     """Checks that a corpus that was renamed is still read as it was.
 
     Raises:

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.runs.config import ENCODERS, TrainConfig
+from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.runs.train_settings import ENCODERS
 from fastqt.sentences.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer, train
 
