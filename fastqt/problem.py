@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
-from fastqt.options import DiagonalMode, MemoryMode, Reduction, TargetReduction
+from fastqt.options import DiagonalMode, MemoryMode, Reduction, Similarity, TargetReduction
 from fastqt.targets import TargetRows
 
 # In the order of csrc/cpu/score_tile.h.
@@ -30,6 +30,7 @@ LINKS = ("softmax", "sigmoid", "log_sum_exp")
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 TARGET_REDUCTIONS: tuple[str, ...] = get_args(TargetReduction)
+SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 MEMORY_MODES: tuple[str, ...] = get_args(MemoryMode)
 LEAST_MEMORY = 16 * 2**20  # bytes that may be asked for in place of a mode
 

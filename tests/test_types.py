@@ -15,11 +15,10 @@ from fastqt import options
 from fastqt.cached.encoding import CHECKS
 from fastqt.distributed import group
 from fastqt.engines import ENGINES
-from fastqt.functional.euclidean import SIMILARITIES
 from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses import curl, gloss, max_margin, mixcse, ranking_options
 from fastqt.nn.gloss import DECODERS
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS
+from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent / "typing"

@@ -6,7 +6,6 @@ import copy
 import itertools
 import os
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
@@ -130,7 +129,7 @@ class Group:
         vars(twin).update(vars(self))
         return twin
 
-    def __reduce__(self) -> tuple[Callable[..., Group], tuple[dict[str, Any], str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Where it is loaded, it is a group of all processes there, as DDP's is."""
         if not self._is_default:
             raise TypeError(

@@ -13,19 +13,20 @@ import math
 import socket
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, input_dtype
-from fastqt.distributed import faults, steps
-from fastqt.distributed.collectives import all_gather, gather_constant
-from fastqt.distributed.group import Group
-from fastqt.targets import ShardRows
+from fastqt.distributed import collectives, faults, steps
+from fastqt.distributed.batch import Batch
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.targets import Rolled, ShardRows, Targets
 
 # How many kinds of calls a group remembers: more are made only where an option differs in each.
 AGREEMENTS = 256
@@ -39,8 +40,8 @@ SHARED_ERRORS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError
 IN_VAIN = faults.ExchangeError, faults.OutOfStepError
 
 
-class Shards(NamedTuple):
-    """How many rows of each argument each rank has.
+class Shards(Batch):
+    """The rows of all ranks of a group, of which this rank has some.
 
     Attributes:
         group: the ranks.
@@ -49,18 +50,96 @@ class Shards(NamedTuple):
         key: what they have agreed on.
     """
 
-    group: Group
-    counts: dict[str, tuple[int, ...]]
-    first_use: bool
-    key: Hashable = None
+    def __init__(
+        self, group: Group, counts: Mapping[str, tuple[int, ...]], first_use: bool, key: Hashable = None
+    ) -> None:
+        super().__init__({name: rows[group.rank] for name, rows in counts.items()})
+        self.group, self.counts, self.first_use, self.key = group, counts, first_use, key
 
-    def total(self, name: str) -> int:
-        """The number of rows of all ranks."""
-        return sum(self.counts[name])
+    def of(self, counts: Mapping[str, tuple[int, ...]]) -> Shards:
+        """The same call with other numbers of rows."""
+        return Shards(self.group, counts, self.first_use, self.key)
 
-    def first(self, name: str) -> int:
-        """The index of this rank's first row in the batch."""
-        return sum(self.counts[name][: self.group.rank])
+    def total(self, of: str = "rows") -> int:
+        return sum(self.counts[of])
+
+    def first(self, of: str = "rows") -> int:
+        return sum(self.counts[of][: self.group.rank])
+
+    def local(self, name: str, x: Tensor) -> Tensor:
+        return local_rows(self.group, name, x)
+
+    def leaving_word(self) -> contextlib.AbstractContextManager[None]:
+        return faults.leaving_word(self.group)
+
+    def gather(self, x: Tensor, of: str = "rows", dtype: torch.dtype | None = None) -> Tensor:
+        return collectives.gather(x, self.counts[of], self.group, dtype)
+
+    def rolled(self, x: Tensor, of: str = "rows") -> Tensor:
+        return x.roll(-self.first(of), 0)
+
+    def gather_own_first(self, x: Tensor, of: str = "rows", dtype: torch.dtype | None = None) -> Tensor:
+        return self.rolled(self.gather(x, of, dtype), of)
+
+    def gather_constant(self, x: Tensor, of: str = "rows") -> Tensor:
+        return collectives.gather_constant(x, self.counts[of], self.group)
+
+    def gather_constant_own_first(self, x: Tensor, of: str = "rows") -> Tensor:
+        return self.rolled(self.gather_constant(x, of), of)
+
+    def log_add_up(self, x: Tensor, of: str = "rows") -> Tensor:
+        first = self.first(of)
+        return collectives.log_add_up(x.roll(first, 0), self.group).roll(-first, 0)
+
+    def of_first_rank(self, x: Tensor) -> Tensor:
+        return collectives.of_first_rank(x, self.group)
+
+    def sum_over_ranks(self, x: Tensor) -> Tensor:
+        return collectives.gather(x[None], (1,) * self.group.size, self.group).sum(0)
+
+    def count_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
+        if self.group.shards == "equal":
+            return count * self.group.size
+        return collectives.add_up(torch.tensor(count, device=device), self.group)
+
+    def number_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
+        return collectives.add_up(torch.tensor(count, device=device), self.group).clamp(min=1)
+
+    def targets(self, targets: Targets, queries: str = "rows", candidates: str = "rows") -> Targets:
+        own = self.first(candidates), self.first(candidates) + self.sizes[candidates]
+        within = own if self.group.edges == "cut" else (0, self.total(candidates))
+        gather = partial(self.gather_constant, of=queries)
+        rows = ShardRows(self.first(queries), self.total(queries), self.total(candidates), within, gather)
+        return targets.of_shard(rows)
+
+    def own_first(
+        self, targets: Targets, diagonal: str, queries: str = "rows", candidates: str = "rows"
+    ) -> Targets:
+        N, M, first = self.total(queries), self.total(candidates), self.first(queries)
+        if diagonal != "keep" and N > M:
+            raise ValueError(
+                f"diagonal: want 'keep' in a group with more queries (N={N}) than candidates (M={M}), "
+                f"got {diagonal!r}"
+            )
+        return Rolled(targets, first) if first else targets
+
+    def loss(
+        self,
+        reduction: str,
+        leaves: Iterable[object],
+        compute: Callable[[str], Tensor],
+        of: str = "rows",
+    ) -> Tensor:
+        with self.agreeing():
+            if self.sizes[of]:
+                local = compute("none" if reduction == "none" else "sum")
+            else:
+                local = collectives.nothing(leaves, reduction)
+        return collectives.reduced(local, reduction, self.total(of), self.group)
+
+    def reduced(self, rows: Tensor, reduction: str, of: str = "rows") -> Tensor:
+        local = rows if reduction == "none" else rows.sum()
+        return collectives.reduced(local, reduction, self.total(of), self.group)
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -86,61 +165,81 @@ class Shards(NamedTuple):
 
 
 def agree(
-    group: Group,
+    group: GroupLike | None,
     function: str,
-    check: Callable[[], tuple[dict[str, int], Mapping[str, Hashable]]],
-) -> Shards:
-    """Checks a rank's arguments, and that all ranks make the same call.
+    check: Callable[[Group | None], dict[str, int]],
+    facts: Callable[[Group], Mapping[str, Hashable]],
+) -> Batch:
+    """Checks the arguments of a process, and that all ranks of a group make the same call.
 
     Args:
-        group: the ranks.
+        group: what the user gave; None for one process.
         function: the public function.
-        check: checks what this rank was given, and returns the number of rows of each argument, and by name
-            what has to be the same on all ranks. Floats are compared when such a call is made for the first
-            time and may change later, as those of a schedule do, but not between 0 and others. A group with
-            check="always" compares everything at every call.
+        check: checks what this rank was given, and returns the number of rows of each argument. A rank may
+            have no rows where `with_a_row` says so; None stands for one process.
+        facts: by name what has to be the same on all ranks. Floats are compared when such a call is made for
+            the first time and may change later, as those of a schedule do, but not between 0 and others. A
+            group with check="always" compares everything at every call.
 
     Raises:
         ValueError, TypeError: what `check` raises at any rank, or ranks that differ. When a call is made for
             the first time all ranks raise the same error, which names the argument and the ranks.
     """
+    if group is None:
+        return Batch(check(None))
+    ranks = as_group(group)
     if torch.compiler.is_compiling():
-        sizes, _ = check()
-        if group.shards != "equal":
-            raise ValueError("group: want shards='equal' under torch.compile, got 'uneven'")
-        if group.check == "always":
-            raise ValueError(
-                "check: want 'first' under torch.compile, whose graphs compare nothing, got 'always'"
-            )
-        return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False)
-    group = group.of_function(function)
+        return _traced(ranks, check(ranks))
+    return _agreed(ranks.of_function(function), check, facts)
+
+
+def _traced(group: Group, sizes: dict[str, int]) -> Shards:
+    """The shards of a call that torch.compile traces, whose graph compares nothing."""
+    if group.shards != "equal":
+        raise ValueError("group: want shards='equal' under torch.compile, got 'uneven'")
+    if group.check == "always":
+        raise ValueError(
+            "check: want 'first' under torch.compile, whose graphs compare nothing, got 'always'"
+        )
+    return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False)
+
+
+def _agreed(
+    group: Group,
+    check: Callable[[Group | None], dict[str, int]],
+    facts_of: Callable[[Group], Mapping[str, Hashable]],
+) -> Shards:
     faults.forget(group)
     steps.begin(group)
     fault: Exception | None = None
-    sizes, facts = {}, {}
+    sizes: dict[str, int] = {}
+    facts: dict[str, Hashable] = {}
     try:
-        sizes, given = check()
-        facts = {"group": function, **given, **group.options()}
+        sizes = check(group)
+        facts = {"group": group.function, **facts_of(group), **group.options()}
     except (ValueError, TypeError) as error:
         fault = error
     key = tuple((name, x != 0 if isinstance(x, float) else x) for name, x in facts.items())
     known = None if fault is not None else group.agreed.get(key)
+
     if group.check == "always":
         agreed = _agreed_counts(group, fault, facts, sizes)
         if group.shards == "equal" and known is not None:
             _check_unchanged(group, known, sizes, facts)
         return _remembered(Shards(group, agreed, True, key), sizes, facts)
+
     # Other ranks may be in the midst of a call that is known to them, and do not wait for this rank's check.
-    practised = known is not None or any(other[0] == ("group", function) for other in group.agreed)
+    practised = known is not None or any(other[0] == ("group", group.function) for other in group.agreed)
     if fault is not None and practised:
         faults.leave_word(group, fault)
         raise fault
     if group.shards == "equal" and known is not None:
         _check_unchanged(group, known, sizes, facts)
         return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False, key)
+
     counts = None
     if group.shards == "uneven" and practised:
-        counts = _all_sizes(sizes, zlib.crc32(repr(key).encode()), group, facts["device"])
+        counts = _all_sizes(sizes, zlib.crc32(repr(key).encode()), group, str(facts["device"]))
     first_use = known is None or counts is None
     if first_use:
         counts = _agreed_counts(group, fault, facts, sizes)
@@ -148,7 +247,7 @@ def agree(
     return _remembered(Shards(group, counts, first_use, key), sizes, facts)
 
 
-def _remembered(shards: Shards, sizes: dict[str, int], facts: dict[str, Any]) -> Shards:
+def _remembered(shards: Shards, sizes: dict[str, int], facts: dict[str, Hashable]) -> Shards:
     """The shards of a call on which all ranks agree, and if they have just agreed, the agreement is kept.
 
     Raises:
@@ -168,95 +267,95 @@ def _remembered(shards: Shards, sizes: dict[str, int], facts: dict[str, Any]) ->
 
 
 def agree_on_rows(
-    group: Group,
+    group: GroupLike | None,
     function: str,
-    check: Callable[[], Mapping[str, Hashable]],
+    check: Callable[[int], Mapping[str, Hashable]],
     leaves: Mapping[str, object] = MappingProxyType({}),
     /,
-    **embeddings: Tensor | None,
-) -> Shards:
-    """`agree` for a loss of embeddings of which each rank has as many rows; the counts are of "rows".
+    **embeddings: Tensor,
+) -> tuple[Batch, list[Tensor]]:
+    """`agree` for a loss of embeddings of which each rank has as many rows; their number is of "rows".
 
     Args:
         group, function: as of `agree`.
-        check: checks the options, and returns those which have to be the same on all ranks.
+        check: checks the options of so many rows here, and returns those which have to be the same on all
+            ranks.
         leaves: by name, further arguments that gradients may flow to.
         **embeddings: this rank's; the first of them sets the rest's number of rows, width and dtype.
-    """
 
-    def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
-        given = {name: local_rows(name, x) for name, x in embeddings.items() if x is not None}
-        check_embeddings(**{name: with_a_row(group, x) for name, x in given.items()})
-        first, *rest = given.items()
+    Returns:
+        The batch, and this rank's rows of the embeddings.
+    """
+    rows: dict[str, Tensor] = {}
+    options: dict[str, Hashable] = {}
+
+    def check_rows(ranks: Group | None) -> dict[str, int]:
+        rows.update((name, local_rows(ranks, name, x)) for name, x in embeddings.items())
+        check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
+        first, *rest = rows.items()
         for name, x in rest:
             if len(x) != len(first[1]):
                 raise ValueError(
                     f"{name}: want a row for each of the {len(first[1])} rows of {first[0]}, got {len(x)}"
                 )
-        return {"rows": len(first[1])}, {
-            **check(),
-            "given": tuple(given),
-            "width": first[1].shape[1],
-            "dtype": str(input_dtype(first[1])),
-            "device": first[1].device.type,
-            "requires_grad": wanting_gradients({**given, **leaves}),
-            **numbers(group, leaves),
+        options.update(check(len(first[1])))
+        return {"rows": len(first[1])}
+
+    def facts(ranks: Group) -> Mapping[str, Hashable]:
+        return {
+            **options,
+            "given": tuple(rows),
+            **facts_of_embeddings(next(iter(rows.values()))),
+            **facts_of_leaves(ranks, {**rows, **leaves}),
         }
 
-    return agree(group, function, checked)
+    batch = agree(group, function, check_rows, facts)
+    return batch, list(rows.values())
 
 
-def shard_rows(shards: Shards, queries: str, candidates: str) -> ShardRows:
-    """This rank's rows of the batch as targets know them; the names are of `Shards.counts`."""
-    first, M = shards.first(candidates), shards.total(candidates)
-    own = first, first + shards.counts[candidates][shards.group.rank]
-
-    def gather(ids: Tensor) -> Tensor:
-        return gather_constant(ids, shards.counts[queries], shards.group)
-
-    within = own if shards.group.edges == "cut" else (0, M)
-    return ShardRows(shards.first(queries), shards.total(queries), M, within, gather)
+def facts_of_embeddings(x: Tensor) -> dict[str, Hashable]:
+    """What has to be the same on all ranks of embeddings: their width, dtype and kind of device."""
+    return {"width": x.shape[1], "dtype": str(input_dtype(x)), "device": x.device.type}
 
 
-def with_a_row(group: Group, x: Any) -> Any:
-    """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
-    empty = isinstance(x, Tensor) and x.dim() > 1 and not len(x) and group.shards == "uneven"
-    return x.new_empty(1, *x.shape[1:]) if empty else x
+def facts_of_leaves(group: Group, leaves: Mapping[str, object]) -> dict[str, Hashable]:
+    """What has to be the same of arguments that gradients may flow to.
 
-
-def numbers(group: Group, given: Mapping[str, object]) -> dict[str, Hashable]:
-    """By name, the arguments that are one number on every rank, such as scale and bias, to be compared.
-
-    A tensor's value is that of a parameter, which the ranks hold alike, and reading it waits for the device:
-    it is compared only where the group compares every call.
+    These are the names of those that want one, since ranks that find none take no part in sums, and the
+    values of those that are one number on every rank, such as scale and bias. A tensor's value is that of a
+    parameter, which the ranks hold alike, and reading it waits for the device: it is compared only where the
+    group compares every call.
     """
-    found: dict[str, Hashable] = {}
-    for name, x in given.items():
+    enabled = torch.is_grad_enabled()
+    wanting = [name for name, x in leaves.items() if enabled and isinstance(x, Tensor) and x.requires_grad]
+    facts: dict[str, Hashable] = {"requires_grad": " and ".join(wanting) or "nothing"}
+    for name, x in leaves.items():
         if isinstance(x, Tensor) and x.dim() == 0:
-            found[name] = _shown_alike(float(x)) if group.check == "always" else "a tensor"
+            facts[name] = _shown_alike(float(x)) if group.check == "always" else "a tensor"
         elif isinstance(x, Real):
-            found[name] = _shown_alike(float(x))
-    return found
+            facts[name] = _shown_alike(float(x))
+    return facts
+
+
+def with_a_row(group: Group | None, x: Any) -> Any:
+    """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
+    uneven = group is not None and group.shards == "uneven"
+    empty = uneven and isinstance(x, Tensor) and x.dim() > 1 and not len(x)
+    return x.new_empty(1, *x.shape[1:]) if empty else x
 
 
 def _shown_alike(number: float) -> Hashable:
     return "nan" if math.isnan(number) else number  # NaN differs from itself
 
 
-def wanting_gradients(leaves: Mapping[str, object]) -> str:
-    """The names of leaves whose gradient is to be found: ranks that find none take no part in sums."""
-    enabled = torch.is_grad_enabled()
-    wanting = [name for name, x in leaves.items() if enabled and isinstance(x, Tensor) and x.requires_grad]
-    return " and ".join(wanting) or "nothing"
-
-
-def _argument(name: str, facts: dict[str, Any]) -> str:
+def _argument(name: str, facts: dict[str, Hashable]) -> str:
     """The argument whose number of rows is counted as `name`."""
-    return str(facts["given"][0]) if name == "rows" else name
+    names = facts.get("given")
+    return str(names[0]) if name == "rows" and isinstance(names, tuple) else name
 
 
 def _check_unchanged(
-    group: Group, known: tuple[int, ...], sizes: dict[str, int], facts: dict[str, Any]
+    group: Group, known: tuple[int, ...], sizes: dict[str, int], facts: dict[str, Hashable]
 ) -> None:
     """Raises ValueError unless this rank has as many rows as in the calls before."""
     for before, (name, rows) in zip(known, sizes.items(), strict=True):
@@ -270,7 +369,7 @@ def _check_unchanged(
 
 
 def _agreed_counts(
-    group: Group, fault: Exception | None, facts: dict[str, Any], sizes: dict[str, int]
+    group: Group, fault: Exception | None, facts: dict[str, Hashable], sizes: dict[str, int]
 ) -> dict[str, tuple[int, ...]]:
     """Each argument's number of rows at each rank, from ranks that agree on the facts."""
     mine = _fault(fault), facts, sizes, socket.gethostname()
@@ -285,14 +384,14 @@ def _agreed_counts(
 
 
 def _all_sizes(
-    sizes: dict[str, int], digest: int, group: Group, device: Any
+    sizes: dict[str, int], digest: int, group: Group, device: str
 ) -> dict[str, tuple[int, ...]] | None:
     """Each argument's number of rows at each rank; None if ranks have other digests of the facts."""
     numbers = [digest, *sizes.values()]
     padding = [0] * (HEADER - len(numbers))  # Ranks that differ may have other arguments.
     mine = torch.tensor(numbers + padding, dtype=torch.int64, device=device)
     found = mine.new_empty(group.size * HEADER)
-    steps.exchange(group, "numbers of rows", all_gather, found, mine, group=group.process_group)
+    steps.exchange(group, "numbers of rows", collectives.all_gather, found, mine, group=group.process_group)
     digests, *columns = found.view(group.size, HEADER).T.tolist()
     if any(other != digest for other in digests):
         return None
@@ -326,7 +425,7 @@ def _raise_faults(given: list[tuple[str, str] | None], own: Exception | None) ->
     raise SHARED_ERRORS.get(kind, RuntimeError)(text) from own
 
 
-def _check_same(given: list[dict[str, Any]], what: str = "value", hint: str = "") -> None:
+def _check_same(given: Sequence[Mapping[str, Hashable]], what: str = "value", hint: str = "") -> None:
     """Raises ValueError for the first name under which not all ranks have the same."""
     for name in dict.fromkeys(itertools.chain(*given)):
         values = [each.get(name) for each in given]
@@ -339,15 +438,15 @@ def _check_same(given: list[dict[str, Any]], what: str = "value", hint: str = ""
         raise ValueError(f"{name}: want the same {what} on all ranks of the group, got {shown}{hint}")
 
 
-def local_rows(name: str, x: Tensor) -> Tensor:
-    """A rank's own rows of a tensor, of which a DTensor holds a part.
+def local_rows(ranks: Group | None, name: str, x: Tensor) -> Tensor:
+    """A rank's own rows of a tensor, of which a DTensor holds a part; in one process the tensor itself.
 
     Raises:
         ValueError: a DTensor that is not sharded by its rows alone.
     """
     # Whoever has made a DTensor has imported its module, which takes a second.
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(x, module.DTensor):
+    if ranks is None or module is None or not isinstance(x, module.DTensor):
         return x
     if len(x.placements) != 1 or not x.placements[0].is_shard(0):
         raise ValueError(f"{name}: want a DTensor of placements (Shard(0),), got {tuple(x.placements)}")

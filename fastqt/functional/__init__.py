@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
+from fastqt.functional.call import Call
 from fastqt.functional.grouped import loss_over_group
 from fastqt.functional.single import loss_of_process
 from fastqt.guide import Guide
@@ -115,30 +113,28 @@ def contrastive_loss(
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`.
     """
-    operator = given_or_window(targets, context_size, document_ids)
-    options: dict[str, Any] = {
-        "link": "softmax",
-        "bias": bias,
-        "diagonal": diagonal,
-        "scale": scale,
-        "normalize": normalize,
-        "negatives": negatives,
-        "row_negatives": row_negatives,
-        "row_scores": row_scores,
-        "query_groups": query_groups,
-        "candidate_groups": candidate_groups,
-        "mask": mask,
-        "guide": guide,
-        "memory": memory,
-        "backend": backend,
-        "similarity": similarity,
-    }
-    if guide is not None and torch.compiler.is_compiling():
-        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
-        return _outside_of_graphs(contrastive_loss, queries, candidates, targets, group=group, **options)
-    if group is not None:
-        return loss_over_group(group, queries, candidates, operator, reduction, options)
-    return loss_of_process(queries, candidates, operator, reduction, options)
+    call = Call(
+        "softmax",
+        queries,
+        candidates,
+        given_or_window(targets, context_size, document_ids),
+        diagonal=diagonal,
+        scale=scale,
+        bias=bias,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        row_scores=row_scores,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        guide=guide,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+        similarity=similarity,
+    )
+    return _loss_of(call, group)
 
 
 def sigmoid_loss(
@@ -200,29 +196,27 @@ def sigmoid_loss(
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
     """
-    operator = given_or_window(targets, context_size, document_ids, normalize=False)
-    options: dict[str, Any] = {
-        "link": "sigmoid",
-        "bias": bias,
-        "diagonal": diagonal,
-        "scale": scale,
-        "normalize": normalize,
-        "negatives": negatives,
-        "row_negatives": row_negatives,
-        "row_scores": row_scores,
-        "query_groups": query_groups,
-        "candidate_groups": candidate_groups,
-        "mask": mask,
-        "guide": guide,
-        "memory": memory,
-        "backend": backend,
-    }
-    if guide is not None and torch.compiler.is_compiling():
-        options |= {"context_size": context_size, "document_ids": document_ids, "reduction": reduction}
-        return _outside_of_graphs(sigmoid_loss, queries, candidates, targets, group=group, **options)
-    if group is not None:
-        return loss_over_group(group, queries, candidates, operator, reduction, options)
-    return loss_of_process(queries, candidates, operator, reduction, options)
+    call = Call(
+        "sigmoid",
+        queries,
+        candidates,
+        given_or_window(targets, context_size, document_ids, normalize=False),
+        diagonal=diagonal,
+        scale=scale,
+        bias=bias,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        row_scores=row_scores,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        guide=guide,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+    )
+    return _loss_of(call, group)
 
 
 def log_sum_exp(
@@ -289,31 +283,34 @@ def log_sum_exp(
     Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
     representations" (2018), eq. 2.
     """
-    options: dict[str, Any] = {
-        "link": "log_sum_exp",
-        "bias": bias,
-        "diagonal": diagonal,
-        "scale": scale,
-        "normalize": normalize,
-        "negatives": negatives,
-        "row_negatives": row_negatives,
-        "row_scores": row_scores,
-        "query_groups": query_groups,
-        "candidate_groups": candidate_groups,
-        "mask": mask,
-        "guide": guide,
-        "memory": memory,
-        "backend": backend,
-        "similarity": similarity,
-    }
-    if guide is not None and torch.compiler.is_compiling():
-        return _outside_of_graphs(log_sum_exp, queries, candidates, group=group, **options)
-    if group is not None:
-        return loss_over_group(group, queries, candidates, NoTargets(), "none", options)
-    return loss_of_process(queries, candidates, NoTargets(), "none", options)
+    call = Call(
+        "log_sum_exp",
+        queries,
+        candidates,
+        NoTargets(),
+        diagonal=diagonal,
+        scale=scale,
+        bias=bias,
+        normalize=normalize,
+        negatives=negatives,
+        row_negatives=row_negatives,
+        row_scores=row_scores,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        mask=mask,
+        guide=guide,
+        reduction="none",
+        memory=memory,
+        backend=backend,
+        similarity=similarity,
+    )
+    return _loss_of(call, group)
 
 
-def _outside_of_graphs(loss: Callable[..., Tensor], *embeddings: Any, link: str, **options: Any) -> Tensor:
-    """A loss that torch.compile does not trace, as no operator takes a guide: its graph breaks here."""
-    found: Tensor = torch.compiler.disable(loss)(*embeddings, **options)
-    return found
+def _loss_of(call: Call, group: GroupLike | None) -> Tensor:
+    """The loss of one process's rows, or of all ranks'."""
+    if call.guide is not None and torch.compiler.is_compiling():
+        # No operator takes a guide: the graph of torch.compile breaks here.
+        loss: Tensor = torch.compiler.disable(_loss_of)(call, group)
+        return loss
+    return loss_of_process(call) if group is None else loss_over_group(group, call)

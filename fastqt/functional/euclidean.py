@@ -7,12 +7,13 @@ logsumexp gains it, and is joined with the row's own cells after that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_bias, check_flag, check_option, check_scale, input_dtype
+from fastqt.checks import input_dtype
+from fastqt.functional.call import Call, Completion
 from fastqt.functional.row_scores import (
     LEAST_NORM,
     added_up_in_float64,
@@ -20,37 +21,10 @@ from fastqt.functional.row_scores import (
     joined,
     scores_of_row_negatives,
 )
-from fastqt.negatives import Mixed
-from fastqt.options import Similarity
-from fastqt.problem import DIAGONALS, loss_dtype
+from fastqt.problem import loss_dtype
+from fastqt.targets import NoTargets
 
-Completed = Callable[[Tensor], Tensor]
-SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 FAR = 2.0  # standard deviations between embeddings and the origin, from which on they are moved to it
-
-
-def check_euclidean(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> None:
-    """Checks what `lower_euclidean` reads of the options, beside the embeddings.
-
-    Raises:
-        ValueError: options that have no meaning with similarity='euclidean'.
-        ValueError, TypeError: as of the losses.
-    """
-    check_flag("normalize", options["normalize"])
-    check_scale(options["scale"], queries.dtype)
-    check_bias(options["bias"], len(candidates), queries.device, queries.dtype)
-    check_option("diagonal", options["diagonal"], DIAGONALS)
-    if options["diagonal"] == "zero":
-        raise ValueError(
-            "diagonal: want 'keep' or 'exclude' with similarity='euclidean', whose scores are at most 0, "
-            "got 'zero'"
-        )
-    if options["guide"] is not None and options["negatives"] is not None:
-        raise ValueError(
-            "guide: want None with negatives and similarity='euclidean'; join them to candidates"
-        )
-    if isinstance(options["row_negatives"], Mixed):
-        raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
 
 
 def moments(*embeddings: Tensor | None) -> Tensor:
@@ -68,53 +42,67 @@ def _moments_of(x: Tensor) -> Tensor:
     return torch.cat([count, len(x) * torch.stack([mean, variance + mean.square()])], 1)
 
 
-def lower_euclidean(
-    queries: Tensor,
-    candidates: Tensor,
-    options: dict[str, Any],
-    of_all: Tensor,
-    log_sum_exp: Callable[..., Tensor],
-) -> tuple[Tensor, Tensor, Completed]:
-    """Lowers checked arguments of a softmax or a logsumexp of Euclidean scores to those of products.
+def in_products(
+    call: Call, of_all: Tensor, log_sum_exp: Callable[[Call], Tensor]
+) -> tuple[Call, Completion | None]:
+    """A softmax or a logsumexp of Euclidean scores as one of products.
+
+    The negatives become a score of each row, since biases are those of candidates.
 
     Args:
-        queries, candidates: as they were given.
-        options: the other arguments, which are replaced. The negatives become a score of each row, since
-            biases are those of candidates.
+        call: checked.
         of_all: the `moments` of queries, candidates and negatives, of all ranks.
-        log_sum_exp: computes the logsumexp of queries and negatives, (N,), with the options that it is given.
-
-    Returns:
-        The queries and the candidates, and what makes of the lowered problem's loss that of the arguments.
+        log_sum_exp: computes the logsumexp of the queries' scores with the candidates of a call, (N,).
     """
-    normalize, negatives = options["normalize"], options["negatives"]
-    scale = options["scale"] = added_up_in_float64(options["scale"])
-    private = [] if options["row_scores"] is None else [columns_of(options["row_scores"])]
-    if options["row_negatives"] is not None:
-        scored = scores_of_row_negatives(
-            queries, candidates, options["row_negatives"], options, euclidean=True
-        )
-        private.append(scored)
-    read_as = input_dtype(queries)
-    with torch.autocast(queries.device.type, enabled=False):
+    normalize, negatives = call.normalize, call.negatives
+    scale = added_up_in_float64(call.scale)
+    call = replace(call, scale=scale)
+    private = [] if call.row_scores is None else [columns_of(call.row_scores)]
+    if call.row_negatives is not None:
+        private.append(scores_of_row_negatives(call))
+
+    read_as = input_dtype(call.queries)
+    with torch.autocast(call.queries.device.type, enabled=False):
         origin = None if normalize else _origin(of_all)
-        queries, candidates = _moved(queries, origin, read_as), _moved(candidates, origin, read_as)
+        queries, candidates = _moved(call.queries, origin, read_as), _moved(call.candidates, origin, read_as)
         own = -scale * _squares(queries, normalize)
-        options |= {"scale": 2 * scale, "bias": options["bias"] - scale * _squares(candidates, normalize)}
+        of_products = 2 * scale
+        bias = call.bias - scale * _squares(candidates, normalize)
+    products = replace(
+        call,
+        queries=queries,
+        candidates=candidates,
+        scale=of_products,
+        bias=bias,
+        similarity="dot",
+        negatives=None,
+        row_negatives=None,
+        row_scores=None,
+    )
     if negatives is not None:
         negatives = _moved(negatives, origin, read_as)
-        alone = {"bias": -scale * _squares(negatives, normalize), "link": "log_sum_exp", "diagonal": "keep"}
-        of_cells = ("query_groups", "candidate_groups", "mask", "guide")
-        absent = ("negatives", "row_negatives", "row_scores", *of_cells)
-        sums = log_sum_exp(queries, negatives, {**options, **alone, **dict.fromkeys(absent)})
-        private.append(sums[:, None] + own[:, None])
-    options |= {"negatives": None, "row_negatives": None, "row_scores": None}
-    if options["link"] == "log_sum_exp":
+        of_negatives = replace(
+            products,
+            link="log_sum_exp",
+            candidates=negatives,
+            targets=NoTargets(),
+            diagonal="keep",
+            bias=-scale * _squares(negatives, normalize),
+            query_groups=None,
+            candidate_groups=None,
+            mask=None,
+            guide=None,
+            reduction="none",
+        )
+        private.append(log_sum_exp(of_negatives)[:, None] + own[:, None])
+
+    if call.link == "log_sum_exp":
         # Where a row's own cells have most of its sum, the gradients of `own` and of products would cancel.
-        return queries, candidates, lambda found: joined(found[:, None] + own[:, None], *private)
+        return products, lambda loss: joined(loss[:, None] + own[:, None], *private)
     if private:
-        options["row_scores"] = torch.cat([x.to(own.dtype) - own[:, None] for x in private], 1)
-    return queries, candidates, lambda found: found
+        cells = torch.cat([x.to(own.dtype) - own[:, None] for x in private], 1)
+        products = replace(products, row_scores=cells)
+    return products, None
 
 
 def _origin(of_all: Tensor) -> Tensor:

@@ -2,127 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import (
-    check_bias,
-    check_embeddings,
-    check_flag,
-    check_groups,
-    check_mask,
-    check_option,
-    check_scale,
-    is_traced,
-)
+from fastqt.checks import check_mask
 from fastqt.engines import plans, reference
+from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
-from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixed_rows
-from fastqt.options import Backend, Memory
-from fastqt.problem import (
-    DIAGONALS,
-    Problem,
-    check_memory,
-    loss_dtype,
-    unit_rows,
-)
-from fastqt.targets import Targets
-
-FUNCTIONS = {
-    "softmax": "fastqt.contrastive_loss",
-    "sigmoid": "fastqt.sigmoid_loss",
-    "log_sum_exp": "fastqt.log_sum_exp",
-}
+from fastqt.problem import Problem, loss_dtype, unit_rows
 
 
-def lowered(
-    queries: Tensor, candidates: Tensor, targets: Targets, **options: Any
-) -> tuple[Problem, engines.Engine]:
-    """The problem of the arguments of `checked` in the dtype of the engine that is chosen, and the engine."""
-    p, plan = checked(queries, candidates, targets, **options)
+def lowered(call: Call, known: Hashable | None = None) -> tuple[Problem, engines.Engine]:
+    """The problem of a checked call in the dtype of the engine that is chosen, and the engine.
+
+    Args:
+        call: with the candidates of the whole batch, and at most one cell that a row has alone.
+        known: the `kind_of` the call, if its plan may be known.
+    """
+    p, plan = problem_of(call, known)
     prepare(p, plan)
     return p, plan.engine
 
 
-def checked(
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Targets,
-    *,
-    link: str,
-    diagonal: str,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    normalize: bool,
-    negatives: Tensor | None,
-    row_negatives: Tensor | Mixed | None,
-    row_scores: Tensor | None = None,
-    query_groups: Tensor | None,
-    candidate_groups: Tensor | None,
-    mask: Tensor | None,
-    guide: Guide | None = None,
-    memory: Memory,
-    backend: Backend | None,
-) -> tuple[Problem, plans.Plan]:
-    """The checked problem with the embeddings as they were given, and how it is computed.
+def kind_of(call: Call) -> Hashable | None:
+    """What tells the plan of a call from others, if one may be kept."""
+    if call.negatives is not None or call.given_row_negatives is not None:
+        return None
+    return plans.kind_of(Problem, call.queries, call.candidates, call.backend)
 
-    Row negatives and row scores are those that `one_cell_a_row` leaves.
-    """
-    mixed, given_rows = (row_negatives, None) if isinstance(row_negatives, Mixed) else (None, row_negatives)
-    two = negatives is None and given_rows is None
-    kind = plans.kind_of(Problem, queries, candidates, backend) if two else None
-    plan = plans.known.get(kind)
-    if plan is None:
-        check_embeddings(
-            ("negatives", "row_negatives"),
-            queries=queries,
-            candidates=candidates,
-            negatives=negatives,
-            row_negatives=given_rows,
-        )
-    check_option("diagonal", diagonal, DIAGONALS)
-    check_memory(memory)
-    check_flag("normalize", normalize)
-    N, M, device = queries.shape[0], candidates.shape[0], queries.device
-    targets.check(N, M, diagonal)
-    if query_groups is not None or candidate_groups is not None:
-        query_groups, candidate_groups = check_groups(query_groups, candidate_groups, N, M, device)
-    if mask is not None:
-        check_mask(mask, N, M, device)
-    check_scale(scale, queries.dtype)
+
+def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans.Plan]:
+    """The problem with the embeddings as they are in the call, and how it is computed."""
+    N, M, device = call.queries.shape[0], call.candidates.shape[0], call.queries.device
+    call.targets.check(N, M, call.diagonal)
+    if call.mask is not None:
+        check_mask(call.mask, N, M, device)
     p = Problem(
-        queries,
-        candidates,
-        negatives,
-        given_rows,
-        scale,
-        targets=targets.rows(N, M, device),
-        diagonal=diagonal,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        memory=memory,
-        bias=_biases(bias, M, queries),
-        link=link,
-        normalize=normalize,
-        row_scores=row_scores,
+        call.queries,
+        call.candidates,
+        call.negatives,
+        call.given_row_negatives,
+        call.scale,
+        targets=call.targets.rows(N, M, device),
+        diagonal=call.diagonal,
+        query_groups=call.query_groups,
+        candidate_groups=call.candidate_groups,
+        mask=call.mask,
+        memory=call.memory,
+        bias=_biases(call.bias, M, call.queries),
+        link=call.link,
+        normalize=call.normalize,
+        row_scores=call.row_scores,
     )
-    if guide is not None:
-        _check_guide(guide, p)
     if p.targets.background is not None:
-        _check_smoothing(p)
-    if mixed is not None:
-        p.partners, p.mix = mixed.partners_of(N, M, device), mixed.mix
-    if guide is None:
-        return p, plan or plans.plan(kind, p, backend)
+        _check_smoothing(call)
+    if isinstance(call.row_negatives, Mixed):
+        p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
+
+    plan = plans.known.get(kind)
+    if call.guide is None:
+        return p, plan or plans.plan(kind, p, call.backend)
     # Its engine is one that takes a mask, of which nothing is stored.
     masked = replace(p, mask=torch.empty(1, 1, dtype=torch.bool, device=device).expand(N, M))
-    return guided_problem(p, guide), plan or plans.plan(kind, masked, backend)
+    return guided_problem(p, call.guide), plan or plans.plan(kind, masked, call.backend)
 
 
 def prepare(p: Problem, plan: plans.Plan) -> None:
@@ -158,10 +105,9 @@ def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:
-    """A checked bias for each candidate, in the scores' dtype."""
+    """A bias for each candidate, in the scores' dtype."""
     if type(bias) is float and bias == 0:
         return None
-    check_bias(bias, M, queries.device, queries.dtype)
     if not isinstance(bias, Tensor) and bias == 0:
         return None
     dtype = loss_dtype(queries)
@@ -177,20 +123,8 @@ def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dty
     return unit_rows(x) if normalize else x
 
 
-def _check_guide(guide: object, p: Problem) -> None:
-    """That a guide fits the problem."""
-    if not isinstance(guide, Guide):
-        raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
-    if is_traced(p.queries):
-        raise ValueError("guide: want plain tensors with it, and no tracer's, which have no operator for it")
-    negatives = None if p.negatives is None else len(p.negatives)
-    guide.check(len(p.queries), len(p.candidates), negatives, p.queries.device)
-    if p.targets.background is not None:
-        raise ValueError("guide: want None with smoothed targets, which give every candidate mass")
-
-
-def _check_smoothing(p: Problem) -> None:
+def _check_smoothing(call: Call) -> None:
     """That nothing excludes a cell, where every cell is a target."""
-    if p.mask is not None or p.query_groups is not None:
-        name = "mask" if p.mask is not None else "query_groups"
-        raise ValueError(f"{name}: want None with smoothed targets, which give every candidate mass")
+    for name in ("mask", "query_groups", "guide"):
+        if getattr(call, name) is not None:
+            raise ValueError(f"{name}: want None with smoothed targets, which give every candidate mass")

@@ -7,6 +7,7 @@ sigmoid their losses are added to the rows' after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,80 +15,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.autograd.transformed import is_transformed
-from fastqt.checks import (
-    FLOATING,
-    check_embeddings,
-    check_flag,
-    check_scale,
-    check_tensor,
-    input_dtype,
-    is_traced,
-)
+from fastqt.checks import input_dtype, is_traced
+from fastqt.functional.call import Call, Completion
 from fastqt.negatives import Mixed, mixed_rows
-from fastqt.problem import loss_dtype, unit_rows
+from fastqt.problem import loss_dtype, reduce, unit_rows
 
 CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
 LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
 
 
-def check_row_cells(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> None:
-    """Checks the embeddings, and what `one_cell_a_row` reads of the options.
-
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
-    """
-    rows = options["row_negatives"]
-    check_embeddings(
-        ("negatives", "row_negatives"),
-        queries=queries,
-        candidates=candidates,
-        negatives=options["negatives"],
-        row_negatives=None if isinstance(rows, Mixed) else rows,
-    )
-    check_row_scores(options["row_scores"], len(queries), queries.device)
-    check_flag("normalize", options["normalize"])
-    check_scale(options["scale"], queries.dtype)
-
-
-def check_row_scores(row_scores: object, N: int, device: torch.device) -> None:
-    """Checks that `row_scores` is a floating-point tensor (N,) or (N, K) on `device`, or None."""
-    if row_scores is None:
-        return
-    check_tensor("row_scores", row_scores)
-    assert isinstance(row_scores, Tensor)
-    shape = tuple(row_scores.shape)
-    if len(shape) not in (1, 2) or shape[0] != N or 0 in shape[1:]:
-        raise ValueError(f"row_scores: want shape ({N},) or ({N}, K), K >= 1, got {shape}")
-    if row_scores.dtype not in FLOATING:
-        raise TypeError(f"row_scores: want a floating-point dtype of 16 to 64 bits, got {row_scores.dtype}")
-    if row_scores.device != device:
-        raise ValueError(f"row_scores: want device {device} as queries, got {row_scores.device}")
-
-
-def one_cell_a_row(queries: Tensor, candidates: Tensor, options: dict[str, Any]) -> Tensor | None:
-    """Makes of checked row negatives and row scores what a `Problem` takes: one of the two, one cell a row.
-
-    Args:
-        queries, candidates: as they were given.
-        options: `row_negatives` and `row_scores` are replaced; `link`, `scale` and `normalize` are read.
-
-    Returns:
-        What the loss of each row lacks then, (N,), or None if that is nothing.
-    """
-    rows, given = options["row_negatives"], options["row_scores"]
+def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
+    """The call with at most one cell that a row has alone: its row negative, or else its row score."""
+    rows = call.row_negatives
     if isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] == 1:
-        rows = options["row_negatives"] = rows.squeeze(1)
-    if given is None and (not isinstance(rows, Tensor) or rows.dim() == 2):
-        return None  # The engines score one row negative, or one mixture.
-    cells = [] if given is None else [columns_of(given).to(loss_dtype(queries))]
+        rows = rows.squeeze(1)
+        call = replace(call, row_negatives=rows)
+    if call.row_scores is None and (not isinstance(rows, Tensor) or rows.dim() == 2):
+        return call, None  # The engines score one row negative, or one mixture.
+
+    scale, cells = call.scale, []
+    if call.row_scores is not None:
+        cells.append(columns_of(call.row_scores).to(loss_dtype(call.queries)))
     if rows is not None:
-        options["scale"] = added_up_in_float64(options["scale"])
-        cells.append(scores_of_row_negatives(queries, candidates, rows, options))
-    options["row_negatives"] = options["row_scores"] = None
-    if options["link"] == "sigmoid" and (len(cells) > 1 or cells[0].shape[1] > 1):
-        return F.softplus(torch.cat(cells, 1), threshold=50).sum(1)
-    options["row_scores"] = joined(*cells).contiguous()
-    return None
+        scale = added_up_in_float64(call.scale)
+        cells.append(scores_of_row_negatives(replace(call, scale=scale)))
+    one = replace(call, scale=scale, row_negatives=None, row_scores=None)
+    if call.link == "sigmoid" and (len(cells) > 1 or cells[0].shape[1] > 1):
+        losses = F.softplus(torch.cat(cells, 1), threshold=50).sum(1)
+        return one, lambda loss: loss + reduce(losses, call.reduction)
+    return replace(one, row_scores=joined(*cells).contiguous()), None
 
 
 def joined(first: Tensor, *others: Tensor) -> Tensor:
@@ -111,16 +67,11 @@ def columns_of(row_scores: Tensor) -> Tensor:
     return row_scores[:, None] if row_scores.dim() == 1 else row_scores
 
 
-def scores_of_row_negatives(
-    queries: Tensor,
-    candidates: Tensor,
-    rows: Tensor | Mixed,
-    options: dict[str, Any],
-    *,
-    euclidean: bool = False,
-) -> Tensor:
-    """The scores of checked row negatives (N, D) or (N, K, D), or of mixtures, (N, K), without a copy."""
-    read_as, normalize = input_dtype(queries), options["normalize"]
+def scores_of_row_negatives(call: Call) -> Tensor:
+    """The scores of row negatives (N, D) or (N, K, D), or of mixtures, (N, K), without a copy."""
+    queries, candidates, rows, normalize = call.queries, call.candidates, call.row_negatives, call.normalize
+    read_as, euclidean = input_dtype(queries), call.similarity == "euclidean"
+    assert rows is not None
     with torch.autocast(queries.device.type, enabled=False):
         f = queries.to(read_as).to(loss_dtype(queries))
         if isinstance(rows, Mixed):
@@ -132,11 +83,10 @@ def scores_of_row_negatives(
         # The square of a number that float32 holds is one of float64.
         f = F.normalize(f.double(), dim=1).to(f.dtype) if normalize else f
         if is_transformed() or is_traced(queries, rows):
-            found = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
+            similar = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
         else:
-            found = _similar_in_chunks(f, rows, read_as, normalize, euclidean)
-        scores: Tensor = found * options["scale"]
-        return scores
+            similar = _similar_in_chunks(f, rows, read_as, normalize, euclidean)
+        return similar * call.scale
 
 
 def _similar(queries: Tensor, rows: Tensor, normalize: bool, euclidean: bool) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_option, check_size, is_traced, require
+from fastqt.checks import check_option, check_size, is_traced, require
 from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows, shard_rows
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import Shards, agree_on_rows
 from fastqt.functional import sigmoid_loss
 from fastqt.losses.common import device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss
@@ -72,28 +72,41 @@ def binary_window_loss(
     Source: the classifier of plausible and implausible context windows that Logeswaran and Lee
     (arXiv:1803.02893), section 3, compare theirs with.
     """
-    if group is not None:
-        rest = context_size, document_ids, samples, generator, reduction
-        return _over_group(as_group(group), queries, candidates, *rest)
-    check_embeddings(queries=queries, candidates=candidates)
-    _check_options(samples, reduction)
-    N, M = len(queries), len(candidates)
-    if N != M:
-        raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")
-    window = _window(context_size, document_ids)
-    window.check(N, M, "zero")
-    contexts, known = _contexts(window, candidates, N)
+
+    def check(n: int) -> dict[str, Hashable]:
+        check_option("reduction", reduction, REDUCTIONS)
+        if samples is not None:
+            check_size("samples", samples)
+        window_of().check_queries(n)
+        return {
+            "reduction": reduction,
+            "samples": samples,
+            "context_size": context_size,
+            "document_ids given": document_ids is not None,
+        }
+
+    window_of = partial(Window, context_size, normalize=False, document_ids=document_ids)
+    batch, (queries, candidates) = agree_on_rows(
+        group, "fastqt.binary_window_loss", check, queries=queries, candidates=candidates
+    )
+    n, window = len(queries), batch.targets(window_of())
+    gathered = batch.gather(candidates)
+    with batch.agreeing():
+        window.check(n, batch.total(), "zero")
+        contexts, known = _contexts(window, gathered, n)
     queries = queries.to(contexts.dtype)
+
+    if isinstance(batch, Shards):
+        return _losses_of_ranks(batch, queries, contexts, known, gathered, samples, generator, reduction)
     if document_ids is None:  # Then each sentence has a neighbour.
         return reduce(_losses(queries, contexts, samples, generator), reduction)
     if is_traced(queries):
         return reduce(_losses_where(known, queries, contexts, samples, generator), reduction)
-
     rows = known.nonzero()[:, 0]
     if not len(rows):
         return reduce((queries * contexts).sum(1), reduction)
     losses = _losses(queries[rows], contexts[rows], samples, generator)
-    return reduce(losses.new_zeros(N).index_copy(0, rows, losses), reduction)
+    return reduce(losses.new_zeros(n).index_copy(0, rows, losses), reduction)
 
 
 def _losses(
@@ -120,8 +133,10 @@ def _losses_where(
     own = row_numbers(len(queries), queries.device)
     if samples is None:
         # The contexts of sentences without neighbours are in the group of all queries, which excludes them.
-        groups: dict[str, Any] = {"query_groups": own * 0, "candidate_groups": known.long()}
-        losses = sigmoid_loss(queries, contexts, own.where(known, IGNORE_INDEX), **groups, reduction="none")
+        targets = own.where(known, IGNORE_INDEX)
+        losses = sigmoid_loss(
+            queries, contexts, targets, query_groups=own * 0, candidate_groups=known.long(), reduction="none"
+        )
     else:
         count = known.sum()
         require(count != 1, NOBODY_ELSE)
@@ -133,21 +148,13 @@ def _losses_where(
     return losses.where(known, 0)
 
 
-def _check_options(samples: int | None, reduction: Reduction) -> None:
-    check_option("reduction", reduction, REDUCTIONS)
-    if samples is not None:
-        check_size("samples", samples)
-
-
-def _window(context_size: int, document_ids: Tensor | None) -> Window:
-    return Window(context_size, normalize=False, document_ids=document_ids)
-
-
 def _contexts(window: Targets, candidates: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The sums of the neighbours of n rows, (n, D), and which of them have a neighbour, (n,) bool."""
+    if not n:
+        return candidates[:0].to(loss_dtype(candidates)), candidates.new_zeros(0, dtype=torch.bool)
     targets: TargetRows = window.rows(n, len(candidates), candidates.device)
     starts, columns, weights = targets.compressed()
-    dtype = torch.promote_types(candidates.dtype, torch.float32)
+    dtype = loss_dtype(candidates)
 
     def sums(matrix: Tensor) -> Tensor:
         of_entries = weights.to(matrix.dtype)
@@ -175,53 +182,32 @@ def _others(own: Tensor, count: int | Tensor, samples: int, generator: torch.Gen
     return drawn + (drawn >= own[:, None])
 
 
-def _over_group(
-    group: Group,
-    queries: Tensor,
-    candidates: Tensor,
-    context_size: int,
-    document_ids: Tensor | None,
+def _losses_of_ranks(
+    shards: Shards,
+    queries: Tensor,  # (n, D), as the contexts and `known` of this rank's sentences
+    contexts: Tensor,
+    known: Tensor,
+    gathered: Tensor,  # (N, D), the candidates of all ranks
     samples: int | None,
     generator: torch.Generator | None,
     reduction: Reduction,
 ) -> Tensor:
-    """The loss of all ranks' sentences: each rank has the windows of its own, among all ranks' contexts."""
+    """The loss of all ranks' sentences, of which those with neighbours make up a batch of their own."""
+    group, rows = shards.group, known.nonzero()[:, 0]
+    counts = collectives.gather_constant(known.sum()[None], [1] * group.size, group).tolist()
+    numbers = row_numbers(len(rows), rows.device) + sum(counts[: group.rank])
+    part: Reduction = "none" if reduction == "none" else "sum"
 
-    def facts() -> dict[str, Hashable]:
-        _check_options(samples, reduction)
-        window = _window(context_size, document_ids)
-        window.check_queries(len(local_rows("queries", queries)))
-        given = {"document_ids given": document_ids is not None, "context_size": context_size}
-        return {"reduction": reduction, "samples": samples, **given}
-
-    name = "fastqt.binary_window_loss"
-    shards = agree_on_rows(group, name, facts, queries=queries, candidates=candidates)
-    queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
-    group, n, N = shards.group, len(queries), shards.total("rows")
-    window = _window(context_size, document_ids).of_shard(shard_rows(shards, "rows", "rows"))
-    gathered = collectives.gather(candidates, shards.counts["rows"], group)
-    with shards.agreeing():
-        window.check(n, N, "zero")
-        if n:
-            contexts, known = _contexts(window, gathered, n)
-        else:
-            contexts = gathered[:0].to(loss_dtype(gathered))
-            known = gathered.new_zeros(0, dtype=torch.bool)
-    rows = known.nonzero()[:, 0]
-    held = collectives.gather_constant(known.sum()[None], [1] * group.size, group)
-    counts = [int(count) for count in held]
-    own = row_numbers(len(rows), rows.device) + sum(counts[: group.rank])
-    kept = queries[rows].to(contexts.dtype)
-    of_rank: Reduction = "none" if reduction == "none" else "sum"
     if not sum(counts):
-        losses = collectives.nothing((queries, gathered), of_rank)
+        losses = collectives.nothing((queries, gathered), part)
     elif samples is None:
-        losses = sigmoid_loss(kept, contexts[rows], Pairs(), reduction=of_rank, group=group)
+        losses = sigmoid_loss(queries[rows], contexts[rows], Pairs(), reduction=part, group=group)
     else:
         with shards.agreeing():
-            drawn = _others(own, sum(counts), samples, generator)
+            drawn = _others(numbers, sum(counts), samples, generator)
         every = collectives.gather(contexts[rows], counts, group)
-        losses = negative_sampling_loss(kept, every, own, drawn, reduction=of_rank, group=group)
+        losses = negative_sampling_loss(queries[rows], every, numbers, drawn, reduction=part, group=group)
+
     if reduction == "none":
-        return losses.new_zeros(n).index_copy(0, rows, losses)
-    return losses / N if reduction == "mean" else losses
+        return losses.new_zeros(len(queries)).index_copy(0, rows, losses)
+    return losses / shards.total() if reduction == "mean" else losses

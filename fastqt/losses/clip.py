@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from fastqt import autograd
@@ -17,13 +19,15 @@ from fastqt.checks import (
 )
 from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree_on_rows, local_rows
-from fastqt.engines import choose, computation, plans
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.engines import Engine, choose, computation, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
+
+FUNCTION = "fastqt.clip_loss"
 
 
 def clip_loss(
@@ -69,73 +73,91 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    if group is not None:
-        return _over_group(
-            as_group(group), a, b, scale, normalize, label_smoothing, reduction, memory, backend
-        )
-    check_label_smoothing(label_smoothing)
-    if label_smoothing:
-        loss = clip_loss(
-            a, b, scale=scale, normalize=normalize, reduction=reduction, memory=memory, backend=backend
-        )
-        return loss + _smoothing(label_smoothing, a, b, scale, normalize, reduction)
+    if group is None:
+        loss = _of_process(a, b, scale, normalize, reduction, memory, backend)
+        if not label_smoothing:
+            check_label_smoothing(label_smoothing)
+            return loss
+
+    def check(n: int) -> dict[str, Hashable]:
+        _check_options(a, scale, normalize, reduction, memory)
+        check_label_smoothing(label_smoothing)
+        return {"normalize": normalize, "reduction": reduction, "label_smoothing": float(label_smoothing)}
+
+    batch, (a, b) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, a=a, b=b)
+    if isinstance(batch, Shards):
+        loss = _of_ranks(batch, a, b, scale, normalize, reduction, memory, backend)
+    if not label_smoothing:
+        return loss
+    smoothing = partial(smoothing_loss, scale=scale, normalize=normalize, reduction=reduction)
+    return loss + (smoothing(label_smoothing, a, [b], batch) + smoothing(label_smoothing, b, [a], batch)) / 2
+
+
+def _check_options(
+    a: Tensor, scale: float | Tensor, normalize: bool, reduction: Reduction, memory: Memory
+) -> None:
+    check_scale(scale, a.dtype)
+    check_option("reduction", reduction, REDUCTIONS)
+    check_memory(memory)
+    check_flag("normalize", normalize)
+
+
+def _of_process(
+    a: Tensor,
+    b: Tensor,
+    scale: float | Tensor,
+    normalize: bool,
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
+) -> Tensor:
+    """The loss of one process's pairs without label smoothing."""
     kind = plans.kind_of(ClipProblem, a, b, backend)
     plan = plans.known.get(kind)
     if plan is None:
         check_embeddings(a=a, b=b)
         if len(a) != len(b):
             raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
-    check_scale(scale, a.dtype)
-    check_option("reduction", reduction, REDUCTIONS)
-    check_memory(memory)
-    check_flag("normalize", normalize)
-    if not is_traced(a, b):
-        p = ClipProblem(a, b, scale, memory, normalize)
-        engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
-        if engine.computes(p):
-            if not as_given:
-                p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
-            if normalize and not engine.normalizes(p, computed):
-                p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
-            return autograd.loss_of(p, reduction, engine.name, "fastqt.clip_loss")
-    options: dict[str, Any] = {
-        "scale": scale,
-        "normalize": normalize,
-        "reduction": reduction,
-        "memory": memory,
-        "backend": backend,
-    }
-    return (info_nce_loss(a, b, **options) + info_nce_loss(b, a, **options)) / 2
+    _check_options(a, scale, normalize, reduction, memory)
+    if is_traced(a, b):
+        return _both_directions(a, b, scale, normalize, reduction, memory, backend)
+    p = ClipProblem(a, b, scale, memory, normalize)
+    engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
+    if not engine.computes(p):
+        return _both_directions(a, b, scale, normalize, reduction, memory, backend)
+    if not as_given:
+        p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
+    _normalize_for(engine, p, computed)
+    return autograd.loss_of(p, reduction, engine.name, FUNCTION)
 
 
-def _over_group(
-    group: Group,
+def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
+    """Normalises the rows of a problem for an engine that does not."""
+    if p.normalize and not engine.normalizes(p, dtype):
+        p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
+
+
+def _both_directions(
     a: Tensor,
     b: Tensor,
     scale: float | Tensor,
     normalize: bool,
-    label_smoothing: float,
     reduction: Reduction,
     memory: Memory,
     backend: Backend | None,
+    group: Group | None = None,
 ) -> Tensor:
-    """The loss of all ranks' pairs."""
-
-    def check() -> dict[str, Any]:
-        check_scale(scale, a.dtype)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(memory)
-        check_flag("normalize", normalize)
-        check_label_smoothing(label_smoothing)
-        smoothing = float(label_smoothing)
-        return {"normalize": normalize, "reduction": reduction, "label_smoothing": smoothing}
-
-    shards = agree_on_rows(group, "fastqt.clip_loss", check, {"scale": scale}, a=a, b=b)
-    a, b = local_rows("a", a), local_rows("b", b)
-    loss = _of_ranks(shards, a, b, scale, normalize, reduction, memory, backend)
-    if not label_smoothing:
-        return loss
-    return loss + _smoothing(label_smoothing, a, b, scale, normalize, reduction, shards)
+    """The loss as that of two directions, one after the other."""
+    one = partial(
+        info_nce_loss,
+        scale=scale,
+        normalize=normalize,
+        reduction=reduction,
+        memory=memory,
+        backend=backend,
+        group=group,
+    )
+    return (one(a, b) + one(b, a)) / 2
 
 
 def _of_ranks(
@@ -151,10 +173,8 @@ def _of_ranks(
     """The loss of all ranks' pairs without label smoothing, of checked arguments."""
     group = shards.group
     if is_traced(a, b):
-        options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
-        options |= {"memory": memory, "backend": backend, "group": group}
-        return (info_nce_loss(a, b, **options) + info_nce_loss(b, a, **options)) / 2
-    N, ring = shards.total("rows"), group.takes_ring(shards.total("rows"), b)
+        return _both_directions(a, b, scale, normalize, reduction, memory, backend, group)
+    N, ring = shards.total(), group.takes_ring(shards.total(), b)
     dtype = input_dtype(a)
     with shards.agreeing():
         # What is chosen depends on the sizes and dtypes, and no tensor of all candidates is made for that.
@@ -164,23 +184,7 @@ def _of_ranks(
         p = ClipProblem(a, b, scale, memory, normalize)
         computed = engine.dtype_for(p, dtype)
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
-        if normalize and not engine.normalizes(p, computed):
-            p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
+        _normalize_for(engine, p, computed)
     ranks = ClipOfRanks(shards, computation(engine.name, rectangle), ring)
-    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, "fastqt.clip_loss")
+    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, FUNCTION)
     return collectives.reduced(local, reduction, N, group)
-
-
-def _smoothing(
-    label_smoothing: float,
-    a: Tensor,
-    b: Tensor,
-    scale: float | Tensor,
-    normalize: bool,
-    reduction: Reduction,
-    shards: Shards | None = None,
-) -> Tensor:
-    """What label smoothing adds, the mean of both directions."""
-    options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
-    both = [smoothing_loss(label_smoothing, *pair, shards=shards, **options) for pair in ((a, b), (b, a))]
-    return (both[0] + both[1]) / 2

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_option, require
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree_on_rows, local_rows, shard_rows
+from fastqt.checks import check_option, require
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.losses.common import device_of
 from fastqt.options import BlockNegatives, Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
@@ -53,17 +52,15 @@ def curl_loss(
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
-    if group is not None:
-        given = {"queries": queries, "positives": positives, "negatives": negatives}
-        shards = agree_on_rows(as_group(group), "fastqt.curl_loss", partial(_facts, reduction), **given)
-        own = (local_rows(name, x) for name, x in given.items())
-        return _reduced(shards, _losses(*own), reduction)
-    check_embeddings(queries=queries, positives=positives, negatives=negatives)
-    check_option("reduction", reduction, REDUCTIONS)
-    if not len(queries) == len(positives) == len(negatives):
-        lengths = f"{len(queries)}, {len(positives)} and {len(negatives)}"
-        raise ValueError(f"positives, negatives: want a row for each query, got {lengths} rows")
-    return reduce(_losses(queries, positives, negatives), reduction)
+    batch, rows = agree_on_rows(
+        group,
+        "fastqt.curl_loss",
+        partial(_checked, reduction),
+        queries=queries,
+        positives=positives,
+        negatives=negatives,
+    )
+    return batch.reduced(_losses(*rows), reduction)
 
 
 def _losses(
@@ -79,14 +76,9 @@ def _losses(
     return losses if has_positive is None else losses.where(has_positive, 0)
 
 
-def _facts(reduction: Reduction, **more: Hashable) -> dict[str, Hashable]:
+def _checked(reduction: Reduction, n: int) -> dict[str, Hashable]:
     check_option("reduction", reduction, REDUCTIONS)
-    return {"reduction": reduction, **more}
-
-
-def _reduced(shards: Shards, rows: Tensor, reduction: Reduction) -> Tensor:
-    local = rows if reduction == "none" else rows.sum()
-    return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
+    return {"reduction": reduction}
 
 
 def curl_block_loss(
@@ -134,29 +126,35 @@ def curl_block_loss(
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.
     """
-    if group is not None:
-        rest = context_size, document_ids, negatives, generator, reduction
-        return _blocks_over_group(as_group(group), queries, candidates, *rest)
-    check_embeddings(queries=queries, candidates=candidates)
-    check_option("negatives", negatives, BLOCK_NEGATIVES)
-    check_option("reduction", reduction, REDUCTIONS)
-    N, M = len(queries), len(candidates)
-    if N != M:
-        raise ValueError(f"candidates: want one for each of N={N} queries, got {M}")
-    window = Window(context_size, document_ids=document_ids)
-    window.check(N, M, "zero")
-    order = _order(negatives, N, queries.device, generator)
-    blocks = _blocks(window, candidates, N, 0, context_size, negatives, order)
-    return reduce(_losses(queries, *blocks), reduction)
 
+    def check(n: int) -> dict[str, Hashable]:
+        check_option("negatives", negatives, BLOCK_NEGATIVES)
+        Window(context_size, document_ids=document_ids).check_queries(n)
+        return {
+            **_checked(reduction, n),
+            "negatives": negatives,
+            "context_size": context_size,
+            "document_ids given": document_ids is not None,
+        }
 
-def _order(
-    negatives: BlockNegatives, N: int, device: torch.device, generator: torch.Generator | None
-) -> Tensor | None:
-    """The permutation of "random"; None for the others."""
-    if negatives != "random":
-        return None
-    return torch.randperm(N, generator=generator, device=device_of(generator, device)).to(device)
+    batch, (queries, candidates) = agree_on_rows(
+        group, "fastqt.curl_block_loss", check, queries=queries, candidates=candidates
+    )
+    n, N = len(queries), batch.total()
+    window = batch.targets(Window(context_size, document_ids=document_ids))
+    gathered = batch.gather(candidates)
+    order = None
+    if negatives == "random":
+        device = device_of(generator, queries.device)
+        order = batch.of_first_rank(torch.randperm(N, generator=generator, device=device).to(queries.device))
+
+    def losses(part: str) -> Tensor:
+        blocks = _blocks(window, gathered, n, batch.first(), context_size, negatives, order)
+        return reduce(_losses(queries, *blocks), part)
+
+    with batch.agreeing():
+        window.check(n, N, "zero")
+    return batch.loss(reduction, (queries, gathered), losses)
 
 
 def _blocks(
@@ -197,39 +195,3 @@ def _blocks(
     else:
         others = means(candidates[order], weights)
     return means(candidates, weights), others, neighbours[:, 0] > 0
-
-
-def _blocks_over_group(
-    group: Group,
-    queries: Tensor,
-    candidates: Tensor,
-    context_size: int,
-    document_ids: Tensor | None,
-    negatives: BlockNegatives,
-    generator: torch.Generator | None,
-    reduction: Reduction,
-) -> Tensor:
-    """The loss of all ranks' sentences."""
-
-    def facts() -> dict[str, Hashable]:
-        check_option("negatives", negatives, BLOCK_NEGATIVES)
-        Window(context_size, document_ids=document_ids).check_queries(len(local_rows("queries", queries)))
-        given = {"document_ids given": document_ids is not None, "context_size": context_size}
-        return _facts(reduction, negatives=negatives, **given)
-
-    shards = agree_on_rows(group, "fastqt.curl_block_loss", facts, queries=queries, candidates=candidates)
-    queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
-    group, n = shards.group, len(queries)
-    counts, N, first = shards.counts["rows"], shards.total("rows"), shards.first("rows")
-    gathered = collectives.gather(candidates, counts, group)
-    order = _order(negatives, N, queries.device, generator)
-    if order is not None:
-        order = collectives.of_first_rank(order, group)
-    window = Window(context_size, document_ids=document_ids).of_shard(shard_rows(shards, "rows", "rows"))
-    with shards.agreeing():
-        window.check(n, N, "zero")
-        if n:
-            rows = _losses(queries, *_blocks(window, gathered, n, first, context_size, negatives, order))
-        else:
-            rows = collectives.nothing((queries, gathered), "none")
-    return _reduced(shards, rows, reduction)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +17,15 @@ from fastqt.checks import (
     check_scale,
     input_dtype,
 )
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree, local_rows, numbers, wanting_gradients, with_a_row
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.shards import (
+    Shards,
+    agree,
+    facts_of_embeddings,
+    facts_of_leaves,
+    local_rows,
+    with_a_row,
+)
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores
@@ -85,20 +92,59 @@ def gist_embed_loss(
     """
     texts = Texts(anchors, positives, _sequence("negatives", negatives))
     guides = Texts(guide_anchors, guide_positives, _sequence("guide_negatives", guide_negatives))
-    options: dict[str, Any] = {
-        "scale": scale,
-        "margin": margin,
-        "margin_strategy": margin_strategy,
-        "contrast_anchors": contrast_anchors,
-        "contrast_positives": contrast_positives,
-        "reduction": reduction,
-        "memory": memory,
-        "backend": backend,
-    }
-    if group is not None:
-        return _over_group(as_group(group), texts, guides, options)
-    _check(texts, guides, options)
-    return loss_of_own_rows(texts, guides, **options)
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal texts, guides
+        texts, guides = _local(ranks, texts, ""), _local(ranks, guides, "guide_")
+        _check_rows(ranks, texts, guides)
+        check_scale(scale, texts.anchors.dtype)
+        check_number("margin", margin)
+        check_option("margin_strategy", margin_strategy, MARGIN_STRATEGIES)
+        check_flag("contrast_anchors", contrast_anchors)
+        check_flag("contrast_positives", contrast_positives)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(memory)
+        if ranks is not None and ranks.exchange == "ring":
+            raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+        sizes = {"rows": len(texts.anchors)}
+        if texts.negatives:
+            sizes["negatives"] = sum(map(len, texts.negatives))
+        return sizes
+
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        return {
+            "margin": margin,
+            "margin_strategy": margin_strategy,
+            "contrast_anchors": contrast_anchors,
+            "contrast_positives": contrast_positives,
+            "reduction": reduction,
+            "given": tuple(texts.named()),
+            **facts_of_embeddings(texts.anchors),
+            "guide width": guides.anchors.shape[1],
+            "guide dtype": str(guides.anchors.dtype),
+            **facts_of_leaves(ranks, {**texts.named(), "scale": scale}),
+        }
+
+    batch = agree(group, FUNCTION, check, facts)
+    if isinstance(batch, Shards):
+        texts, guides = _gathered(batch, texts, True), _gathered(batch, guides, False)
+
+    def loss(part: str) -> Tensor:
+        return loss_of_own_rows(
+            texts,
+            guides,
+            scale=scale,
+            margin=margin,
+            margin_strategy=margin_strategy,
+            contrast_anchors=contrast_anchors,
+            contrast_positives=contrast_positives,
+            reduction=cast(Reduction, part),
+            memory=memory,
+            backend=backend,
+        )
+
+    leaves = texts.anchors, texts.positives, texts.more_anchors, *texts.negatives, scale
+    return batch.loss(reduction, leaves, loss)
 
 
 class Texts(NamedTuple):
@@ -149,23 +195,36 @@ def loss_of_own_rows(
     backend: Backend | None,
 ) -> Tensor:
     """The loss of the anchors, for arguments that are checked; the candidates may be more than theirs."""
-    n = len(texts.anchors)
-    z = _unit(texts)
-    others = z.others(contrast_anchors)
-    guide_others = guides.others(contrast_anchors)
-    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
     thresholds = pair_thresholds(guides.anchors, guides.positives, margin=margin, strategy=margin_strategy)
-    guide = Guide(guides.anchors, guides.positives, thresholds=thresholds, negatives=guide_others)
-    of_anchors: dict[str, Any] = {"negatives": others, "guide": guide, **options}
+    guide = Guide(
+        guides.anchors,
+        guides.positives,
+        thresholds=thresholds,
+        negatives=guides.others(contrast_anchors),
+    )
+    z = _unit(texts)
+    negatives = z.others(contrast_anchors)
     if not contrast_positives:
         return contrastive_loss(
-            z.anchors, z.positives, Diagonal(), diagonal="keep", reduction=reduction, **of_anchors
+            z.anchors,
+            z.positives,
+            Diagonal(),
+            diagonal="keep",
+            scale=scale,
+            negatives=negatives,
+            guide=guide,
+            reduction=reduction,
+            memory=memory,
+            backend=backend,
         )
-    own, own_guide = z.positives[:n], guides.positives[:n]
-    among_positives = Guide(own_guide, guides.positives, thresholds=thresholds)
+
+    n = len(z.anchors)
+    own = z.positives[:n]
+    among_positives = Guide(guides.positives[:n], guides.positives, thresholds=thresholds)
+    sums = partial(log_sum_exp, scale=scale, memory=memory, backend=backend)
     cells = [
-        log_sum_exp(z.anchors, z.positives, diagonal="exclude", **of_anchors),
-        log_sum_exp(own, z.positives, guide=among_positives, **options),
+        sums(z.anchors, z.positives, diagonal="exclude", negatives=negatives, guide=guide),
+        sums(own, z.positives, guide=among_positives),
     ]
     return reduce(joined_loss(scores(z.anchors, own, scale), cells), reduction)
 
@@ -188,10 +247,10 @@ def _sequence(name: str, negatives: Negatives) -> tuple[Tensor, ...]:
     return tuple(negatives)
 
 
-def _check(texts: Texts, guides: Texts, options: Mapping[str, Any], group: Group | None = None) -> None:
-    """Checks the arguments; a rank of a group may have no rows."""
-    for given in (texts.named(), guides.named("guide_")):
-        check_embeddings(**{name: x if group is None else with_a_row(group, x) for name, x in given.items()})
+def _check_rows(ranks: Group | None, texts: Texts, guides: Texts) -> None:
+    """Checks that the embeddings of texts and guide fit each other; a rank may have no rows."""
+    for embeddings in (texts.named(), guides.named("guide_")):
+        check_embeddings(**{name: with_a_row(ranks, x) for name, x in embeddings.items()})
     if len(texts.positives) != len(texts.anchors):
         raise ValueError(
             f"positives: want a row for each of the {len(texts.anchors)} anchors, got {len(texts.positives)}"
@@ -205,73 +264,23 @@ def _check(texts: Texts, guides: Texts, options: Mapping[str, Any], group: Group
     for x, (name, of_guide) in rows:
         if len(of_guide) != len(x):
             raise ValueError(f"{name}: want a row for each of the {len(x)} texts, got {len(of_guide)}")
-    check_scale(options["scale"], texts.anchors.dtype)
-    check_number("margin", options["margin"])
-    check_option("margin_strategy", options["margin_strategy"], MARGIN_STRATEGIES)
-    for name in ("contrast_anchors", "contrast_positives"):
-        check_flag(name, options[name])
-    check_option("reduction", options["reduction"], REDUCTIONS)
-    check_memory(options["memory"])
 
 
-def _over_group(group: Group, texts: Texts, guides: Texts, options: dict[str, Any]) -> Tensor:
-    """The loss of all ranks' pairs, whose candidates are those of all ranks."""
-    texts, guides = _local(texts), _local(guides, "guide_")
-
-    def checked() -> tuple[dict[str, int], Mapping[str, Hashable]]:
-        _check(texts, guides, options, group)
-        if group.exchange == "ring":
-            raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
-        sizes = {"rows": len(texts.anchors)}
-        if texts.negatives:
-            sizes["negatives"] = sum(map(len, texts.negatives))
-        names = ("margin", "margin_strategy", "contrast_anchors", "contrast_positives", "reduction")
-        return sizes, {
-            **{name: options[name] for name in names},
-            "given": tuple(texts.named()),
-            "width": texts.anchors.shape[1],
-            "dtype": str(input_dtype(texts.anchors)),
-            "device": texts.anchors.device.type,
-            "guide width": guides.anchors.shape[1],
-            "guide dtype": str(guides.anchors.dtype),
-            "requires_grad": wanting_gradients({**texts.named(), "scale": options["scale"]}),
-            **numbers(group, {"scale": options["scale"]}),
-        }
-
-    shards = agree(group, FUNCTION, checked)
-    group, reduction = shards.group, options["reduction"]
-    texts, guides = _gathered(shards, texts, True), _gathered(shards, guides, False)
-    with shards.agreeing():
-        if not len(texts.anchors):
-            leaves = texts.anchors, texts.positives, texts.more_anchors, *texts.negatives, options["scale"]
-            local = collectives.nothing(leaves, reduction)
-        else:
-            of_rows = {**options, "reduction": "none" if reduction == "none" else "sum"}
-            local = loss_of_own_rows(texts, guides, **of_rows)
-    return collectives.reduced(local, reduction, shards.total("rows"), group)
-
-
-def _local(texts: Texts, prefix: str = "") -> Texts:
-    anchors, positives, *negatives = (local_rows(name, x) for name, x in texts.named(prefix).items())
+def _local(ranks: Group | None, texts: Texts, prefix: str) -> Texts:
+    anchors, positives, *negatives = (local_rows(ranks, name, x) for name, x in texts.named(prefix).items())
     return Texts(anchors, positives, tuple(negatives))
 
 
 def _gathered(shards: Shards, texts: Texts, differentiable: bool) -> Texts:
     """A rank's anchors with the candidates of all ranks, its own first; negatives are one tensor."""
-    group, dtype = shards.group, input_dtype(texts.anchors)
-    rows = shards.counts["rows"]
+    dtype = input_dtype(texts.anchors)
 
-    def gather(x: Tensor, counts: Sequence[int]) -> Tensor:
-        if differentiable:
-            return collectives.gather(x, counts, group, dtype)
-        return collectives.gather_constant(x, counts, group)
+    def gather(x: Tensor, of: str) -> Tensor:
+        return shards.gather(x, of, dtype) if differentiable else shards.gather_constant(x, of)
 
-    negatives: tuple[Tensor, ...] = ()
-    if texts.negatives:
-        negatives = (gather(torch.cat(texts.negatives), shards.counts["negatives"]),)
     return Texts(
         texts.anchors,
-        gather(texts.positives, rows).roll(-shards.first("rows"), 0),
-        negatives,
-        gather(texts.anchors, rows),
+        shards.rolled(gather(texts.positives, "rows")),
+        (gather(torch.cat(texts.negatives), "negatives"),) if texts.negatives else (),
+        gather(texts.anchors, "rows"),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, get_args
+from collections.abc import Hashable
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,9 +19,8 @@ from fastqt.checks import (
     is_traced,
     require,
 )
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
@@ -35,6 +34,7 @@ from fastqt.options import Backend, Memory, PositionLoss, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Bags
 
+FUNCTION = "fastqt.gloss_pos_loss"
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
@@ -79,15 +79,24 @@ def gloss_bow_loss(
 
     Source: GLOSS, generative latent optimisation of sentence representations: the bag-of-words decoder.
     """
-    if group is not None:
-        decoder: dict[str, Any] = {"weight": weight, "bias": bias, "memory": memory, "backend": backend}
-        words: dict[str, Any] = {"token_ids": token_ids, "offsets": offsets}
-        return _over_group(as_group(group), gloss_bow_loss, latents, reduction, {**decoder, **words})
-    check_embeddings(latents=latents, weight=weight)
-    targets = Bags("token_ids", token_ids, offsets)
-    return sigmoid_loss(
-        latents, weight, targets, bias=bias, reduction=reduction, memory=memory, backend=backend
-    )
+
+    def check(n: int) -> dict[str, Hashable]:
+        check_tensor("weight", weight)
+        check_option("reduction", reduction, REDUCTIONS)
+        return {"reduction": reduction, "words": len(weight)}
+
+    decoder = {"weight": weight, "bias": bias}
+    batch, (latents,) = agree_on_rows(group, "fastqt.gloss_bow_loss", check, decoder, latents=latents)
+
+    def loss(part: str) -> Tensor:
+        check_embeddings(latents=latents, weight=weight)
+        targets = Bags("token_ids", token_ids, offsets)
+        reduction = cast(Reduction, part)
+        return sigmoid_loss(
+            latents, weight, targets, bias=bias, reduction=reduction, memory=memory, backend=backend
+        )
+
+    return batch.loss(reduction, (latents, weight, bias), loss)
 
 
 def gloss_pos_loss(
@@ -135,17 +144,49 @@ def gloss_pos_loss(
 
     Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
     """
-    if group is not None:
-        decoder: dict[str, Any] = {"positions": positions, "weight": weight, "bias": bias}
-        words: dict[str, Any] = {"token_ids": token_ids, "lengths": lengths}
-        options: dict[str, Any] = {"memory": memory, "backend": backend, "position_loss": position_loss}
-        return _over_group(
-            as_group(group), gloss_pos_loss, latents, reduction, {**decoder, **words, **options}
+
+    def check(n: int) -> dict[str, Hashable]:
+        check_tensor("weight", weight)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_option("position_loss", position_loss, POSITION_LOSSES)
+        check_memory(memory)
+        return {"reduction": reduction, "words": len(weight), "position_loss": position_loss}
+
+    decoder = {"positions": positions, "weight": weight, "bias": bias}
+    batch, (latents,) = agree_on_rows(group, FUNCTION, check, decoder, latents=latents)
+
+    def loss(part: str) -> Tensor:
+        return _positional_loss(
+            latents,
+            positions,
+            weight,
+            bias,
+            token_ids,
+            lengths,
+            mean=position_loss == "mean",
+            reduction=cast(Reduction, part),
+            memory=memory,
+            backend=backend,
         )
+
+    return batch.loss(reduction, (latents, *decoder.values()), loss)
+
+
+def _positional_loss(
+    latents: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    token_ids: Tensor,
+    lengths: Tensor,
+    *,
+    mean: bool,  # over a sentence's positions, in place of their sum
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
+) -> Tensor:
+    """`gloss_pos_loss` of this process's sentences."""
     check_embeddings(latents=latents, positions=positions, weight=weight)
-    check_option("reduction", reduction, REDUCTIONS)
-    check_option("position_loss", position_loss, POSITION_LOSSES)
-    check_memory(memory)
     B, L, device = len(latents), len(positions), latents.device
     check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):
@@ -161,8 +202,7 @@ def gloss_pos_loss(
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
     check_bias(bias, V, device, latents.dtype)
     if engines.requested(backend) is None:
-        given = latents, positions, weight, bias, token_ids, within
-        loss = factored_pos_loss(*given, reduction, mean=position_loss == "mean")
+        loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction, mean=mean)
         if loss is not None:
             return loss
     if is_traced(latents):  # A graph has room for a word at each place; without one it is a row of no target.
@@ -183,49 +223,15 @@ def gloss_pos_loss(
         targets,
         diagonal="keep",
         bias=bias,
-        reduction="none" if reduction == "none" or position_loss == "mean" else "sum",
+        reduction="none" if reduction == "none" or mean else "sum",
         memory=memory,
         backend=backend,
     )
-    if position_loss == "mean":
+    if mean:
         loss = loss / lengths.clamp(min=1).to(loss.dtype)[sentence]
     if reduction == "none":
         return loss.new_zeros(B).index_add(0, sentence, loss)
     return loss.sum() / B if reduction == "mean" else loss.sum()
-
-
-def _over_group(
-    group: Group,
-    loss: Callable[..., Tensor],
-    latents: Tensor,
-    reduction: Reduction,
-    others: dict[
-        str, Any
-    ],  # the other arguments of the loss: the decoder, which all ranks have, and own words
-) -> Tensor:
-    """The loss of all ranks' sentences."""
-
-    def facts() -> dict[str, Hashable]:
-        check_option("reduction", reduction, REDUCTIONS)
-        position_loss = others.get("position_loss", "sum")
-        check_option("position_loss", position_loss, POSITION_LOSSES)
-        return {
-            "reduction": reduction,
-            "words": len(others["weight"]),
-            "position_loss": position_loss,
-        }
-
-    decoder: dict[str, Any] = {
-        name: others[name] for name in ("positions", "weight", "bias") if name in others
-    }
-    shards = agree_on_rows(group, f"fastqt.{loss.__name__}", facts, decoder, latents=latents)
-    group, latents = shards.group, local_rows("latents", latents)
-    with shards.agreeing():
-        if not len(latents):
-            local = collectives.nothing((latents, *decoder.values()), reduction)
-        else:
-            local = loss(latents, **others, reduction="none" if reduction == "none" else "sum")
-    return collectives.reduced(local, reduction, shards.total("rows"), group)
 
 
 def factored_pos_loss(
@@ -248,11 +254,16 @@ def factored_pos_loss(
         return None
     with torch.autocast(latents.device.type, enabled=False):
         p = PositionalProblem(
-            *(latents, positions, weight, bias.to(latents.dtype), token_ids.where(within, 0), within),
+            latents,
+            positions,
+            weight,
+            bias.to(latents.dtype),
+            token_ids.where(within, 0),
+            within,
             position_scores or score_positions(positions, weight),
             mean,
         )
         try:
-            return autograd.loss_of(p, reduction, FACTORED, "fastqt.gloss_pos_loss")
+            return autograd.loss_of(p, reduction, FACTORED, FUNCTION)
         except ScoresTooFarApartError:
             return None

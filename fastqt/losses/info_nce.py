@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from fastqt.distributed.group import GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
@@ -65,40 +63,47 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
-    options: dict[str, Any] = {"scale": scale, "normalize": normalize, "reduction": reduction}
-    shards = None
     if guide is not None and label_smoothing:
         raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
     if similarity == "euclidean" and label_smoothing:
         raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
-    if group is None or not label_smoothing:
-        check_label_smoothing(label_smoothing)
-    else:
-        group = as_group(group)
-        given = {"queries": queries, "candidates": candidates}
-        shards = agree_on_rows(
-            group, "fastqt.info_nce_loss", partial(_facts, label_smoothing), {"scale": scale}, **given
-        )
+    check_label_smoothing(label_smoothing)
     loss = contrastive_loss(
         queries,
         candidates,
         Pairs(),
         diagonal="keep",
+        scale=scale,
+        normalize=normalize,
         negatives=negatives,
         guide=guide,
+        reduction=reduction,
         similarity=similarity,
         memory=memory,
         backend=backend,
         group=group,
-        **options,
     )
     if not label_smoothing:
         return loss
-    pair = local_rows("queries", queries), local_rows("candidates", candidates)
-    others = None if negatives is None else local_rows("negatives", negatives)
-    return loss + smoothing_loss(label_smoothing, *pair, others, shards=shards, **options)
 
+    pairs = {"queries": queries}
+    if group is not None:
+        pairs["candidates"] = candidates
 
-def _facts(label_smoothing: float) -> dict[str, Hashable]:
-    check_label_smoothing(label_smoothing)
-    return {"label_smoothing": float(label_smoothing)}
+    def check(n: int) -> dict[str, Hashable]:
+        return {"label_smoothing": float(label_smoothing)}
+
+    batch, _ = agree_on_rows(group, "fastqt.info_nce_loss", check, {"scale": scale}, **pairs)
+    columns = [batch.local("candidates", candidates)]
+    if negatives is not None:
+        columns.append(batch.local("negatives", negatives))
+    smoothing = smoothing_loss(
+        label_smoothing,
+        batch.local("queries", queries),
+        columns,
+        batch,
+        scale=scale,
+        normalize=normalize,
+        reduction=reduction,
+    )
+    return loss + smoothing

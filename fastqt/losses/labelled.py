@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,16 @@ from torch import Tensor
 
 from fastqt import autograd
 from fastqt.checks import as_ids, check_embeddings, check_flag, check_option, check_scale, input_dtype
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree, local_rows, numbers, wanting_gradients, with_a_row
+from fastqt.distributed.batch import Batch
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.shards import (
+    Shards,
+    agree,
+    facts_of_embeddings,
+    facts_of_leaves,
+    local_rows,
+    with_a_row,
+)
 from fastqt.engines import requested
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import row_numbers, scores
@@ -36,48 +42,123 @@ class Labelled(NamedTuple):
     own: Tensor | None  # (N,) int64, the candidate of the same label that is the row itself; -1: none
 
 
+class Scoring(NamedTuple):
+    """How scores are computed; each as of `fastqt.supcon_loss`."""
+
+    scale: float | Tensor
+    normalize: bool
+    memory: Memory
+    backend: Backend | None
+
+
 def loss_from_labels(
     link: str,
     embeddings: Tensor,
     labels: Tensor,
     candidates: Tensor | None,
     candidate_labels: Tensor | None,
+    scoring: Scoring,
     reduction: Reduction,
     group: GroupLike | None,
-    **options: Any,
 ) -> Tensor:
-    """The reduced loss.
+    """The reduced loss of all ranks' rows, each rank's against the candidates of all.
 
     Args:
         link: "supcon" or "ntxent".
         embeddings, labels, candidates, candidate_labels, reduction, group: as of the public functions.
-        **options: scale, normalize, memory and backend.
+        scoring: their other options.
     """
     if torch.compiler.is_compiling():
         # Every batch has blocks of other sizes: the loss is left out of the graph.
         untraced = torch.compiler.disable(loss_from_labels)
-        given_ones = embeddings, labels, candidates, candidate_labels
-        found: Tensor = untraced(link, *given_ones, reduction, group, **options)
-        return found
-    given: dict[str, Any] = {
-        "embeddings": embeddings,
-        "labels": labels,
-        "candidates": candidates,
-        "candidate_labels": candidate_labels,
-    }
-    if group is not None:
-        return _over_group(as_group(group), link, given, reduction, options)
-    check_embeddings(("candidates",), embeddings=embeddings, candidates=candidates)
-    _check_rest(given, reduction, options)
-    own = row_numbers(len(embeddings), given["labels"].device) if candidates is None else None
-    if candidates is None:
-        given |= {"candidates": embeddings, "candidate_labels": given["labels"]}
-    given["candidate_labels"] = given["candidate_labels"].to(given["labels"].device)
-    rows = Labelled(**given, own=own)
-    positives = positives_of(rows, options["memory"])
+        loss: Tensor = untraced(
+            link, embeddings, labels, candidates, candidate_labels, scoring, reduction, group
+        )
+        return loss
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal embeddings, labels, candidates, candidate_labels
+        embeddings = local_rows(ranks, "embeddings", embeddings)
+        if candidates is not None:
+            candidates = local_rows(ranks, "candidates", candidates)
+        check_embeddings(
+            ("candidates",),
+            embeddings=with_a_row(ranks, embeddings),
+            candidates=with_a_row(ranks, candidates),
+        )
+        if (candidates is None) != (candidate_labels is None):
+            missing = "candidates" if candidates is None else "candidate_labels"
+            raise ValueError(
+                f"{missing}: want it together with the other of the two, got None; give both or neither"
+            )
+        sizes = {"embeddings": len(embeddings)}
+        labels = _labels_of("embeddings", embeddings, "labels", labels)
+        if candidates is not None:
+            sizes["candidates"] = len(candidates)
+            candidate_labels = _labels_of("candidates", candidates, "candidate_labels", candidate_labels)
+        check_scale(scoring.scale, embeddings.dtype)
+        check_flag("normalize", scoring.normalize)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(scoring.memory)
+        return sizes
+
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        leaves = {"embeddings": embeddings, "candidates": candidates, "scale": scoring.scale}
+        return {
+            **facts_of_embeddings(embeddings),
+            "reduction": reduction,
+            "normalize": scoring.normalize,
+            "candidates given": candidates is not None,
+            **facts_of_leaves(ranks, leaves),
+        }
+
+    batch = agree(group, FUNCTIONS[link], check, facts)
+    rows = _among_all(batch, embeddings, labels, candidates, candidate_labels)
+    terms = 0
+
+    def loss_of_rows(part: str) -> Tensor:
+        nonlocal terms
+        positives = positives_of(rows, scoring.memory)
+        terms = _terms(link, positives)
+        return labelled_loss(link, rows, positives, part, scoring)
+
     if reduction != "mean":
-        return labelled_loss(link, rows, positives, reduction, **options)
-    return labelled_loss(link, rows, positives, "sum", **options) / max(_terms(link, positives), 1)
+        return batch.loss(reduction, (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
+    total = batch.loss("sum", (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
+    return total / batch.number_over_ranks(terms, rows.candidates.device)
+
+
+def _labels_of(of: str, x: Tensor, name: str, labels: Any) -> Tensor:
+    """Labels as int64, one for each of the rows of `x`."""
+    ids = as_ids(name, labels)
+    if len(ids) != len(x):
+        raise ValueError(f"{name}: want one for each of the {len(x)} {of}, got {len(ids)}")
+    return ids
+
+
+def _among_all(
+    batch: Batch,
+    embeddings: Tensor,
+    labels: Tensor,
+    candidates: Tensor | None,
+    candidate_labels: Tensor | None,
+) -> Labelled:
+    """This rank's rows, and the candidates of all ranks."""
+    dtype, of = input_dtype(embeddings), "embeddings" if candidates is None else "candidates"
+    if isinstance(batch, Shards):  # What travels is where the embeddings are.
+        labels = labels.to(embeddings.device)
+    own = None
+    if candidates is None:
+        own = row_numbers(len(embeddings), labels.device) + batch.first(of)
+        candidates, candidate_labels = embeddings, labels
+    assert candidate_labels is not None
+    return Labelled(
+        embeddings,
+        labels,
+        batch.gather(candidates, of, dtype),
+        batch.gather_constant(candidate_labels.to(labels.device), of),
+        own,
+    )
 
 
 def positives_of(x: Labelled, memory: Memory) -> Positives:
@@ -89,19 +170,16 @@ def labelled_loss(
     link: str,
     x: Labelled,
     positives: Positives,
-    reduction: Reduction,
-    *,
-    scale: float | Tensor,
-    normalize: bool,
-    memory: Memory,
-    backend: Backend | None,
+    reduction: str,
+    scoring: Scoring,
 ) -> Tensor:
     """The losses of rows (N,) for reduction="none", otherwise their sum."""
+    scale, normalize, memory, backend = scoring
     # With one positive a row it competes with the same cells in both losses.
     alike = link == "supcon" or positives.pairs == len(positives.rows)
     eager = requested(backend) == "reference"
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
-        return _of_targets(x, positives, reduction, scale, normalize, memory, backend)
+        return _of_targets(x, positives, reduction, scoring)
     # As an engine would do: rounded to what a product reads, then to norm 1.
     queries = _prepared(x.embeddings, normalize)
     candidates = queries if x.candidates is x.embeddings else _prepared(x.candidates, normalize)
@@ -126,41 +204,39 @@ def labelled_loss(
 def _of_targets(
     x: Labelled,
     positives: Positives,
-    reduction: Reduction,
-    scale: float | Tensor,
-    normalize: bool,
-    memory: Memory,
-    backend: Backend | None,
+    reduction: str,
+    scoring: Scoring,
 ) -> Tensor:
     """SupCon as a cross-entropy whose targets are listed."""
     N, device = len(x.embeddings), x.embeddings.device
-    groups: dict[str, Any] = {}
+    query_groups = candidate_groups = None
     itself = x.own is not None and x.candidates is x.embeddings
     if x.own is not None and not itself:
         # Only a row and the candidate that is the row itself share a group.
         own, ids = x.own.to(device), row_numbers(N, device)
         columns = ids.new_full((len(x.candidates),), -1)
         columns[own[own >= 0]] = ids[own >= 0]
-        groups = {"query_groups": ids, "candidate_groups": columns}
-    found = contrastive_loss(
+        query_groups, candidate_groups = ids, columns
+    loss = contrastive_loss(
         x.embeddings,
         x.candidates,
         SameLabel(positives, N),
         diagonal="exclude" if itself else "keep",
-        scale=scale,
-        normalize=normalize,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
-        **groups,
+        scale=scoring.scale,
+        normalize=scoring.normalize,
+        query_groups=query_groups,
+        candidate_groups=candidate_groups,
+        reduction=cast(Reduction, reduction),
+        memory=scoring.memory,
+        backend=scoring.backend,
     )
     # That loss is the cross-entropy less the targets' entropy, which is the logarithm of their number.
     if positives.log_counts == 0:
-        return found
+        return loss
     if reduction == "sum":
-        return found + positives.log_counts
-    entropies = positives.counts.to(found).log()
-    return found + torch.zeros_like(found).index_copy_(0, positives.rows.to(device), entropies)
+        return loss + positives.log_counts
+    entropies = positives.counts.to(loss).log()
+    return loss + torch.zeros_like(loss).index_copy_(0, positives.rows.to(device), entropies)
 
 
 def _prepared(x: Tensor, normalize: bool) -> Tensor:
@@ -180,89 +256,3 @@ def _eager_pairs(
 def _terms(link: str, positives: Positives) -> int:
     """What a mean divides by: rows that have a positive, or all pairs."""
     return len(positives.rows) if link == "supcon" else positives.pairs
-
-
-def _check_rest(given: dict[str, Any], reduction: Reduction, options: dict[str, Any]) -> None:
-    """Checks what is no embeddings; in `given` labels become int64."""
-    if (given["candidates"] is None) != (given["candidate_labels"] is None):
-        missing = "candidates" if given["candidates"] is None else "candidate_labels"
-        raise ValueError(
-            f"{missing}: want it together with the other of the two, got None; give both or neither"
-        )
-    for name, of in (("labels", "embeddings"), ("candidate_labels", "candidates")):
-        if given[of] is None:
-            continue
-        given[name] = as_ids(name, given[name])
-        if len(given[name]) != len(given[of]):
-            raise ValueError(
-                f"{name}: want one for each of the {len(given[of])} {of}, got {len(given[name])}"
-            )
-    check_scale(options["scale"], given["embeddings"].dtype)
-    check_flag("normalize", options["normalize"])
-    check_option("reduction", reduction, REDUCTIONS)
-    check_memory(options["memory"])
-
-
-def _over_group(
-    group: Group, link: str, given: dict[str, Any], reduction: Reduction, options: dict[str, Any]
-) -> Tensor:
-    """The loss of all ranks' rows, each rank's against the candidates of all."""
-    check = partial(_checked_at_rank, group, given, reduction, options)
-    shards = agree(group, FUNCTIONS[link], check)
-    rows = _gathered(shards, given)
-    with shards.agreeing():
-        if len(given["embeddings"]):
-            positives = positives_of(rows, options["memory"])
-            local = labelled_loss(link, rows, positives, "none" if reduction == "none" else "sum", **options)
-            terms = _terms(link, positives)
-        else:
-            leaves = given["embeddings"], rows.candidates, options["scale"]
-            local, terms = collectives.nothing(leaves, reduction), 0
-    if reduction != "mean":
-        return collectives.reduced(local, reduction, 0, shards.group)
-    counted = torch.tensor(terms, device=rows.candidates.device)
-    return collectives.total(local, shards.group) / collectives.add_up(counted, shards.group).clamp(min=1)
-
-
-def _checked_at_rank(
-    group: Group, given: dict[str, Any], reduction: Reduction, options: dict[str, Any]
-) -> tuple[dict[str, int], dict[str, Hashable]]:
-    """Checks what a rank can check by itself; its numbers of rows, and what all ranks have to give alike."""
-    for name in ("embeddings", "candidates"):
-        if given[name] is not None:
-            given[name] = local_rows(name, given[name])
-    embeddings, candidates = given["embeddings"], given["candidates"]
-    check_embeddings(
-        ("candidates",),
-        embeddings=with_a_row(group, embeddings),
-        candidates=with_a_row(group, candidates),
-    )
-    _check_rest(given, reduction, options)
-    sizes = {"embeddings": len(embeddings)}
-    if candidates is not None:
-        sizes["candidates"] = len(candidates)
-    leaves = {"embeddings": embeddings, "candidates": candidates, "scale": options["scale"]}
-    return sizes, {
-        "width": embeddings.shape[1],
-        "dtype": str(input_dtype(embeddings)),
-        "device": embeddings.device.type,
-        "reduction": reduction,
-        "normalize": options["normalize"],
-        "candidates given": candidates is not None,
-        "requires_grad": wanting_gradients(leaves),
-        **numbers(group, {"scale": options["scale"]}),
-    }
-
-
-def _gathered(shards: Shards, given: dict[str, Any]) -> Labelled:
-    """This rank's rows, and the candidates of all ranks."""
-    embeddings, labels = given["embeddings"], given["labels"].to(given["embeddings"].device)
-    source = "embeddings" if given["candidates"] is None else "candidates"
-    counts, dtype = shards.counts[source], input_dtype(embeddings)
-    source_labels = labels if source == "embeddings" else given["candidate_labels"].to(embeddings.device)
-    candidates = collectives.gather(given[source], counts, shards.group, dtype)
-    candidate_labels = collectives.gather_constant(source_labels, counts, shards.group)
-    own = None
-    if source == "embeddings":
-        own = row_numbers(len(embeddings), embeddings.device) + shards.first("embeddings")
-    return Labelled(embeddings, labels, candidates, candidate_labels, own)

@@ -13,15 +13,15 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree, local_rows, shard_rows, wanting_gradients, with_a_row
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.shards import agree, facts_of_embeddings, facts_of_leaves, local_rows, with_a_row
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
-from fastqt.targets import Rolled, TargetRows, Targets, TargetsLike, given_or_window
+from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
+FUNCTION = "fastqt.max_margin_loss"
 MARGIN_DIAGONALS: tuple[str, ...] = get_args(MarginDiagonal)
 CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
@@ -77,22 +77,44 @@ def max_margin_loss(
     Source: the max-margin objective that Logeswaran and Lee (arXiv:1803.02893) compare theirs with.
     """
     operator = given_or_window(targets, context_size, document_ids)
-    options = margin, diagonal, normalize
-    if group is not None:
-        return _over_group(as_group(group), queries, candidates, operator, *options, reduction)
-    check_embeddings(queries=queries, candidates=candidates)
-    _check_options(queries, *options, reduction)
-    p = _problem(queries, candidates, operator, *options)
-    return autograd.loss_of(p, reduction, MAX_MARGIN, "fastqt.max_margin_loss")
 
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal queries, candidates
+        queries, candidates = (
+            local_rows(ranks, "queries", queries),
+            local_rows(ranks, "candidates", candidates),
+        )
+        check_embeddings(queries=with_a_row(ranks, queries), candidates=with_a_row(ranks, candidates))
+        check_option("diagonal", diagonal, MARGIN_DIAGONALS)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_number("margin", margin, dtype=queries.dtype)
+        check_flag("normalize", normalize)
+        if ranks is not None:
+            operator.check_queries(len(queries))
+        return {"queries": len(queries), "candidates": len(candidates)}
 
-def _check_options(
-    queries: Tensor, margin: float, diagonal: MarginDiagonal, normalize: bool, reduction: Reduction
-) -> None:
-    check_option("diagonal", diagonal, MARGIN_DIAGONALS)
-    check_option("reduction", reduction, REDUCTIONS)
-    check_number("margin", margin, dtype=queries.dtype)
-    check_flag("normalize", normalize)
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        return {
+            **facts_of_embeddings(queries),
+            "targets": operator.kind(),
+            "reduction": reduction,
+            "diagonal": diagonal,
+            "normalize": normalize,
+            "margin": float(margin),
+            **facts_of_leaves(ranks, {"queries": queries, "candidates": candidates}),
+        }
+
+    batch = agree(group, FUNCTION, check, facts)
+    # A rank's own candidates come first, and with them the diagonal.
+    columns = batch.rolled(batch.gather(candidates, "candidates"), "queries")
+
+    def loss(part: str) -> Tensor:
+        local = batch.targets(operator, "queries", "candidates")
+        local = batch.own_first(local, diagonal, "queries", "candidates")
+        p = _problem(queries, columns, local, margin, diagonal, normalize)
+        return autograd.loss_of(p, part, MAX_MARGIN, FUNCTION)
+
+    return batch.loss(reduction, (queries, columns), loss, of="queries")
 
 
 def _problem(
@@ -113,61 +135,15 @@ def _problem(
     if normalize:
         queries, candidates = F.normalize(queries, dim=1), F.normalize(candidates, dim=1)
     return MaxMarginProblem(
-        *(queries, candidates, rows.starts, rows.columns, rows.weights, rows.dense),
-        float(margin),
-        diagonal == "exclude",
+        queries=queries,
+        candidates=candidates,
+        starts=rows.starts,
+        columns=rows.columns,
+        weights=rows.weights,
+        dense=rows.dense,
+        margin=float(margin),
+        without_diagonal=diagonal == "exclude",
     )
-
-
-def _over_group(
-    group: Group,
-    queries: Tensor,
-    candidates: Tensor,
-    operator: Targets,
-    margin: float,
-    diagonal: MarginDiagonal,
-    normalize: bool,
-    reduction: Reduction,
-) -> Tensor:
-    """The loss of all ranks' queries, from the candidates of all ranks."""
-
-    def check() -> tuple[dict[str, int], dict[str, Hashable]]:
-        nonlocal queries, candidates
-        queries, candidates = local_rows("queries", queries), local_rows("candidates", candidates)
-        check_embeddings(queries=with_a_row(group, queries), candidates=with_a_row(group, candidates))
-        _check_options(queries, margin, diagonal, normalize, reduction)
-        operator.check_queries(len(queries))
-        return {"queries": len(queries), "candidates": len(candidates)}, {
-            "width": queries.shape[1],
-            "dtype": str(queries.dtype),
-            "device": queries.device.type,
-            "targets": operator.kind(),
-            "reduction": reduction,
-            "diagonal": diagonal,
-            "normalize": normalize,
-            "margin": float(margin),
-            "requires_grad": wanting_gradients({"queries": queries, "candidates": candidates}),
-        }
-
-    shards = agree(group, "fastqt.max_margin_loss", check)
-    group = shards.group
-    first, N = shards.first("queries"), shards.total("queries")
-    # A rank's own candidates come first, and with them the diagonal.
-    columns = collectives.gather(candidates, shards.counts["candidates"], group).roll(-first, 0)
-    operator = Rolled(operator.of_shard(shard_rows(shards, "queries", "candidates")), first)
-    with shards.agreeing():
-        if len(columns) < N and diagonal != "keep":
-            raise ValueError(
-                f"diagonal: want 'keep' in a group with more queries (N={N}) than candidates "
-                f"(M={len(columns)}), got 'exclude'"
-            )
-        if not len(queries):
-            local = collectives.nothing((queries, columns), reduction)
-        else:
-            p = _problem(queries, columns, operator, margin, diagonal, normalize)
-            of_rank = "none" if reduction == "none" else "sum"
-            local = autograd.loss_of(p, of_rank, MAX_MARGIN, "fastqt.max_margin_loss")
-    return collectives.reduced(local, reduction, N, group)
 
 
 class MaxMarginNeeds(NamedTuple):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from collections.abc import Hashable
+from functools import partial
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, is_traced, shown
-from fastqt.distributed import collectives
-from fastqt.distributed.group import GroupLike, as_group
-from fastqt.distributed.shards import Shards, agree_on_rows, local_rows
+from fastqt.checks import check_number, check_option, check_scale, is_traced, shown
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
@@ -20,6 +21,7 @@ from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixP
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
 
+FUNCTION = "fastqt.mixcse_loss"
 FORMS: tuple[str, ...] = get_args(MixForm)
 PARTNERS: tuple[str, ...] = get_args(MixPartner)
 BLOCKS: tuple[str, ...] = get_args(MixBlocks)
@@ -86,10 +88,8 @@ def mixcse_loss(
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).
     """
-    if group is None:
-        check_embeddings(z1=z1, z2=z2)
 
-    def check() -> dict[str, Any]:
+    def check(n: int) -> dict[str, Hashable]:
         check_option("form", form, FORMS)
         check_option("partner", partner, PARTNERS)
         check_option("blocks", blocks, BLOCKS)
@@ -101,38 +101,66 @@ def mixcse_loss(
         if form == "slides":
             check_released_alone(blocks, masked_cell, hard_negative_weight)
         Mixed(mix)  # refuses a mix outside 0..1
-        given = {"form": form, "partner": partner, "blocks": blocks, "masked_cell": masked_cell}
-        numbers = {"mix": float(mix), "hard_negative_weight": float(hard_negative_weight)}
-        return {**given, "reduction": reduction, "stop_gradient": stop_gradient, **numbers}
+        return {
+            "form": form,
+            "partner": partner,
+            "blocks": blocks,
+            "masked_cell": masked_cell,
+            "reduction": reduction,
+            "stop_gradient": stop_gradient,
+            "mix": float(mix),
+            "hard_negative_weight": float(hard_negative_weight),
+        }
 
-    options: dict[str, Any] = {"scale": scale, "memory": memory, "backend": backend}
-    flags = _Flags(blocks == "both", masked_cell, hard_negative_weight, stop_gradient)
-    if group is not None:
-        shards = agree_on_rows(as_group(group), "fastqt.mixcse_loss", check, {"scale": scale}, z1=z1, z2=z2)
-        z1, z2 = local_rows("z1", z1), local_rows("z2", z2)
-        in_ranks = _in_ranks_slides if form == "slides" else _in_ranks_released
-        return in_ranks(shards, z1, z2, mix, flags, partner, generator, reduction, options)
-    check()
-    N = len(z1)
-    if len(z2) != N or N < 2:
-        raise ValueError(f"z2: want two views of at least 2 sentences, got {N} and {len(z2)} rows")
-    order = random_order(N, z1.device, generator) if partner == "random" else None
+    batch, (z1, z2) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, z1=z1, z2=z2)
+    n, N, first = len(z1), batch.total(), batch.first()
+    if N < 2:
+        raise ValueError(f"z2: want two views of at least 2 sentences, got {N}")
+    order = None
+    if partner == "random":
+        order = batch.of_first_rank(random_order(N, z1.device, generator))
+
     if form == "slides":
-        partners = _partners(order, N, z1.device)
-        negatives = Mixed(mix, partners) if stop_gradient else _mixed(unit_rows(z2), mix, partners)
+        partners = _partners(order, N, z1.device)[first : first + n]
+        negatives: Mixed | Tensor = Mixed(mix, partners)
+        if not stop_gradient:
+            own = unit_rows(z2)
+            negatives = unit_rows(mix * own + (1 - mix) * batch.gather(own)[partners])
         return contrastive_loss(
-            *(z1, z2, Diagonal()),
-            **options,
+            z1,
+            z2,
+            Diagonal(),
             diagonal="keep",
+            scale=scale,
             normalize=True,
             row_negatives=negatives,
             reduction=reduction,
+            memory=memory,
+            backend=backend,
+            group=group,
         )
-    if not is_traced(z1, z2):
-        loss = _in_three_blocks(z1, z2, mix, flags, order, reduction, options)
+
+    released = _Released(
+        mix, scale, blocks == "both", masked_cell, hard_negative_weight, stop_gradient, memory, backend
+    )
+    if group is None and not is_traced(z1, z2):
+        loss = _in_three_blocks(z1, z2, released, order, reduction)
         if loss is not None:
             return loss
-    return reduce(_composed(z1, z2, mix, flags, _partners(order, N, z1.device), options), reduction)
+
+    # This rank's sentences are the first of all for it.
+    partners = (_partners(order, N, z1.device).roll(-first) - first) % N
+    second = batch.gather_own_first(z2)
+    mixtures = None
+    if released.both:
+        whole = z1.detach() if stop_gradient else z1
+        others = batch.gather_own_first(whole)[partners[:n]]
+        mixtures = unit_rows(mix * whole + (1 - mix) * others)
+
+    def losses(part: str) -> Tensor:
+        return reduce(_composed(unit_rows(z1), mixtures, second, released, partners), part)
+
+    return batch.loss(reduction, (z1, second, mixtures, scale), losses)
 
 
 def drawn_partners(N: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
@@ -151,83 +179,80 @@ def check_released_alone(blocks: MixBlocks, masked_cell: MaskedCell, hard_negati
             raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(value)}")
 
 
-class _Flags(NamedTuple):
-    """The options of the released form alone."""
+class _Released(NamedTuple):
+    """The options of the released form."""
 
+    mix: float
+    scale: float | Tensor
     both: bool  # whether the third block is there
     masked_cell: MaskedCell
     hard_negative_weight: float
     stop_gradient: bool
+    memory: Memory
+    backend: Backend | None
 
 
 def _in_three_blocks(
     z1: Tensor,
     z2: Tensor,
-    mix: float,
-    flags: _Flags,
+    o: _Released,
     order: Tensor | None,  # (N,): each row's partner is the next one in it; None for the order as it is
     reduction: Reduction,
-    options: dict[str, Any],
 ) -> Tensor | None:
     """The released form as one problem; None where the engine has no computation for it."""
+    if order is not None:
+        z1, z2 = z1[order], z2[order]
     p = three_block_problem(
-        *((z1, z2) if order is None else (z1[order], z2[order])),
-        mix,
-        options["scale"],
-        third_block=flags.both,
-        masks_excluded=flags.masked_cell == "exclude",
-        own_mixture_weight=flags.hard_negative_weight,
-        stop_gradient=flags.stop_gradient,
-        memory=options["memory"],
+        z1,
+        z2,
+        o.mix,
+        o.scale,
+        third_block=o.both,
+        masks_excluded=o.masked_cell == "exclude",
+        own_mixture_weight=o.hard_negative_weight,
+        stop_gradient=o.stop_gradient,
+        memory=o.memory,
     )
-    engine = engines.choose(options["backend"], p, p.queries.dtype)
+    engine = engines.choose(o.backend, p, p.queries.dtype)
     if not engine.computes(p):
         return None
-    computed = engine.dtype_for(p, p.queries.dtype)
-    p.queries, p.candidates = p.queries.to(computed), p.candidates.to(computed)
-    loss = autograd.loss_of(p, reduction, engine.name, "fastqt.mixcse_loss")
+    dtype = engine.dtype_for(p, p.queries.dtype)
+    p.queries, p.candidates = p.queries.to(dtype), p.candidates.to(dtype)
+    loss = autograd.loss_of(p, reduction, engine.name, FUNCTION)
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
     return loss
 
 
 def _composed(
-    z1: Tensor, z2: Tensor, mix: float, flags: _Flags, partners: Tensor, options: dict[str, Any]
-) -> Tensor:
-    """The released form's loss of each row, from the logsumexp of each block."""
-    a = _mixed(z1, mix, partners) if flags.both else None
-    return _composed_rows(unit_rows(z1), a, z2, mix, flags, partners, options)
-
-
-def _composed_rows(
     z1: Tensor,  # (n, D), of norm 1
     a: Tensor | None,  # (n, D), of norm 1: their mixtures, for the third block
     z2: Tensor,  # (N, D), of which the first n belong to z1
-    mix: float,
-    flags: _Flags,
+    o: _Released,
     partners: Tensor,  # (N,)
-    options: dict[str, Any],
 ) -> Tensor:
-    """The losses of the first n of N sentences."""
-    n, m = len(z1), _mixed(z2, mix, partners)
-    if flags.stop_gradient:
+    """The released form's losses of the first n of N sentences, from the logsumexp of each block."""
+    n, m = len(z1), unit_rows(o.mix * z2 + (1 - o.mix) * z2[partners])
+    if o.stop_gradient:
         a, m = None if a is None else a.detach(), m.detach()
     z2 = unit_rows(z2)
+
     # The columns are put into an order in which the masked cells, m_j with partner i and z2_j of a_i's
     # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
     rows = row_numbers(len(z2), z2.device)
     before = torch.empty_like(partners).scatter_(0, partners, rows)
-    others = [log_sum_exp(z1, z2, diagonal="exclude", **options)]
+    sums = partial(log_sum_exp, scale=o.scale, memory=o.memory, backend=o.backend)
+    others = [sums(z1, z2, diagonal="exclude")]
 
     def add_block(queries: Tensor, candidates: Tensor, own: Tensor) -> None:
-        without_own: dict[str, Any] = {"query_groups": own, "candidate_groups": rows}
-        others.append(log_sum_exp(queries, candidates, diagonal=flags.masked_cell, **without_own, **options))
-        others.append(scores(queries, candidates[own], options["scale"]) + flags.hard_negative_weight)
+        block = sums(queries, candidates, diagonal=o.masked_cell, query_groups=own, candidate_groups=rows)
+        others.append(block)
+        others.append(scores(queries, candidates[own], o.scale) + o.hard_negative_weight)
 
     add_block(z1, m[before], partners[:n])
     if a is not None:
         add_block(a, z2[partners], before[:n])
-    return joined_loss(scores(z1, z2[:n], options["scale"]), others)
+    return joined_loss(scores(z1, z2[:n], o.scale), others)
 
 
 def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
@@ -235,80 +260,3 @@ def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:
     if order is None:
         order = row_numbers(N, device)
     return torch.empty_like(order).scatter_(0, order, order.roll(-1))
-
-
-def _mixed(x: Tensor, mix: float, partners: Tensor) -> Tensor:
-    return unit_rows(mix * x + (1 - mix) * x[partners])
-
-
-def _in_ranks_slides(
-    shards: Shards,
-    z1: Tensor,
-    z2: Tensor,
-    mix: float,
-    flags: _Flags,
-    partner: MixPartner,
-    generator: torch.Generator | None,
-    reduction: Reduction,
-    options: dict[str, Any],
-) -> Tensor:
-    """The slides' form of all ranks' sentences."""
-    group, first, n = shards.group, shards.first("rows"), len(z1)
-    partners = _partners_of_ranks(shards, partner, generator, z1.device)[first : first + n]
-    negatives: Mixed | Tensor = Mixed(mix, partners)
-    if not flags.stop_gradient:
-        own = unit_rows(z2)
-        others = collectives.gather(own, shards.counts["rows"], group)[partners]
-        negatives = unit_rows(mix * own + (1 - mix) * others)
-    return contrastive_loss(
-        *(z1, z2, Diagonal()),
-        **options,
-        diagonal="keep",
-        normalize=True,
-        row_negatives=negatives,
-        reduction=reduction,
-        group=group,
-    )
-
-
-def _in_ranks_released(
-    shards: Shards,
-    z1: Tensor,
-    z2: Tensor,
-    mix: float,
-    flags: _Flags,
-    partner: MixPartner,
-    generator: torch.Generator | None,
-    reduction: Reduction,
-    options: dict[str, Any],
-) -> Tensor:
-    """The released form of all ranks' sentences, each rank's own being the first of all for it."""
-    group, counts, N = shards.group, shards.counts["rows"], shards.total("rows")
-    partners = _partners_of_ranks(shards, partner, generator, z1.device)
-    partners = (partners.roll(-shards.first("rows")) - shards.first("rows")) % N
-    second = collectives.gather_own_first(z2, counts, group)
-    a = None
-    if flags.both:
-        whole = z1.detach() if flags.stop_gradient else z1
-        others = collectives.gather_own_first(whole, counts, group)[partners[: len(z1)]]
-        a = unit_rows(mix * whole + (1 - mix) * others)
-    with shards.agreeing():
-        if not len(z1):
-            local = collectives.nothing((z1, second, a, options["scale"]), reduction)
-        else:
-            rows = _composed_rows(unit_rows(z1), a, second, mix, flags, partners, options)
-            local = rows if reduction == "none" else rows.sum()
-    return collectives.reduced(local, reduction, N, group)
-
-
-def _partners_of_ranks(
-    shards: Shards, partner: MixPartner, generator: torch.Generator | None, device: torch.device
-) -> Tensor:
-    """The partner of each row of all ranks, (N,), the same on all of them."""
-    N = shards.total("rows")
-    if N < 2:
-        raise ValueError(f"z2: want two views of at least 2 sentences on all ranks, got {N}")
-    if partner == "next":
-        return _partners(None, N, device)
-    order = random_order(N, device, generator)
-    return _partners(collectives.of_first_rank(order, shards.group), N, device)

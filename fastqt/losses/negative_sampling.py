@@ -13,14 +13,14 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
 from fastqt.checks import INTEGERS, as_ids, check_embeddings, check_option, check_scale, check_tensor, require
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
+FUNCTION = "fastqt.negative_sampling_loss"
 CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
 
 
@@ -72,18 +72,27 @@ def negative_sampling_loss(
     Source: Mikolov et al., "Distributed representations of words and phrases and their compositionality"
     (2013), equation 4.
     """
-    given = queries, candidates, positives, negatives, scale
-    if group is not None:
-        return _over_group(as_group(group), *given, reduction)
-    check_option("reduction", reduction, REDUCTIONS)
-    check_embeddings(queries=queries, candidates=candidates)
-    return autograd.loss_of(_problem(*given), reduction, NEGATIVE_SAMPLING, "fastqt.negative_sampling_loss")
+
+    def check(n: int) -> dict[str, Hashable]:
+        check_option("reduction", reduction, REDUCTIONS)
+        check_scale(scale, queries.dtype)
+        # A rank without queries has nothing to compare the candidates with.
+        check_embeddings(**({"queries": queries} if n else {}), candidates=candidates)
+        return {"reduction": reduction, "candidates": len(candidates)}
+
+    leaves = {"candidates": candidates, "scale": scale}
+    batch, (queries,) = agree_on_rows(group, FUNCTION, check, leaves, queries=queries)
+
+    def loss(part: str) -> Tensor:
+        p = _problem(queries, candidates, positives, negatives, scale)
+        return autograd.loss_of(p, part, NEGATIVE_SAMPLING, FUNCTION)
+
+    return batch.loss(reduction, (queries, candidates, scale), loss)
 
 
 def _problem(
     queries: Tensor, candidates: Tensor, positives: Tensor, negatives: Tensor, scale: float | Tensor
 ) -> NegativeSamplingProblem:
-    check_scale(scale, queries.dtype)
     N, M = len(queries), len(candidates)
     positives = as_ids("positives", positives).to(queries.device)
     if len(positives) != N:
@@ -93,48 +102,13 @@ def _problem(
         raise ValueError(f"negatives: want shape ({N}, K), got {tuple(negatives.shape)}")
     if negatives.dtype not in INTEGERS:
         raise TypeError(f"negatives: want an integer dtype, got {negatives.dtype}")
+
     cells = torch.cat([positives[:, None], negatives.to(queries.device).long()], 1)
     require(((cells >= 0) & (cells < M)).all(), f"positives, negatives: want values in 0..{M - 1}", cells)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     if not isinstance(scale, Tensor):
         scale = torch.tensor(scale, dtype=torch.float64, device=queries.device)
     return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), scale.to(queries.device), cells)
-
-
-def _over_group(
-    group: Group,
-    queries: Tensor,
-    candidates: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-    scale: float | Tensor,
-    reduction: Reduction,
-) -> Tensor:
-    """The loss of all ranks' queries."""
-
-    def facts() -> dict[str, Hashable]:
-        check_option("reduction", reduction, REDUCTIONS)
-        check_scale(scale, queries.dtype)
-        check_embeddings(candidates=candidates)
-        if candidates.shape[1] != queries.shape[1] or candidates.dtype != queries.dtype:
-            raise ValueError(
-                f"candidates: want width {queries.shape[1]} and {queries.dtype} as queries, "
-                f"got {candidates.shape[1]} and {candidates.dtype}"
-            )
-        return {"reduction": reduction, "candidates": len(candidates)}
-
-    leaves = {"candidates": candidates, "scale": scale}
-    name = "fastqt.negative_sampling_loss"
-    shards = agree_on_rows(group, name, facts, leaves, queries=queries)
-    queries = local_rows("queries", queries)
-    of_rank = "none" if reduction == "none" else "sum"
-    with shards.agreeing():
-        if len(queries):
-            p = _problem(queries, candidates, positives, negatives, scale)
-            local = autograd.loss_of(p, of_rank, NEGATIVE_SAMPLING, name)
-        else:
-            local = collectives.nothing((queries, candidates, scale), of_rank)
-    return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
 
 
 class NegativeSamplingNeeds(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
-from fastqt.losses.labelled import loss_from_labels
+from fastqt.losses.labelled import Scoring, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
 
 
@@ -56,10 +56,7 @@ def ntxent_loss(
     al., "A simple framework for contrastive learning of visual representations" (2020), over all pairs of
     equal labels, as the library pytorch-metric-learning has it.
     """
+    scoring = Scoring(scale, normalize, memory, backend)
     return loss_from_labels(
-        *("ntxent", embeddings, labels, candidates, candidate_labels, reduction, group),
-        scale=scale,
-        normalize=normalize,
-        memory=memory,
-        backend=backend,
+        "ntxent", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
     )

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd import transformed
-from fastqt.checks import check_not_recorded, input_dtype, is_traced
+from fastqt.checks import check_not_recorded, is_traced
 from fastqt.distributed import collectives
-from fastqt.distributed.shards import Shards
+from fastqt.distributed.batch import Batch
 from fastqt.engines import computation, plans
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import scores
-from fastqt.options import Backend, Memory
+from fastqt.options import Backend, DiagonalMode, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
 
 
@@ -31,14 +31,14 @@ class Walk(NamedTuple):
     Attributes:
         scale: 1 / temperature, a number or 0-d tensor.
         memory, backend: as of `contrastive_loss`.
-        shards: how the rows lie on ranks; None for one process.
+        batch: how the rows lie on ranks.
         function: the public function, which errors name.
     """
 
     scale: float | Tensor
     memory: Memory
     backend: Backend | None
-    shards: Shards | None
+    batch: Batch
     function: str
 
 
@@ -82,16 +82,25 @@ def others_than_own(rows: Tensor, columns: Tensor, walk: Walk, negatives: Tensor
     return sums_of(rows, columns, walk, diagonal="exclude", negatives=negatives)
 
 
-def sums_of(rows: Tensor, columns: Tensor, walk: Walk, **options: Any) -> Tensor:
+def sums_of(
+    rows: Tensor,
+    columns: Tensor,
+    walk: Walk,
+    diagonal: DiagonalMode = "keep",
+    negatives: Tensor | None = None,
+) -> Tensor:
     """`log_sum_exp`, (n,), also of a rank that has no rows."""
     if not len(rows):
-        return collectives.nothing((rows, columns, options.get("negatives"), walk.scale), "none")
-    return log_sum_exp(rows, columns, scale=walk.scale, memory=walk.memory, backend=walk.backend, **options)
-
-
-def gathered(rows: Tensor, shards: Shards) -> Tensor:
-    """The rows of all ranks, this rank's first."""
-    return collectives.gather_own_first(rows, shards.counts["rows"], shards.group, input_dtype(rows))
+        return collectives.nothing((rows, columns, negatives, walk.scale), "none")
+    return log_sum_exp(
+        rows,
+        columns,
+        diagonal=diagonal,
+        scale=walk.scale,
+        negatives=negatives,
+        memory=walk.memory,
+        backend=walk.backend,
+    )
 
 
 def shares_scores(rows: Tensor, total: int, walk: Walk) -> bool:
@@ -130,8 +139,7 @@ class _PairedSums(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         p = ClipProblem(rows, columns, walk.scale, walk.memory, pairs=len(rows))
         positive, row_others, column_others = computation(engine, p).sums(p)
-        if walk.shards is not None:
-            column_others = _added_up(column_others, walk.shards)
+        column_others = walk.batch.log_add_up(column_others)
         ctx.engine, ctx.walk = engine, _without_scale(walk, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
         return positive, row_others, column_others[: len(rows)].clone()
@@ -142,12 +150,14 @@ class _PairedSums(torch.autograd.Function):
         check_not_recorded(walk.function)
         rows, columns, row_others, column_others, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
-        if walk.shards is not None:
-            of_columns = _everyones(of_columns, walk.shards)
+        of_columns = walk.batch.gather_constant_own_first(of_columns)
         p = ClipProblem(rows, columns, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
         _, _, *wanted = ctx.needs_input_grad
         found = computation(ctx.engine, p).gradients_from(
-            *(p, _side(row_others, of_rows), _side(column_others, of_columns), of_pairs.double()),
+            p,
+            _side(row_others, of_rows),
+            _side(column_others, of_columns),
+            of_pairs.double(),
             Needs(queries=wanted[0], candidates=wanted[1], scale=any(wanted[2:])),
         )
         of_scale = [None if found.scale is None else found.scale.to(x) for x in scale]
@@ -169,9 +179,7 @@ class _OwnSums(torch.autograd.Function):
         check_not_recorded(walk.function)
         rows, all_rows, sums, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
-        every = own
-        if walk.shards is not None:
-            every = ClipSide(*(_everyones(x, walk.shards) for x in own))
+        every = ClipSide(*(walk.batch.gather_constant_own_first(x) for x in own))
         p = ClipProblem(rows, all_rows, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
@@ -190,15 +198,3 @@ _own_sums: Callable[..., Tensor] = _OwnSums.apply
 def _without_scale(walk: Walk, scale: tuple[Tensor, ...]) -> Walk:
     """A tensor is saved by autograd, which notices changes in place and frees it."""
     return walk._replace(scale=1.0) if scale else walk
-
-
-def _added_up(column_others: Tensor, shards: Shards) -> Tensor:
-    """The logsumexps of all ranks' rows in each column, whose order is that of `gather_own_first`."""
-    first = shards.first("rows")
-    return collectives.log_add_up(column_others.roll(first, 0), shards.group).roll(-first, 0)
-
-
-def _everyones(own: Tensor, shards: Shards) -> Tensor:
-    """What every rank has for its rows, this rank's first."""
-    gathered = collectives.gather_constant(own, shards.counts["rows"], shards.group)
-    return gathered.roll(-shards.first("rows"), 0)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_embeddings
-from fastqt.distributed import collectives, faults
-from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.checks import input_dtype
+from fastqt.distributed.group import GroupLike
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.common import joined_loss, row_numbers, scores
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.paired_sums import (
     Walk,
-    gathered,
     others_than_own,
     own_sums,
     paired_sums,
@@ -27,7 +26,7 @@ from fastqt.losses.paired_sums import (
 )
 from fastqt.losses.ranking_options import Options, checked_directions
 from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
-from fastqt.problem import loss_dtype, reduce, unit_rows
+from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
 
 FUNCTION = "fastqt.multiple_negatives_ranking_loss"
@@ -112,20 +111,35 @@ def multiple_negatives_ranking_loss(
         memory=memory,
         backend=backend,
     )
-    if group is not None:
-        return _over_group(as_group(group), queries, columns, o)
-    named = {"queries": queries} | {_name(i): x for i, x in enumerate(columns)}
-    check_embeddings(**named)
-    o.check(queries)
-    for i, x in enumerate(columns):
-        if len(x) != len(queries):
-            raise ValueError(f"{_name(i)}: want a row for each of N={len(queries)} queries, got {len(x)}")
-    simple = _of_one_call(queries, columns, o, None)
+    names = [f"documents[{i}]" if i else "documents" for i in range(len(columns))]
+
+    def check(n: int) -> dict[str, Hashable]:
+        o.check(queries)
+        return {
+            "normalize": o.normalize,
+            "directions": o.directions,
+            "partition_mode": o.partition_mode,
+            "hardness_mode": o.hardness_mode,
+            "hardness_strength": float(o.hardness_strength),
+            "reduction": o.reduction,
+        }
+
+    batch, own = agree_on_rows(
+        group, FUNCTION, check, {"scale": scale}, queries=queries, **dict(zip(names, columns, strict=True))
+    )
+    simple = _of_one_call(own[0], own[1:], o, group)
     if simple is not None:
         return simple
-    rows = [unit_rows(x) for x in (queries, *columns)] if normalize else [queries, *columns]
-    losses = _row_losses(_Rows(rows, rows, o, Walk(scale, memory, backend, None, FUNCTION)))
-    return reduce(losses, reduction).to(loss_dtype(queries))
+
+    own = [unit_rows(x) for x in own] if normalize else own
+    walk = Walk(scale, memory, backend, batch, FUNCTION)
+    with batch.agreeing():
+        has_walks = shares_scores(own[0], batch.total(), walk)
+    every = [_all_queries(own[0], o, walk, has_walks)]
+    every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in own[1:]]
+    with batch.leaving_word():
+        losses = _row_losses(_Rows(own, every, o, walk))
+    return batch.reduced(losses, reduction).to(loss_dtype(own[0]))
 
 
 def _columns(documents: object) -> tuple[Tensor, ...]:
@@ -136,34 +150,53 @@ def _columns(documents: object) -> tuple[Tensor, ...]:
     return tuple(documents)
 
 
-def _name(i: int) -> str:
-    return f"documents[{i}]" if i else "documents"
-
-
 def _of_one_call(
-    queries: Tensor, documents: Sequence[Tensor], o: Options, group: Group | None
+    queries: Tensor, documents: Sequence[Tensor], o: Options, group: GroupLike | None
 ) -> Tensor | None:
     """The loss as one softmax over candidates or as CLIP's; None if it is neither."""
-    options: dict[str, Any] = {"scale": o.scale, "normalize": o.normalize, "reduction": o.reduction}
-    options |= {"memory": o.memory, "backend": o.backend, "group": group}
     positives, *others = documents
+    negatives = torch.cat(others) if others else None
     if o.hardness is not None:
         return None
     if o.directions == ("query_to_doc",):
-        negatives = torch.cat(others) if others else None
-        return info_nce_loss(queries, positives, negatives=negatives, **options)
-    if o.partition_mode == "per_direction":
-        return None if others else clip_loss(queries, positives, **options)
+        return info_nce_loss(
+            queries,
+            positives,
+            scale=o.scale,
+            normalize=o.normalize,
+            negatives=negatives,
+            reduction=o.reduction,
+            memory=o.memory,
+            backend=o.backend,
+            group=group,
+        )
+    if o.partition_mode == "per_direction" and negatives is None:
+        return clip_loss(
+            queries,
+            positives,
+            scale=o.scale,
+            normalize=o.normalize,
+            reduction=o.reduction,
+            memory=o.memory,
+            backend=o.backend,
+            group=group,
+        )
     if o.directions == ("query_to_doc", "query_to_query") and group is None:
         # A query leaves its own softmax as one of its group, in which its positive stays as a target.
         ids = row_numbers(len(queries), queries.device)
         return contrastive_loss(
-            *(queries, torch.cat([positives, queries]), Pairs()),
+            queries,
+            torch.cat([positives, queries]),
+            Pairs(),
             diagonal="keep",
-            negatives=torch.cat(others) if others else None,
+            scale=o.scale,
+            normalize=o.normalize,
+            negatives=negatives,
             query_groups=ids,
             candidate_groups=torch.cat([ids, ids]),
-            **options,
+            reduction=o.reduction,
+            memory=o.memory,
+            backend=o.backend,
         )
     return None
 
@@ -265,39 +298,12 @@ def _with_gradient_times(x: Tensor, factor: float | Tensor) -> Tensor:
     return x + (more - more.detach())
 
 
-def _over_group(group: Group, queries: Tensor, documents: Sequence[Tensor], o: Options) -> Tensor:
-    """The loss of all ranks' queries."""
-
-    def check() -> dict[str, Hashable]:
-        o.check(queries)
-        names = ("normalize", "directions", "partition_mode", "hardness_mode", "reduction")
-        facts: dict[str, Hashable] = {name: getattr(o, name) for name in names}
-        return facts | {"hardness_strength": float(o.hardness_strength)}
-
-    named = {_name(i): x for i, x in enumerate(documents)}
-    shards = agree_on_rows(group, FUNCTION, check, {"scale": o.scale}, queries=queries, **named)
-    own = [local_rows("queries", queries), *(local_rows(name, x) for name, x in named.items())]
-    simple = _of_one_call(own[0], own[1:], o, shards.group)
-    if simple is not None:
-        return simple
-    own = [unit_rows(x) for x in own] if o.normalize else own
-    walk = Walk(o.scale, o.memory, o.backend, shards, FUNCTION)
-    with shards.agreeing():
-        has_walks = shares_scores(own[0], shards.total("rows"), walk)
-    every = [_all_queries(own[0], o, walk, has_walks), *(gathered(x, shards) for x in own[1:])]
-    with faults.leaving_word(shards.group):
-        losses = _row_losses(_Rows(own, every, o, walk))
-    local = losses if o.reduction == "none" else losses.sum()
-    whole = collectives.reduced(local, o.reduction, shards.total("rows"), shards.group)
-    return whole.to(loss_dtype(queries))
-
-
 def _all_queries(queries: Tensor, o: Options, walk: Walk, has_walks: bool) -> Tensor:
     """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
-    assert walk.shards is not None
+    gather = partial(walk.batch.gather_own_first, dtype=input_dtype(queries))
     among_queries = "query_to_query" in o.directions
     if among_queries and not has_walks:
-        return gathered(queries, walk.shards)
+        return gather(queries)
     if "doc_to_query" in o.directions and not (has_walks and _shares_scores(o)):
-        return gathered(queries, walk.shards)
-    return gathered(queries.detach(), walk.shards) if among_queries else queries
+        return gather(queries)
+    return gather(queries.detach()) if among_queries else queries

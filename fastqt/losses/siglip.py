@@ -8,7 +8,7 @@ from fastqt.checks import check_embeddings, check_paired
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import sigmoid_loss
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.targets import Diagonal, Pairs
+from fastqt.targets import Pairs
 
 
 def siglip_loss(
@@ -50,13 +50,13 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
-    if group is None:
+    if group is None:  # The names are those of this loss.
         check_embeddings(a=a, b=b)
-        check_paired("a", a.shape[0], "b", b.shape[0])
+        check_paired("a", len(a), "b", len(b))
     return sigmoid_loss(
         a,
         b,
-        Diagonal() if group is None else Pairs(),
+        Pairs(),
         scale=scale,
         bias=bias,
         normalize=normalize,

@@ -7,16 +7,16 @@ of a row's scores is its score with the mean of the candidates.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_number
-from fastqt.distributed import collectives
-from fastqt.distributed.shards import Shards
+from fastqt.distributed.batch import Batch
 from fastqt.losses.common import scores
 from fastqt.options import TargetReduction
-from fastqt.problem import loss_dtype, reduce
+from fastqt.problem import loss_dtype
 
 
 def check_label_smoothing(value: object) -> None:
@@ -30,43 +30,32 @@ def check_label_smoothing(value: object) -> None:
 def smoothing_loss(
     label_smoothing: float,
     queries: Tensor,
-    candidates: Tensor,
-    negatives: Tensor | None = None,
+    columns: Sequence[Tensor],
+    batch: Batch,
     *,
     scale: float | Tensor,
     normalize: bool,
     reduction: TargetReduction,
-    shards: Shards | None = None,
 ) -> Tensor:
     """What label smoothing adds to the loss of queries among candidates and negatives; checked arguments.
 
     Args:
         label_smoothing: the share of the mass that is spread.
-        queries, candidates: (N, D), (M, D), this rank's; candidate i belongs to query i.
-        negatives: (K, D) further candidates.
+        queries: (N, D), this rank's.
+        columns: this rank's candidates (M, D), of which candidate i belongs to query i, and further ones.
+        batch: the rows of all ranks.
         scale, normalize, reduction: as of `contrastive_loss`.
-        shards: how the rows lie on the ranks of a group.
     """
     dtype = loss_dtype(queries)
-    given = (x.to(dtype) for x in (queries, candidates, negatives) if x is not None)
-    queries, *columns = (F.normalize(x, dim=1) for x in given) if normalize else given
-    mean = _mean_of(columns, shards)
+    embeddings = [x.to(dtype) for x in (queries, *columns)]
+    queries, *columns = (F.normalize(x, dim=1) for x in embeddings) if normalize else embeddings
+    mean = _mean_of(columns, batch)
     rows = label_smoothing * scores(queries, columns[0][: len(queries)] - mean, scale)
-    reduction = "mean" if reduction == "mean_of_targets" else reduction  # Every row has a target.
-    if shards is None:
-        return reduce(rows, reduction)
-    local = rows if reduction == "none" else rows.sum()
-    return collectives.reduced(local, reduction, shards.total("rows"), shards.group)
+    # Every row has a target.
+    return batch.reduced(rows, "mean" if reduction == "mean_of_targets" else reduction)
 
 
-def _mean_of(columns: list[Tensor], shards: Shards | None) -> Tensor:
-    """The mean of the rows of several matrices, those of all ranks in a group: (D,)."""
+def _mean_of(columns: Sequence[Tensor], batch: Batch) -> Tensor:
+    """The mean of the rows of several matrices, those of all ranks: (D,)."""
     total = sum((x.sum(0) for x in columns[1:]), columns[0].sum(0))
-    count: int | Tensor = sum(map(len, columns))
-    if shards is None:
-        return total / count
-    group = shards.group
-    total = collectives.gather(total[None], (1,) * group.size, group).sum(0)
-    if group.shards == "equal":
-        return total / (count * group.size)
-    return total / collectives.add_up(torch.tensor(count, device=total.device), group)
+    return batch.sum_over_ranks(total) / batch.count_over_ranks(sum(map(len, columns)), total.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
-from fastqt.losses.labelled import loss_from_labels
+from fastqt.losses.labelled import Scoring, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
 
 
@@ -63,10 +63,7 @@ def supcon_loss(
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """
+    scoring = Scoring(scale, normalize, memory, backend)
     return loss_from_labels(
-        *("supcon", embeddings, labels, candidates, candidate_labels, reduction, group),
-        scale=scale,
-        normalize=normalize,
-        memory=memory,
-        backend=backend,
+        "supcon", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
     )

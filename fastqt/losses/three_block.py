@@ -40,7 +40,11 @@ def three_block_problem(
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=dtype, device=u.device)
     return ThreeBlockProblem(
-        *(u, v, *shares(z2), *shares(z1), scale),
+        u,
+        v,
+        *shares(z2),
+        *shares(z1),
+        scale,
         third_block=third_block,
         masks_excluded=masks_excluded,
         own_mixture_weight=own_mixture_weight,

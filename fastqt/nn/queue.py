@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import FLOATING, as_ids, check_flag, check_size, check_tensor, shown
-from fastqt.distributed.collectives import gather_constant
-from fastqt.distributed.group import GroupLike, as_group
-from fastqt.distributed.shards import agree_on_rows, local_rows
+from fastqt.checks import FLOATING, as_ids, check_embeddings, check_flag, check_size, check_tensor, shown
+from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.distributed.shards import agree, facts_of_embeddings, local_rows, with_a_row
 
 MOST_ENQUEUED = 2**62  # With further rows the count stays below the end of int64.
 
@@ -134,12 +133,30 @@ class Queue(nn.Module):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        if group is None:
-            self._check(embeddings, labels)
-            added = embeddings.detach().to(self.rows.dtype)
-            new_labels = None if labels is None else as_ids("labels", labels).to(added.device)
-        else:
-            added, new_labels = self._of_all_ranks(group, embeddings, labels)
+        own = embeddings
+
+        def check(ranks: Group | None) -> dict[str, int]:
+            nonlocal own
+            own = local_rows(ranks, "embeddings", embeddings)
+            self._check(own, labels)
+            if ranks is not None:
+                check_embeddings(embeddings=with_a_row(ranks, own))
+            return {"embeddings": len(own)}
+
+        def facts(ranks: Group) -> dict[str, Hashable]:
+            return {
+                "size": self.size,
+                "dtype of the queue": str(self.rows.dtype),
+                "labels of the queue": self.row_labels is not None,
+                **facts_of_embeddings(own),
+            }
+
+        batch = agree(group, "fastqt.nn.Queue.enqueue", check, facts)
+        added = batch.gather_constant(own.detach().to(self.rows.dtype), "embeddings")
+        new_labels = None
+        if labels is not None:
+            new_labels = batch.gather_constant(as_ids("labels", labels).to(added.device), "embeddings")
+
         kept = min(len(added), self.size)
         dropped = len(added) - kept
         places = (self.enqueued + dropped + torch.arange(kept, device=added.device)) % self.size
@@ -151,22 +168,6 @@ class Queue(nn.Module):
     def extra_repr(self) -> str:
         labels = ", labels=True" if self.row_labels is not None else ""
         return f"{self.size}, {self.width}, dtype={self.rows.dtype}{labels}"
-
-    def _of_all_ranks(
-        self, group: GroupLike, embeddings: Tensor, labels: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        def check() -> dict[str, Hashable]:
-            self._check(local_rows("embeddings", embeddings), labels)
-            dtype, has_labels = str(self.rows.dtype), self.row_labels is not None
-            return {"size": self.size, "dtype of the queue": dtype, "labels of the queue": has_labels}
-
-        shards = agree_on_rows(as_group(group), "fastqt.nn.Queue.enqueue", check, embeddings=embeddings)
-        counts, ranks = shards.counts["rows"], shards.group
-        own = local_rows("embeddings", embeddings).detach().to(self.rows.dtype)
-        if labels is None:
-            return gather_constant(own, counts, ranks), None
-        ids = as_ids("labels", labels).to(own.device)
-        return gather_constant(own, counts, ranks), gather_constant(ids, counts, ranks)
 
     def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
         check_tensor("embeddings", embeddings)

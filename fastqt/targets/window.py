@@ -135,8 +135,7 @@ class Window(Targets):
     def check_queries(self, n: int) -> None:
         if self.document_ids is not None and self.document_ids.numel() != n:
             raise ValueError(
-                f"document_ids: want one id for each of this rank's {n} queries, "
-                f"got {self.document_ids.numel()}"
+                f"document_ids: want one id for each of the {n} queries, got {self.document_ids.numel()}"
             )
 
     def of_shard(self, shard: ShardRows) -> Targets:

@@ -96,7 +96,7 @@ def test_one_window_alone_leaves_nothing_to_draw():
     f, g = views(2, 2)
     window = {"document_ids": torch.tensor([0, 1])}
     assert fastqt.binary_window_loss(f, g, samples=2, **window) == 0
-    with pytest.raises(ValueError, match="candidates: want one for each of N=2"):
+    with pytest.raises(ValueError, match="candidates: want a row for each of the 2 rows of queries"):
         fastqt.binary_window_loss(f, g[:1])
 
 

@@ -131,7 +131,7 @@ IDS, STARTS = torch.tensor([0, 1]), torch.zeros(6).long()
 
 
 REFUSED = {
-    "z3 of others": (fastqt.simcse_loss, (Z, Z, Z[:5]), {}, "z3: want a hard negative for each of N=6"),
+    "z3 of others": (fastqt.simcse_loss, (Z, Z, Z[:5]), {}, "z3: want a row for each of the 6 rows of z1"),
     "weight": (
         fastqt.simcse_loss,
         (Z, Z, Z),
@@ -154,7 +154,12 @@ REFUSED = {
         "label_smoothing: want a number in 0..1, got 1.1",
     ),
     "pairs": (fastqt.clip_loss, (Z, Z[:5]), {"scale": 1.0}, "b: want a row for each of the 6 rows"),
-    "candidates": (fastqt.curl_block_loss, (Z, Z[:5]), {}, "candidates: want one for each of N=6"),
+    "candidates": (
+        fastqt.curl_block_loss,
+        (Z, Z[:5]),
+        {},
+        "candidates: want a row for each of the 6 rows of queries",
+    ),
     "shift": (fastqt.curl_block_loss, (Z, Z), {"context_size": 2}, "context_size: want 2 k"),
     "complement": (
         fastqt.curl_block_loss,
@@ -162,7 +167,12 @@ REFUSED = {
         {"context_size": 5, "negatives": "complement"},
         "context_size: leaves no sentence",
     ),
-    "curl": (fastqt.curl_loss, (Z, Z, Z[:5]), {}, "want a row for each query, got 6, 6 and 5"),
+    "curl": (
+        fastqt.curl_loss,
+        (Z, Z, Z[:5]),
+        {},
+        "negatives: want a row for each of the 6 rows of queries, got 5",
+    ),
     "places": (fastqt.gloss_pos_loss, (Z, Z, Z, Z[:, 0], STARTS, STARTS), {}, "token_ids: want shape"),
     "lengths": (
         fastqt.gloss_pos_loss,

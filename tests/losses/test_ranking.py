@@ -379,8 +379,8 @@ REFUSED = [
     ({"memory": "none"}, ValueError, "memory: want one of"),
     ({"documents": []}, ValueError, "documents: want at least the positives"),
     ({"documents": 3}, TypeError, "documents: want a tensor or a sequence of them, got int"),
-    ({"documents": X[:3]}, ValueError, "documents: want a row for each of N=4 queries, got 3"),
-    ({"documents": [X, X[:3]]}, ValueError, r"documents\[1\]: want a row for each of N=4 queries, got 3"),
+    ({"documents": X[:3]}, ValueError, "documents: want a row for each of the 4 rows"),
+    ({"documents": [X, X[:3]]}, ValueError, r"documents\[1\]: want a row for each of the 4 rows"),
     ({"documents": [X, X[:, :2]]}, ValueError, r"documents\[1\]: want"),
     ({"documents": [X, 3]}, TypeError, r"documents\[1\]: want a tensor, got int"),
 ]

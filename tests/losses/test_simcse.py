@@ -70,9 +70,9 @@ def test_several_hard_negatives_keep_their_digits_once_all_agree(weight):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((N, 0, 5), "z3: want at least one row"),
-        ((N, 2, 4), "z3: want D=5 columns as z1 has, got 4"),
-        ((N - 1, 2, 5), "z3: want a hard negative for each of N=9"),
+        ((N, 0, 5), "z3: want at least one hard negative a sentence"),
+        ((N, 2, 4), r"z3\[:, 0\]: want D=5 columns as z1 has, got 4"),
+        ((N - 1, 2, 5), r"z3\[:, 0\]: want a row for each of the 9 rows of z1, got 8"),
         ((N, 2, 2, 5), r"z3: want shape \(rows, D\)"),
     ],
 )

@@ -20,7 +20,7 @@ from fastqt.integrations.metric_learning.listed import (
     supcon_of_pairs,
 )
 from fastqt.losses.common import row_numbers
-from fastqt.losses.labelled import Labelled, labelled_loss, positives_of
+from fastqt.losses.labelled import Labelled, Scoring, labelled_loss, positives_of
 from fastqt.losses.positives import Positives
 from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory, loss_dtype, unit_rows
@@ -253,7 +253,7 @@ class NTXentLoss(_FromLabels, losses.NTXentLoss):
     def _of_positives(self, x: Labelled, positives: Positives) -> tuple[Tensor, Any, str]:
         reducer = self._reducer_of_loss()
         if type(reducer) in (reducers.MeanReducer, reducers.SumReducer) and not reducer.collect_stats:
-            total = labelled_loss(self.link, x, positives, "sum", **self._options())
+            total = labelled_loss(self.link, x, positives, "sum", Scoring(**self._options()))
             mean = type(reducer) is reducers.MeanReducer
             return total / positives.pairs if mean else total, None, "already_reduced"
         others = log_sum_exp(
@@ -302,7 +302,7 @@ class SupConLoss(_FromLabels, losses.SupConLoss):
         super().__init__(temperature, **options)
 
     def _of_positives(self, x: Labelled, positives: Positives) -> tuple[Tensor, Any, str]:
-        rows = labelled_loss(self.link, x, positives, "none", **self._options())
+        rows = labelled_loss(self.link, x, positives, "none", Scoring(**self._options()))
         return rows, row_numbers(len(rows), rows.device), "element"
 
     def _of_pairs(

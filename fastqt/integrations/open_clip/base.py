@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_flag, check_option, check_size, input_dtype
 from fastqt.distributed import collectives
+from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group
-from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.distributed.shards import agree_on_rows
 from fastqt.engines import ENGINES
 from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory
@@ -68,11 +69,11 @@ class LossOfRanks(nn.Module):
             self._made = group
         return self._made
 
-    def agreed(self, image_features: Tensor, text_features: Tensor, **leaves: object) -> Shards:
+    def agreed(self, image_features: Tensor, text_features: Tensor, **leaves: object) -> Batch:
         """That all ranks have as many pairs of the same kind."""
         features = {"image_features": image_features, "text_features": text_features}
         name = f"fastqt.integrations.open_clip.{type(self).__name__}"
-        return agree_on_rows(self.group(), name, lambda: {}, leaves, **features)
+        return agree_on_rows(self.group(), name, lambda n: {}, leaves, **features)[0]
 
     def gathered(self, features: Tensor, with_grad: bool = True) -> Tensor:
         """All ranks' rows."""

@@ -21,7 +21,6 @@ from typing_extensions import Self
 from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size
 from fastqt.distributed.group import as_group
 from fastqt.engines import ENGINES
-from fastqt.functional.euclidean import SIMILARITIES
 from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses.mixcse import BLOCKS, FORMS, MASKED_CELLS, PARTNERS
 from fastqt.losses.ranking_options import (
@@ -32,7 +31,7 @@ from fastqt.losses.ranking_options import (
 )
 from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.negatives import Mixed
-from fastqt.problem import DIAGONALS, REDUCTIONS, check_memory
+from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, check_memory
 from fastqt.targets import Window
 
 # What each option may be. The functions check most of it again in each call, with the same words.

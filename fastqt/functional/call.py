@@ -1,0 +1,179 @@
+"""The arguments of a general loss as one record, which each lowering turns into another one.
+
+A lowering is a function from a record to a record. What the loss of the lowered record still lacks is a
+`Completion`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch import Tensor
+
+from fastqt.checks import (
+    FLOATING,
+    check_bias,
+    check_embeddings,
+    check_flag,
+    check_groups,
+    check_option,
+    check_scale,
+    check_tensor,
+    is_traced,
+)
+from fastqt.distributed.group import Group
+from fastqt.distributed.shards import local_rows, with_a_row
+from fastqt.guide import Guide
+from fastqt.negatives import Mixed
+from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
+from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, check_memory
+from fastqt.targets import Targets
+
+# Makes of the lowered call's loss that of the call.
+Completion: TypeAlias = "Callable[[Tensor], Tensor]"
+
+FUNCTIONS = {
+    "softmax": "fastqt.contrastive_loss",
+    "sigmoid": "fastqt.sigmoid_loss",
+    "log_sum_exp": "fastqt.log_sum_exp",
+}
+
+
+@dataclass  # Not frozen: making a frozen instance takes three times as long.
+class Call:
+    """What a user has asked for; each field as of the argument of `fastqt.contrastive_loss`.
+
+    Attributes:
+        link: as of `Problem`.
+        targets: of this rank's queries, over the candidates of the whole batch.
+    """
+
+    link: str
+    queries: Tensor
+    candidates: Tensor
+    targets: Targets
+    diagonal: DiagonalMode
+    scale: float | Tensor
+    bias: float | Tensor
+    normalize: bool
+    negatives: Tensor | None
+    row_negatives: Tensor | Mixed | None
+    row_scores: Tensor | None
+    query_groups: Tensor | None
+    candidate_groups: Tensor | None
+    mask: Tensor | None
+    guide: Guide | None
+    reduction: TargetReduction
+    memory: Memory
+    backend: Backend | None
+    similarity: Similarity = "dot"
+
+    @property
+    def function(self) -> str:
+        """The public function, which errors name."""
+        return FUNCTIONS[self.link]
+
+    @property
+    def given_row_negatives(self) -> Tensor | None:
+        """The row negatives, unless they are mixed from the candidates."""
+        return None if isinstance(self.row_negatives, Mixed) else self.row_negatives
+
+    @property
+    def has_cells_to_lower(self) -> bool:
+        """Whether engines do not know its cells: distances, scores of rows, several negatives a row."""
+        if self.similarity != "dot" or self.row_scores is not None:
+            return True
+        return isinstance(self.row_negatives, Tensor) and self.row_negatives.dim() == 3
+
+    def local(self, ranks: Group | None) -> Call:
+        """The same with this rank's rows of tensors that are DTensors."""
+        if ranks is None:
+            return self
+        call = replace(self)
+        for name in ("queries", "candidates", "negatives", "row_negatives", "row_scores"):
+            x = getattr(call, name)
+            if isinstance(x, Tensor):
+                setattr(call, name, local_rows(ranks, name, x))
+        return call
+
+
+def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
+    """The call with its groups as int64; raises for what is wrong by itself, before the ranks agree.
+
+    Args:
+        call: of one process, or of a rank.
+        ranks: None for one process.
+        fits: whether the embeddings are known to fit each other.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+    """
+    queries, candidates = call.queries, call.candidates
+    if not fits:
+        check_embeddings(
+            ("negatives", "row_negatives"),
+            queries=with_a_row(ranks, queries),
+            candidates=with_a_row(ranks, candidates),
+            negatives=with_a_row(ranks, call.negatives),
+            row_negatives=with_a_row(ranks, call.given_row_negatives),
+        )
+    n, m, device = len(queries), len(candidates), queries.device
+    check_option("diagonal", call.diagonal, DIAGONALS)
+    check_option("reduction", call.reduction, TARGET_REDUCTIONS if call.link == "softmax" else REDUCTIONS)
+    check_memory(call.memory)
+    check_flag("normalize", call.normalize)
+    check_scale(call.scale, queries.dtype)
+    if not (type(call.bias) is float and call.bias == 0):
+        check_bias(call.bias, m, device, queries.dtype)
+    if call.similarity != "dot":
+        _check_similarity(call)
+    if call.row_scores is not None:
+        _check_row_scores(call)
+    if call.guide is not None:
+        _check_guide(call, ranks)
+    if call.query_groups is None and call.candidate_groups is None:
+        return call
+    query_groups, candidate_groups = check_groups(call.query_groups, call.candidate_groups, n, m, device)
+    return replace(call, query_groups=query_groups, candidate_groups=candidate_groups)
+
+
+def _check_similarity(call: Call) -> None:
+    check_option("similarity", call.similarity, SIMILARITIES)
+    if call.diagonal == "zero":
+        raise ValueError(
+            "diagonal: want 'keep' or 'exclude' with similarity='euclidean', whose scores are at most 0, "
+            "got 'zero'"
+        )
+    if call.guide is not None and call.negatives is not None:
+        raise ValueError(
+            "guide: want None with negatives and similarity='euclidean'; join them to candidates"
+        )
+    if isinstance(call.row_negatives, Mixed):
+        raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
+
+
+def _check_row_scores(call: Call) -> None:
+    row_scores, n, device = call.row_scores, len(call.queries), call.queries.device
+    check_tensor("row_scores", row_scores)
+    assert isinstance(row_scores, Tensor)
+    shape = tuple(row_scores.shape)
+    if len(shape) not in (1, 2) or shape[0] != n or 0 in shape[1:]:
+        raise ValueError(f"row_scores: want shape ({n},) or ({n}, K), K >= 1, got {shape}")
+    if row_scores.dtype not in FLOATING:
+        raise TypeError(f"row_scores: want a floating-point dtype of 16 to 64 bits, got {row_scores.dtype}")
+    if row_scores.device != device:
+        raise ValueError(f"row_scores: want device {device} as queries, got {row_scores.device}")
+
+
+def _check_guide(call: Call, ranks: Group | None) -> None:
+    guide, queries = call.guide, call.queries
+    if not isinstance(guide, Guide):
+        raise TypeError(f"guide: want a fastqt.Guide, got {type(guide).__name__}")
+    if ranks is not None and ranks.exchange == "ring":
+        raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+    if is_traced(queries):
+        raise ValueError("guide: want plain tensors with it, and no tracer's, which have no operator for it")
+    negatives = None if call.negatives is None else len(call.negatives)
+    guide.check(len(queries), len(call.candidates), negatives, queries.device)
