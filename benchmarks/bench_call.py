@@ -17,7 +17,7 @@ from benchmarks.measure.baselines import loss_products
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd
-from fastqt.engines import cpu
+from fastqt.engines import ENGINES, cpu
 from fastqt.functional import lowering
 from fastqt.problem import Needs, Problem
 
@@ -79,7 +79,7 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
         "forward": lambda: fastqt.contrastive_loss(*leaves),
         "problem": lambda: problem(*leaves),
         "targets": targets,
-        "function": lambda: autograd.loss_of(made, "mean", "cpu", "fastqt.contrastive_loss"),
+        "function": lambda: autograd.loss_of(made, "mean", ENGINES["cpu"], "fastqt.contrastive_loss"),
         "engine": lambda: cpu.forward_with_gradients(plain, 1 / SIZE, needs),
         "operator": lambda: operator(*arguments),
         "products": lambda: products(*values),

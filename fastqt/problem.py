@@ -8,19 +8,17 @@ same functions; `fastqt.engines` describes those.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import NamedTuple
 
 from fastqt.checks import check_option, shown
+from fastqt.fields import Differentiable
 from fastqt.options import DiagonalMode, MemoryMode, Reduction, Similarity, TargetReduction
 from fastqt.targets import TargetRows
 
@@ -53,52 +51,41 @@ def room_of(memory: str | int, fast: int, low: int) -> int:
     return memory
 
 
-class Needs(NamedTuple):
-    """Which inputs of a `Problem` or a `ClipProblem` want a gradient."""
-
-    queries: bool = False
-    candidates: bool = False
-    negatives: bool = False
-    row_negatives: bool = False
-    scale: bool = False
-    bias: bool = False
-    row_scores: bool = False
+T = TypeVar("T")
 
 
-class Gradients(NamedTuple):
-    """Those gradients, in the order of `Needs`; None where none is wanted."""
+class Inputs(NamedTuple, Generic[T]):
+    """Something of each input of a `Problem` or a `ClipProblem` that there are gradients of.
 
-    queries: Tensor | None = None
-    candidates: Tensor | None = None
-    negatives: Tensor | None = None
-    row_negatives: Tensor | None = None
-    scale: Tensor | None = None
-    bias: Tensor | None = None
-    row_scores: Tensor | None = None
+    The order of these fields is that of the gradients, here and in csrc/cpu/problem.h.
+    """
 
-
-class ThreeBlockNeeds(NamedTuple):
-    """Which inputs of a `ThreeBlockProblem` want a gradient."""
-
-    queries: bool = False
-    candidates: bool = False
-    own_columns: bool = False
-    next_columns: bool = False
-    own_rows: bool = False
-    next_rows: bool = False
-    scale: bool = False
+    queries: T | None = None
+    candidates: T | None = None
+    negatives: T | None = None
+    row_negatives: T | None = None
+    scale: T | None = None
+    bias: T | None = None
+    row_scores: T | None = None
 
 
-class ThreeBlockGradients(NamedTuple):
-    """Those gradients, in the order of `ThreeBlockNeeds`; None where none is wanted."""
+class ThreeBlockInputs(NamedTuple, Generic[T]):
+    """Something of each input of a `ThreeBlockProblem` that there are gradients of."""
 
-    queries: Tensor | None = None
-    candidates: Tensor | None = None
-    own_columns: Tensor | None = None
-    next_columns: Tensor | None = None
-    own_rows: Tensor | None = None
-    next_rows: Tensor | None = None
-    scale: Tensor | None = None
+    queries: T | None = None
+    candidates: T | None = None
+    own_columns: T | None = None
+    next_columns: T | None = None
+    own_rows: T | None = None
+    next_rows: T | None = None
+    scale: T | None = None
+
+
+# Which inputs want a gradient, and those gradients, None where none is wanted.
+Needs = Inputs[bool]
+Gradients = Inputs[Tensor]
+ThreeBlockNeeds = ThreeBlockInputs[bool]
+ThreeBlockGradients = ThreeBlockInputs[Tensor]
 
 
 class Rows(NamedTuple):
@@ -115,7 +102,7 @@ class Rows(NamedTuple):
 
 
 @dataclass  # Not frozen: making a frozen instance takes three times as long.
-class Problem:
+class Problem(Differentiable):
     """Queries against candidates: the arguments of `contrastive_loss` or `sigmoid_loss`, checked."""
 
     queries: Tensor  # (N, D); all embeddings have one floating-point dtype
@@ -142,17 +129,14 @@ class Problem:
     # neither scaled nor biased, it is no target and never excluded, and -inf stands for no cell.
     row_scores: Tensor | None = None  # (N,), contiguous
 
-    needs_type: ClassVar[type[Needs]] = Needs
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `Needs`."""
-        scale = self.scale if isinstance(self.scale, Tensor) else None
-        embeddings = self.queries, self.candidates, self.negatives, self.row_negatives
-        return *embeddings, scale, self.bias, self.row_scores
+    needs_type: ClassVar[type[Any]] = Inputs
+    # Which fields have something for each query or for each candidate, beside the targets and the mask.
+    by_query: ClassVar = ("queries", "row_negatives", "query_groups", "partners", "row_scores")
+    by_candidate: ClassVar = ("candidates", "candidate_groups", "bias")
 
 
 @dataclass
-class ClipProblem:
+class ClipProblem(Differentiable):
     """Pairs of rows of equal index: a softmax over each row of the scores and one over each column.
 
     With `pairs` the scores are a rectangle of a larger matrix, which several processes share. Row i and
@@ -167,12 +151,7 @@ class ClipProblem:
     normalize: bool = False  # as of `Problem`
     pairs: int | None = None
 
-    needs_type: ClassVar[type[Needs]] = Needs
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `Needs`."""
-        scale = self.scale if isinstance(self.scale, Tensor) else None
-        return self.queries, self.candidates, None, None, scale, None, None
+    needs_type: ClassVar[type[Any]] = Inputs
 
     @property
     def has_cells(self) -> bool:
@@ -207,7 +186,7 @@ class ClipSide(NamedTuple):
 
 
 @dataclass
-class ThreeBlockProblem:
+class ThreeBlockProblem(Differentiable):
     """MixCSE's three blocks of scores, for rows whose partners are the next ones.
 
     With C the cosines of queries and candidates, row i's scores are, up to the scale, C_ij in the first
@@ -239,80 +218,10 @@ class ThreeBlockProblem:
     stop_gradient: bool
     memory: str | int = "fast"
 
-    needs_type: ClassVar[type[ThreeBlockNeeds]] = ThreeBlockNeeds
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `ThreeBlockNeeds`."""
-        shares = self.own_columns, self.next_columns, self.own_rows, self.next_rows
-        return self.queries, self.candidates, *shares, self.scale
+    needs_type: ClassVar[type[Any]] = ThreeBlockInputs
 
 
 AnyProblem: TypeAlias = Problem | ClipProblem | ThreeBlockProblem
-
-
-# A problem without its tensors: its fields, its scale if that is a number, and its options.
-Rest: TypeAlias = "tuple[_Fields, float | None, tuple[Any, ...]]"
-
-
-def without_tensors(p: Any) -> tuple[Rest, tuple[Tensor | None, ...]]:
-    """What is left of a problem without its tensors, and these, from which `with_tensors` makes it again.
-
-    An autograd function hands the tensors to `save_for_backward`, which notices changes in place and frees
-    them after the backward pass.
-    """
-    kind: Any = type(p)
-    fields = _fields(kind, kind is Problem and p.targets.cached)
-    tensors = fields.tensors(p)
-    if fields.has_scale and not isinstance(p.scale, Tensor):
-        return (fields, p.scale, fields.options(p)), tensors[:-1]
-    return (fields, None, fields.options(p)), tensors
-
-
-def with_tensors(rest: Rest, tensors: Sequence[Tensor | None]) -> Any:
-    """The problem that `without_tensors` was given."""
-    fields, scale, options = rest
-    held: tuple[Any, ...] = (*tensors,) if scale is None else (*tensors, scale)
-    values = dict(zip(fields.paths, (*held, *options), strict=True))
-    p = object.__new__(fields.kind)
-    for name, (part, names) in fields.parts.items():
-        p.__dict__[name] = object.__new__(part)
-        p.__dict__[name].__dict__.update({field: values.pop(path) for field, path in names})
-    p.__dict__.update(values)
-    return p
-
-
-class _Fields(NamedTuple):
-    """Where a class of problems has tensors: in its fields, and in those of parts that are dataclasses."""
-
-    kind: Any
-    parts: dict[str, tuple[Any, list[tuple[str, str]]]]  # by name: class, and fields with their paths
-    paths: tuple[str, ...]  # of tensors, a scale last, and then of options
-    has_scale: bool
-    tensors: Callable[[Any], tuple[Any, ...]]
-    options: Callable[[Any], tuple[Any, ...]]
-
-
-@functools.cache
-def _fields(kind: Any, keeps_targets: bool) -> _Fields:
-    """The fields of a class of problems; the targets are an option if they stay as they are."""
-    types: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
-    parts = {}
-    for name, part in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(part) and not (name == "targets" and keeps_targets):
-            del types[name]
-            inner = {f"{name}.{field.name}": field for field in dataclasses.fields(part)}
-            types |= {path: field.type for path, field in inner.items()}
-            parts[name] = part, [(field.name, path) for path, field in inner.items()]
-    tensors = sorted((path for path, type_ in types.items() if "Tensor" in type_), key=lambda x: x == "scale")
-    options = [path for path in types if path not in tensors]
-    paths = (*tensors, *options)
-    return _Fields(kind, parts, paths, "scale" in tensors, _getter(tensors), _getter(options))
-
-
-def _getter(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(paths) > 1:
-        return attrgetter(*paths)
-    return lambda p: tuple(attrgetter(path)(p) for path in paths)
 
 
 def loss_dtype(queries: Tensor) -> torch.dtype:

@@ -255,20 +255,21 @@ def described(
 
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
-    from fastqt import engines
+    from fastqt.engines import ENGINES
 
+    engine = ENGINES["triton"]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
         with torch.device("meta"):
             problem, needs = problem_of(case)
-            computation = engines.computation("triton", problem)
+            computation = engine.computation(problem)
             table = warp_specialized_table(gpu) if case.warp_specialized else None
             with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
                     loss, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
                     if case.upstream:
-                        engines.scale_gradients("triton", [g for g in found if g is not None], loss, 1.0)
+                        engine.scale_gradients([g for g in found if g is not None], loss, 1.0)
                 else:
                     computation.forward(problem)
     finally:

@@ -17,17 +17,6 @@ struct Embeddings {
   const std::optional<Tensor>& row_negatives;
 };
 
-// The tensors that the gradients are written to; one that is not needed has no tensor.
-struct Gradients {
-  std::optional<Tensor> queries;
-  std::optional<Tensor> candidates;
-  std::optional<Tensor> negatives;
-  std::optional<Tensor> row_negatives;
-  std::optional<Tensor> scale;
-  std::optional<Tensor> bias;
-  std::optional<Tensor> row_scores;  // which the functions of score_tile.h write
-};
-
 // Columns of the score matrix. All rows share the candidates and the negatives. The row negatives are one column,
 // in which each row has an embedding of its own.
 template <class S>

@@ -127,28 +127,40 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
   return made;
 }
 
-// Uninitialised tensors for the gradients that are needed, in the order of fastqt/problem.py's Needs.
+// An uninitialised tensor for the gradient of an argument.
+Tensor new_gradient(const char*, double) { return new_tensor<0>({}, aoti_torch_dtype_float64()); }
+
+Tensor new_gradient(const char*, const Tensor& input) {
+  if (input.dim() == 1) return new_tensor<1>({input.size(0)}, dtype_of(input));
+  return new_tensor<2>({input.size(0), input.size(1)}, dtype_of(input));
+}
+
+Tensor new_gradient(const char* name, const std::optional<Tensor>& input) {
+  STD_TORCH_CHECK(input, name, ": want a tensor, since its gradient is needed, got None");
+  return new_gradient(name, *input);
+}
+
+// Tensors for the gradients that are needed.
 Gradients new_gradients(const Problem& p, const std::vector<bool>& needs) {
-  STD_TORCH_CHECK(needs.size() == 7, "needs: want 7 booleans, got ", needs.size());
-  const auto like = [](const char* name, bool need, const std::optional<Tensor>& input) -> std::optional<Tensor> {
-    if (!need) return std::nullopt;
-    STD_TORCH_CHECK(input, name, ": want a tensor, since its gradient is needed, got None");
-    if (input->dim() == 1) return new_tensor<1>({input->size(0)}, dtype_of(*input));
-    return new_tensor<2>({input->size(0), input->size(1)}, dtype_of(*input));
-  };
-  Gradients made{like("queries", needs[0], p.queries), like("candidates", needs[1], p.candidates),
-                 like("negatives", needs[2], p.negatives), like("row_negatives", needs[3], p.row_negatives), {},
-                 like("bias", needs[5], p.bias), like("row_scores", needs[6], p.row_scores)};
-  if (needs[4]) made.scale = new_tensor<0>({}, aoti_torch_dtype_float64());
+#define FASTQT_COUNT(name) +1
+  constexpr std::size_t kInputs = FASTQT_INPUTS(FASTQT_COUNT);
+#undef FASTQT_COUNT
+  STD_TORCH_CHECK(needs.size() == kInputs, "needs: want ", kInputs, " booleans, got ", needs.size());
+  Gradients made;
+  auto need = needs.begin();
+#define FASTQT_MAKE(name) \
+  if (*need++) made.name = new_gradient(#name, p.name);
+  FASTQT_INPUTS(FASTQT_MAKE)
+#undef FASTQT_MAKE
   return made;
 }
 
 std::vector<Tensor> present(const Gradients& gradients) {
   std::vector<Tensor> found;
-  found.reserve(7);
-  for (const auto* gradient : {&gradients.queries, &gradients.candidates, &gradients.negatives,
-                               &gradients.row_negatives, &gradients.scale, &gradients.bias, &gradients.row_scores})
-    if (*gradient) found.push_back(**gradient);
+#define FASTQT_ADD(name) \
+  if (gradients.name) found.push_back(*gradients.name);
+  FASTQT_INPUTS(FASTQT_ADD)
+#undef FASTQT_ADD
   return found;
 }
 
@@ -218,31 +230,39 @@ std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
   return {present(gradients), status, row, column};
 }
 
+// The type of an argument as a schema writes it.
+template <class T>
+constexpr const char* kTypeName = nullptr;
+template <>
+constexpr const char* kTypeName<Tensor> = "Tensor ";
+template <>
+constexpr const char* kTypeName<std::optional<Tensor>> = "Tensor? ";
+template <>
+constexpr const char* kTypeName<double> = "float ";
+template <>
+constexpr const char* kTypeName<int64_t> = "int ";
+template <>
+constexpr const char* kTypeName<bool> = "bool ";
+
 // All three operators take a problem first: kProblem says so in their schemas, and WithProblem makes of a function
 // of a Problem and other arguments the one of tensors and numbers that is registered.
-const std::string kProblem =
-    "Tensor queries, Tensor candidates, Tensor? negatives, Tensor? row_negatives, Tensor? bias, float scale, int link, "
-    "int diagonal, Tensor? row_starts, Tensor? columns, Tensor? weights, Tensor? dense, Tensor? background, "
-    "Tensor? query_groups, Tensor? candidate_groups, Tensor? mask, bool normalize, Tensor? row_scores, ";
+#define FASTQT_ARGUMENT(type, name) +kTypeName<type> + #name ", "
+const std::string kProblem = std::string() FASTQT_PROBLEM(FASTQT_ARGUMENT);
+#undef FASTQT_ARGUMENT
 
 template <auto function>
 struct WithProblem;
 
 template <class Result, class... More, Result (*function)(const Problem&, More...)>
 struct WithProblem<function> {
-  static Result call(const Tensor queries, const Tensor candidates, const std::optional<Tensor> negatives,
-                     const std::optional<Tensor> row_negatives, const std::optional<Tensor> bias, double scale,
-                     int64_t link, int64_t diagonal, const std::optional<Tensor> row_starts,
-                     const std::optional<Tensor> columns, const std::optional<Tensor> weights,
-                     const std::optional<Tensor> dense, const std::optional<Tensor> background,
-                     const std::optional<Tensor> query_groups, const std::optional<Tensor> candidate_groups,
-                     const std::optional<Tensor> mask, bool normalize, const std::optional<Tensor> row_scores,
-                     const More... more) {
-    const Problem p{queries,    candidates, negatives, row_negatives, bias,       scale,        link,
-                    diagonal,   row_starts, columns,   weights,       dense,      background,   query_groups,
-                    candidate_groups, mask, normalize, row_scores};
+#define FASTQT_PARAMETER(type, name) const type name,
+#define FASTQT_NAME(type, name) name,
+  static Result call(FASTQT_PROBLEM(FASTQT_PARAMETER) const More... more) {
+    const Problem p{FASTQT_PROBLEM(FASTQT_NAME)};
     return function(p, more...);
   }
+#undef FASTQT_PARAMETER
+#undef FASTQT_NAME
 };
 
 }  // namespace

@@ -20,25 +20,25 @@ void check_embeddings(const Problem& p, ScalarType dtype) {
 
 void check_compressed_targets(const Problem& p) {
   const int64_t N = p.rows();
-  STD_TORCH_CHECK(p.columns && p.weights, p.columns ? "weights" : "columns", ": want it with row_starts, got None");
-  check_tensor("row_starts", p.row_starts, ScalarType::Long, {N + 1}, Layout::kContiguous);
+  STD_TORCH_CHECK(p.columns && p.weights, p.columns ? "weights" : "columns", ": want it with starts, got None");
+  check_tensor("starts", p.starts, ScalarType::Long, {N + 1}, Layout::kContiguous);
   STD_TORCH_CHECK(p.columns->dim() == 1, "columns: want 1 dimension, got ", p.columns->dim());
   const int64_t entries = p.columns->size(0);
   check_tensor("columns", p.columns, ScalarType::Long, {entries}, Layout::kContiguous);
   check_tensor("weights", p.weights, ScalarType::Double, {entries}, Layout::kContiguous);
-  const int64_t* const starts = p.row_starts->const_data_ptr<int64_t>();
-  STD_TORCH_CHECK(starts[0] >= 0 && starts[N] <= entries, "row_starts: want numbers of the ", entries,
-                  " columns, got ", starts[0], " first and ", starts[N], " last");
-  const int64_t* const falls = std::adjacent_find(starts, starts + N + 1, std::greater<>());
-  STD_TORCH_CHECK(falls == starts + N + 1, "row_starts: want numbers that do not decrease, got ", falls[0],
-                  " and then ", falls[1], " at row ", falls - starts);
+  const int64_t* const first = p.starts->const_data_ptr<int64_t>();
+  STD_TORCH_CHECK(first[0] >= 0 && first[N] <= entries, "starts: want numbers of the ", entries,
+                  " columns, got ", first[0], " first and ", first[N], " last");
+  const int64_t* const falls = std::adjacent_find(first, first + N + 1, std::greater<>());
+  STD_TORCH_CHECK(falls == first + N + 1, "starts: want numbers that do not decrease, got ", falls[0],
+                  " and then ", falls[1], " at row ", falls - first);
 }
 
 void check_targets(const Problem& p, ScalarType dtype) {
   const int64_t N = p.rows(), M = p.candidates.size(0);
-  STD_TORCH_CHECK(p.row_starts.has_value() != p.dense.has_value(), "row_starts: want either row_starts or dense, got ",
+  STD_TORCH_CHECK(p.starts.has_value() != p.dense.has_value(), "starts: want either starts or dense, got ",
                   p.dense ? "both" : "neither");
-  if (p.row_starts) check_compressed_targets(p);
+  if (p.starts) check_compressed_targets(p);
   STD_TORCH_CHECK(!p.dense || dtype != ScalarType::BFloat16, "dense: want None with bfloat16 embeddings, got ",
                   described(*p.dense));
   check_tensor("dense", p.dense, dtype, {N, M}, Layout::kStrided);
@@ -81,7 +81,7 @@ Cells<T> cells_of(const Problem& p, const Gradients& gradients) {
   return {p.candidates.size(0),
           p.diagonal,
           pointer<T>(p.bias),
-          pointer<int64_t>(p.row_starts),
+          pointer<int64_t>(p.starts),
           pointer<int64_t>(p.columns),
           pointer<double>(p.weights),
           pointer<T>(p.dense),

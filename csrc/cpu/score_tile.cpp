@@ -45,8 +45,8 @@ class Row {
         width_(tile.columns),
         candidates_(std::clamp<int64_t>(cells.candidates - first_, 0, width_)),
         background_(cells.background == nullptr ? 0 : cells.background[row_]),
-        has_row_score_(cells.row_scores != nullptr && first_ == 0),
-        row_score_(has_row_score_ ? cells.row_scores[row_] : -kInfinity),
+        has_row_score_(cells.row_score != nullptr && first_ == 0),
+        row_score_(has_row_score_ ? cells.row_score[row_] : -kInfinity),
         exact_(exact) {
     exact_.clear();
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);

@@ -68,7 +68,7 @@ struct Cells {
   const int64_t* candidate_groups;
   const bool* mask;
   int64_t mask_row_stride, mask_column_stride;
-  const T* row_scores = nullptr;     // (N,) or null: the score of one more cell of each row, which is in no tile
+  const T* row_score = nullptr;      // (N,) or null: the score of one more cell of each row, which is in no tile
   T* row_score_gradient = nullptr;   // (N,) or null
 
   bool masked(int64_t row, int64_t column) const {

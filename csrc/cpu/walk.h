@@ -16,6 +16,7 @@
 #include "cpu/matrix.h"
 #include "cpu/norms.h"
 #include "cpu/parallel.h"
+#include "cpu/problem.h"
 #include "cpu/products.h"
 #include "cpu/row_passes.h"
 #include "cpu/score_tile.h"

@@ -8,52 +8,54 @@ that way, the forward pass saves what is known of each row and backward computes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 
-from fastqt import engines
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.autograd.walked import Walked
 from fastqt.checks import check_not_recorded, is_traced
-from fastqt.engines import Computation
-from fastqt.problem import Rows, loss_dtype, reduce, with_tensors, without_tensors
+from fastqt.engines import Computation, Engine
+from fastqt.fields import Differentiable, with_tensors, without_tensors
+from fastqt.problem import Rows, loss_dtype, reduce
 
 
-class Differentiable(Protocol):
-    """A problem as the autograd function sees it."""
-
-    queries: Tensor  # (N, D): the loss has a row for each
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to."""
-
-    @property
-    def needs_type(self) -> Callable[..., Any]:
-        """The named tuple of flags that says which of these want one, in the same order."""
-
-
-def loss_of(p: Differentiable, reduction: str, engine: str | Computation, function: str) -> Tensor:
+def loss_of(
+    p: Differentiable,
+    reduction: str,
+    computed_by: Engine | Computation,
+    function: str,
+    scaled_by: Engine | None = None,
+) -> Tensor:
     """The reduced loss of a checked problem, differentiable once.
 
     Args:
-        p: the problem, in a dtype that the engine computes in.
+        p: the problem, in a dtype that it is computed in.
         reduction: "mean", "sum" or "none".
-        engine: the name of an engine, or for a loss that no engine has, what computes it.
+        computed_by: an engine, or for a loss that no engine has, what computes it.
         function: the public function, which errors name.
+        scaled_by: the engine that multiplies the gradients, where it is not what computes them.
     """
     recorded = is_traced(p.queries)
-    traced = recorded and isinstance(engine, (str, Walked))
+    traced = recorded and isinstance(computed_by, (Engine, Walked))
+    computation: Computation
+    if not isinstance(computed_by, Engine):
+        computation = computed_by
+    else:
+        computation = TracedEngine(computed_by.name) if recorded else computed_by.computation(p)
+        scaled_by = computed_by
     if transformed.is_transformed():
-        return transformed.loss_of(p, reduction, _computation(engine, p, traced), function)
+        return transformed.loss_of(p, reduction, computation, function)
+
     inputs = p.inputs()
     wanted = [x is not None and x.requires_grad for x in inputs] if torch.is_grad_enabled() else []
     if recorded and True not in wanted:  # Dynamo does not trace an autograd function of no gradients.
-        return _reduced(_computation(engine, p, traced).forward(p), reduction, p)
-    how = _How(reduction, engine, function, p.needs_type(*wanted), traced)
+        return _reduced(computation.forward(p), reduction, p)
+
+    how = _How(reduction, computation, function, p.needs_type(*wanted), traced, scaled_by)
     # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
     given = [unwrap_if_dead(x) for x in inputs if x is not None]
     return (_Loss.apply if recorded else _apply)(p, how, *given)
@@ -72,17 +74,17 @@ class _How(NamedTuple):
     """What is to be done with a problem: the arguments of `loss_of`, and what follows from them."""
 
     reduction: str
-    engine: str | Computation
+    computation: Computation
     function: str
     needs: Any  # of the problem's `needs_type`
-    traced: bool  # whether a tracer is to see operators that carry the engine's name
+    traced: bool  # whether a tracer is to see operators
+    scaled_by: Engine | None
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Any, how: _How, *inputs: Tensor) -> Tensor:
-        reduction, named, _, needs, traced = how
-        engine = _computation(named, p, traced)
+        reduction, engine, _, needs, traced, _ = how
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
         ctx.how, ctx.in_forward = how, in_forward
         if not in_forward:
@@ -129,12 +131,6 @@ def _save(ctx: Any, p: Any, inputs: Sequence[Tensor], more: Sequence[Tensor]) ->
     ctx.save_for_backward(*tensors, *more)
 
 
-def _computation(named: str | Computation, p: Any, traced: bool) -> Computation:
-    if not isinstance(named, str):
-        return named
-    return TracedEngine(named) if traced else engines.computation(named, p)
-
-
 def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The forward pass's gradients times the upstream gradient."""
     if ctx.how.traced:
@@ -150,10 +146,8 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     if not upstream.is_cuda and upstream.item() == ctx.grad_scale:
         return gradients
     left = [g for g in gradients if g is not None]
-    # A computation that wraps an engine's may have its name.
-    named = getattr(ctx.how.engine, "name", ctx.how.engine)
-    if upstream.is_cuda and isinstance(named, str):
-        left = engines.scale_gradients(named, left, upstream, 1 / ctx.grad_scale)
+    if upstream.is_cuda and ctx.how.scaled_by is not None:
+        left = ctx.how.scaled_by.scale_gradients(left, upstream, 1 / ctx.grad_scale)
     if left:
         factor = _without(ctx.grad_scale, upstream)
         for g in left:
@@ -170,19 +164,17 @@ def _found_again(ctx: Any) -> list[Tensor | None]:
     """The gradients that the forward pass found and that a backward pass has already taken."""
     # Reading saved tensors checks that nothing has changed them in place.
     p = with_tensors(ctx.problem, ctx.saved_tensors)
-    engine = _computation(ctx.how.engine, p, traced=False)
-    _, gradients = engine.forward_with_gradients(p, ctx.row_weight, ctx.how.needs)
+    _, gradients = ctx.how.computation.forward_with_gradients(p, ctx.row_weight, ctx.how.needs)
     return _of_given(gradients, p)
 
 
 def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
-    reduction, named, _, needs, traced = ctx.how
+    reduction, engine, _, needs, traced, _ = ctx.how
     saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
     p = ctx.problem if traced else with_tensors(ctx.problem, saved[: ctx.held])
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
-    engine = _computation(named, p, traced)
     row_weights = weight if reduction == "none" else weight.expand(N)
     gradients = engine.backward(p, saved[ctx.held :], row_weights.contiguous(), needs)
     return _of_given(gradients, p)

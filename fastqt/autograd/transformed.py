@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fastqt.checks import once_differentiable_error
 from fastqt.engines import Computation
-from fastqt.problem import Rest, loss_dtype, reduce, with_tensors, without_tensors
+from fastqt.fields import Rest, with_tensors, without_tensors
+from fastqt.problem import loss_dtype, reduce
 
 
 class How(NamedTuple):

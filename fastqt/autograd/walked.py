@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fastqt.autograd.operators import Operators, as_tensors, fake_gradients, wanted
 from fastqt.checks import is_traced
 from fastqt.problem import Rows
 
@@ -16,9 +16,6 @@ from fastqt.problem import Rows
 # returns the loss of each row, (N,), and with weights the gradients of their weighted sum, None where none is
 # wanted.
 Walk: TypeAlias = "Callable[[Any, Tensor | None, Any], tuple[Tensor, Sequence[Tensor | None]]]"
-
-# What the fields of a problem may be, as its class and as the schema of an operator write it.
-_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "bool": "bool"}
 
 
 class Walked:
@@ -29,7 +26,7 @@ class Walked:
 
     Args:
         name: of the loss, for its operator.
-        kind: the dataclass of its problems, with `queries` (N, D) and fields of the types above.
+        kind: the dataclass of its problems, whose fields have the types of `operators.TYPES`.
         walk: computes the rows and their gradients.
 
     Attributes:
@@ -38,15 +35,9 @@ class Walked:
     """
 
     def __init__(self, name: str, kind: type[Any], walk: Walk) -> None:
-        fields = dataclasses.fields(kind)
-        self._walk, self._kind = walk, kind
-        self._names = [field.name for field in fields]
-        schema = ", ".join(f"{_TYPES[str(field.type)]} {field.name}" for field in fields)
-        operator = f"fastqt::{name}_walk"
-        torch.library.define(operator, f"({schema}, Tensor? row_weights, bool[] needs) -> Tensor[]")
-        torch.library.impl(operator, "CompositeExplicitAutograd", self._computed)
-        torch.library.register_fake(operator, self._fake)
-        self.operator = getattr(torch.ops.fastqt, f"{name}_walk")
+        self._walk, self._operators = walk, Operators(kind)
+        arguments = "Tensor? row_weights, bool[] needs"
+        self.operator = self._operators.define(f"{name}_walk", arguments, self._computed, self._fake)
 
     def gradients_in_forward(self, p: Any) -> bool:
         """Whether a scalar loss takes its gradients in the forward pass."""
@@ -73,24 +64,14 @@ class Walked:
             losses, gradients = self._walk(p, row_weights, needs)
             return losses.double(), gradients
 
-        fields = [getattr(p, name) for name in self._names]
-        losses, *found = self.operator(*fields, row_weights, list(needs))
-        return losses, [g if need else None for g, need in zip(found, needs, strict=True)]
+        losses, *gradients = self.operator(*self._operators.arguments(p), row_weights, list(needs))
+        return losses, wanted(gradients, needs)
 
-    def _computed(self, *args: Any) -> list[Tensor]:
-        *fields, row_weights, needs = args
-        p = self._kind(*fields)
+    def _computed(self, p: Any, row_weights: Tensor | None, needs: list[bool]) -> list[Tensor]:
         losses, gradients = self._walk(p, row_weights, p.needs_type(*needs))
-        return [losses.double(), *(p.queries.new_empty(0) if g is None else g for g in gradients)]
+        return [losses.double(), *as_tensors(gradients, p)]
 
-    def _fake(self, *args: Any) -> list[Tensor]:
-        """What the operator returns, without values; a gradient is empty where none is wanted."""
-        *fields, row_weights, needs = args
-        p = self._kind(*fields)
-        gradients = [
-            p.queries.new_empty(0)
-            if x is None or not need or row_weights is None
-            else x.new_empty(x.shape, dtype=x.dtype if x.dim() else torch.float64)
-            for x, need in zip(p.inputs(), needs, strict=True)
-        ]
-        return [p.queries.new_empty(len(p.queries), dtype=torch.float64), *gradients]
+    def _fake(self, p: Any, row_weights: Tensor | None, needs: list[bool]) -> list[Tensor]:
+        """What the operator returns, without values."""
+        needed = [need and row_weights is not None for need in needs]
+        return [p.queries.new_empty(len(p.queries), dtype=torch.float64), *fake_gradients(p, needed)]

@@ -85,7 +85,7 @@ class Ring:
         sums = Gradients(*(zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)))
         home = [sums.candidates] if p.negatives is None else [sums.candidates, sums.negatives]
         for owner, visit in self._visits(p, exchange):
-            found = Gradients()
+            found: Gradients = Gradients()
             if visit is not None:
                 wanted = Needs(
                     *(need and x is not None for need, x in zip(needs, visit.inputs(), strict=True))

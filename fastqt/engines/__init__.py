@@ -1,9 +1,9 @@
 """The engines and their registry: which of them computes a problem, and why the others do not.
 
 An engine is a module with `why_not(p, device, dtype)`, which says why it cannot compute a problem, or None,
-`computation(p)`, which names the module that computes problems of its kind, or None, `dtype_for(p, dtype)`,
-what inputs of a dtype are computed in, and `normalizes(p, dtype)`, whether `Problem.normalize` may be set.
-For a `Problem` that module is the engine itself. Such a module has
+`dtype_for(p, dtype)`, what inputs of a dtype are computed in, and `normalizes(p, dtype)`, whether
+`Problem.normalize` may be set. Its entry here says which modules compute its problems; for a `Problem` that
+is the engine itself. Such a module has
 
     gradients_in_forward(p) -> bool
     forward(p) -> Rows
@@ -18,28 +18,48 @@ The module of a `ClipProblem` also has what processes need that share the scores
     sums(p) -> ClipSums
     gradients_from(p, rows, columns, pairs, needs) -> Gradients
 
-They take a problem that is one rectangle of the scores: one that has `pairs`. For that, `choose` gives an
-engine, and `computation(name, p)` its module, which in the reference engine has these two alone.
+They take a problem that is one rectangle of the scores: one that has `pairs`. In the reference engine that
+module has these two alone.
 
 This registry alone maps names to engines. A loss asks it once a call.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol, cast, overload
 
 import torch
 from torch import Tensor
 
 from fastqt._version import __version__
-from fastqt.engines import cpu, cuda, ops, reference, report, triton
-from fastqt.problem import AnyProblem, ClipProblem, ClipSide, ClipSums, Gradients, Needs, Rows
+from fastqt.engines import (
+    cpu,
+    cpu_clip,
+    cpu_three_block,
+    cuda,
+    cuda_clip,
+    ops,
+    reference,
+    reference_clip,
+    report,
+    triton,
+)
+from fastqt.problem import (
+    AnyProblem,
+    ClipProblem,
+    ClipSide,
+    ClipSums,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    ThreeBlockProblem,
+)
 
 
 class Computation(Protocol):
@@ -75,7 +95,6 @@ class EngineModule(Computation, Protocol):
     """The module of an engine."""
 
     def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None: ...
-    def computation(self, p: AnyProblem) -> str | None: ...
     def dtype_for(self, p: AnyProblem, dtype: torch.dtype) -> torch.dtype: ...
     def normalizes(self, p: AnyProblem, dtype: torch.dtype) -> bool: ...
 
@@ -87,23 +106,35 @@ class Engine:
     Attributes:
         name: what users call it.
         module: the engine.
+        of_kind: gives the module that computes a problem, or None if it has none for its kind.
         mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
         eager: whether its loss is plain PyTorch that autograd differentiates.
         by_kind: the dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and
             the types, shapes, dtypes and devices of its embeddings.
-        scaling: the module that multiplies its gradients on a GPU, if torch is not to do that.
+        scales: multiplies its gradients on a GPU, if torch is not to do that.
     """
 
     name: str
     module: EngineModule
+    of_kind: Callable[[Any], Any]
     mixes: bool = False
     eager: bool = False
     by_kind: tuple[torch.dtype, ...] = ()
-    scaling: str | None = None
+    scales: Callable[[list[Tensor], Tensor, float], list[Tensor]] | None = None
 
     def computes(self, p: AnyProblem) -> bool:
         """Whether it has a computation of its own for a problem of this kind."""
-        return self.module.computation(p) is not None
+        return self.of_kind(p) is not None
+
+    @overload
+    def computation(self, p: ClipProblem) -> ClipComputation: ...
+    @overload
+    def computation(self, p: Any) -> Computation: ...
+    def computation(self, p: Any) -> Any:
+        """What computes a problem of which `choose` has given this engine."""
+        module = self.of_kind(p)
+        assert module is not None, f"{self.name} has no computation for {type(p).__name__}"
+        return module
 
     def normalizes(self, p: AnyProblem, dtype: torch.dtype) -> bool:
         """Whether it takes embeddings as they are where their rows are to be normalised.
@@ -117,15 +148,42 @@ class Engine:
         """The dtype that the engine is given a problem in, for inputs of `dtype`."""
         return self.module.dtype_for(p, dtype)
 
+    def scale_gradients(self, gradients: list[Tensor], upstream: Tensor, multiplier: float) -> list[Tensor]:
+        """Multiplies gradients that it has made on a GPU by upstream * multiplier, in place.
+
+        Nothing waits for the value of `upstream`. Returned are the gradients that are left for torch.
+        """
+        return gradients if self.scales is None else self.scales(gradients, upstream, multiplier)
+
+
+_CPU: dict[type[AnyProblem], Any] = {Problem: cpu, ClipProblem: cpu_clip, ThreeBlockProblem: cpu_three_block}
+_CUDA: dict[type[AnyProblem], Any] = {Problem: cuda, ClipProblem: cuda_clip}
+
+
+def _of_reference(p: AnyProblem) -> Any:
+    """The module of rectangles of CLIP's scores. Nothing else has one: autograd differentiates losses."""
+    return reference_clip if isinstance(p, ClipProblem) and p.pairs is not None else None
+
 
 # In the order in which they are tried.
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("cpu", cast(EngineModule, cpu), by_kind=(torch.float32, torch.float64, torch.float16)),
-        Engine("cuda", cast(EngineModule, cuda), mixes=True),
-        Engine("triton", cast(EngineModule, triton), mixes=True, scaling="fastqt.kernels.upstream"),
-        Engine("reference", cast(EngineModule, reference), eager=True),
+        Engine(
+            "cpu",
+            cast(EngineModule, cpu),
+            lambda p: _CPU[type(p)],
+            by_kind=(torch.float32, torch.float64, torch.float16),
+        ),
+        Engine("cuda", cast(EngineModule, cuda), lambda p: _CUDA.get(type(p)), mixes=True),
+        Engine(
+            "triton",
+            cast(EngineModule, triton),
+            triton.of_kind,
+            mixes=True,
+            scales=triton.scaled,
+        ),
+        Engine("reference", cast(EngineModule, reference), _of_reference, eager=True),
     )
 }
 
@@ -168,42 +226,6 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
             f"{origin}: {name!r} is not available: {reason}; without one the best that works is taken"
         )
     return ENGINES[name]
-
-
-@overload
-def computation(name: str, p: ClipProblem) -> ClipComputation: ...
-@overload
-def computation(name: str, p: AnyProblem) -> Computation: ...
-def computation(name: str, p: AnyProblem) -> Computation:
-    """What computes a problem on an engine that `choose` has given."""
-    module = ENGINES[name].module.computation(p)
-    assert module is not None, f"{name} has no computation for {type(p).__name__}"
-    return _imported(module)
-
-
-# Triton's modules take a second to import, so they are imported when they are first used.
-@functools.cache
-def _imported(module: str) -> Computation:
-    return cast(Computation, import_module(module))
-
-
-def gradients_in_forward(name: str, p: AnyProblem) -> bool:
-    """Whether an engine takes the gradients of a scalar loss in the forward pass."""
-    return ENGINES[name].module.gradients_in_forward(p)
-
-
-def scale_gradients(name: str, gradients: list[Tensor], upstream: Tensor, multiplier: float) -> list[Tensor]:
-    """Multiplies gradients that an engine has made on a GPU by upstream * multiplier, in place.
-
-    Nothing waits for the value of `upstream`. Returned are the gradients that are left for torch.
-    """
-    scaling = ENGINES[name].scaling
-    if scaling is None:
-        return gradients
-    module: Any = _imported(scaling)
-    taken = [g for g in gradients if module.scalable(g, upstream)]
-    module.scale_gradients(taken, upstream, multiplier)
-    return [g for g in gradients if not any(g is x for x in taken)]
 
 
 def show_config() -> None:

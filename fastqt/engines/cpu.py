@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastqt.engines import ops
+from fastqt.fields import getter, places_of
 from fastqt.problem import (
     DIAGONALS,
     LINKS,
     AnyProblem,
     ClipProblem,
     Gradients,
+    Inputs,
     Needs,
     Problem,
     Rows,
@@ -30,12 +33,6 @@ from fastqt.problem import (
     room_of,
     target_error,
 )
-
-COMPUTATIONS = {
-    Problem: "fastqt.engines.cpu",
-    ClipProblem: "fastqt.engines.cpu_clip",
-    ThreeBlockProblem: "fastqt.engines.cpu_three_block",
-}
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
@@ -51,11 +48,6 @@ TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they l
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this engine cannot compute a problem; None if it can."""
     return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
-
-
-def computation(p: AnyProblem) -> str | None:
-    """The module that computes problems of this kind."""
-    return COMPUTATIONS[type(p)]
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
@@ -119,7 +111,7 @@ def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple
     """row_weight * sum_i loss_i, and its gradients."""
     total: Tensor
     total, gradients, status, row, column = torch.ops.fastqt.contrastive_loss_with_gradients.default(
-        *_problem_arguments(p), *_gradient_tile(p), row_weight, needs
+        *_problem_arguments(p), *_gradient_tile(p), row_weight, [*map(bool, needs)]
     )
     _check_targets(p, status, row, column)
     return total, _gradients(gradients, needs)
@@ -128,7 +120,7 @@ def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(
-        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, needs
+        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, [*map(bool, needs)]
     )
     _check_targets(p, status, row, column)
     return _gradients(gradients, needs)
@@ -162,15 +154,23 @@ def even(length: int, most: int) -> int:
     return math.ceil(length / math.ceil(length / most))
 
 
-def _problem_arguments(p: Problem) -> tuple[Any, ...]:
+def _problem_arguments(p: Problem) -> list[Any]:
     """The arguments that the three operators have in common, in their order."""
-    t = p.targets
-    return (
-        *(p.queries, p.candidates, p.negatives, p.row_negatives, p.bias, finite_scale(p.scale)),
-        *(LINKS.index(p.link), DIAGONALS.index(p.diagonal)),
-        *(t.starts, t.columns, t.weights, t.dense, t.background),
-        *(p.query_groups, p.candidate_groups, p.mask, p.normalize, p.row_scores),
-    )
+    read, scale, link, diagonal = _reading()
+    arguments = [*read(p)]
+    arguments[scale] = finite_scale(p.scale)
+    arguments[link] = LINKS.index(p.link)
+    arguments[diagonal] = DIAGONALS.index(p.diagonal)
+    return arguments
+
+
+@functools.cache
+def _reading() -> tuple[Callable[[Problem], tuple[Any, ...]], int, int, int]:
+    """What reads the arguments from a problem by their names, and which of them are made numbers."""
+    names = ops.PROBLEM_ARGUMENTS
+    place_of = {place.name: place for place in places_of(Problem)}
+    read = getter([place_of[name] for name in names])
+    return read, names.index("scale"), names.index("link"), names.index("diagonal")
 
 
 def _check_targets(p: Problem, status: int, row: int, column: int) -> None:
@@ -182,4 +182,4 @@ def _check_targets(p: Problem, status: int, row: int, column: int) -> None:
 def _gradients(found: list[Tensor], needs: Needs) -> Gradients:
     """The gradients that an operator has returned: those that are needed, in the order of `Needs`."""
     each = iter(found)
-    return Gradients(*[next(each) if need else None for need in needs])
+    return Inputs(*[next(each) if need else None for need in needs])

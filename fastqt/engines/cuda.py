@@ -6,6 +6,8 @@ No step waits for the device.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
@@ -18,10 +20,12 @@ MOST_ROWS, MOST_WIDTH = 1024, 4800
 SHARED_BYTES = {torch.float32: 147_904, torch.bfloat16: 162_256, torch.float16: 162_256}
 CAPABILITY = (8, 0)
 
-COMPUTATIONS: dict[type[AnyProblem], str] = {
-    Problem: "fastqt.engines.cuda",
-    ClipProblem: "fastqt.engines.cuda_clip",
+# Of the fields of a problem the kernel takes these, and candidate_groups are given with query_groups alone.
+_KNOWN = {
+    *("queries", "candidates", "row_negatives", "scale", "targets", "diagonal", "candidate_groups", "memory"),
+    *("partners", "mix", "link", "normalize"),
 }
+UNKNOWN = [field.name for field in fields(Problem) if field.name not in _KNOWN]
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -31,11 +35,6 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
     if dtype is torch.float64:
         return "it has no float64"
     return _why_not_on(device, dtype) or (None if p is None else _why_not_this(p))
-
-
-def computation(p: AnyProblem) -> str | None:
-    """The module that computes problems of this kind; None for MixCSE's three blocks."""
-    return COMPUTATIONS.get(type(p))
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
@@ -79,11 +78,7 @@ def _why_not_this(p: AnyProblem) -> str | None:
         "log_sum_exp": p.link == "log_sum_exp",
         "dense targets": p.targets.dense is not None,
         "smoothed targets": p.targets.background is not None,
-        "bias": p.bias is not None,
-        "row_scores": p.row_scores is not None,
-        "negatives": p.negatives is not None,
-        "query_groups": p.query_groups is not None,
-        "mask": p.mask is not None,
+        **{name: getattr(p, name) is not None for name in UNKNOWN},
     }
     refused = [name for name, given in unknown.items() if given]
     return f"it does not know {', '.join(refused)}" if refused else None
@@ -129,7 +124,7 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
 
 
 def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
-    def like(x: Tensor | None, wanted: bool) -> Tensor | None:
+    def like(x: Tensor | None, wanted: bool | None) -> Tensor | None:
         return x.new_empty(x.shape) if wanted and x is not None else None
 
     return Gradients(

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.problem import Inputs
+
 ELF_HEADER, ELF_SEGMENT = 64, 56  # bytes of the structures of a 64-bit library
-PROBLEM_ARGUMENTS = 18  # of the operators of csrc/cpu/contrastive.cpp
 
 
 def check_whole(path: str) -> None:
@@ -55,11 +56,14 @@ else:
         logsumexp, mass, loss = (queries.new_empty(queries.shape[0], dtype=torch.float64) for _ in range(3))
         return logsumexp, mass, loss, 0, 0, 0
 
+    # The operators of csrc/cpu/contrastive.cpp take fields of a problem, by their names, and then tiles' sizes.
+    _schema = torch.ops.fastqt.contrastive_loss_rows.default._schema
+    PROBLEM_ARGUMENTS = [argument.name for argument in _schema.arguments][:-2]
+
     def _fake_gradients(arguments: tuple[Any, ...]) -> list[Tensor]:
-        queries, candidates, negatives, row_negatives, bias = arguments[:5]
-        scale, row_scores = queries.new_empty((), dtype=torch.float64), arguments[PROBLEM_ARGUMENTS - 1]
-        inputs = (queries, candidates, negatives, row_negatives, scale, bias, row_scores)
-        return [x.new_empty(x.shape) for x in compress(inputs, arguments[-1])]
+        given, needs = dict(zip(PROBLEM_ARGUMENTS, arguments, strict=False)), arguments[-1]
+        given["scale"] = arguments[0].new_empty((), dtype=torch.float64)
+        return [given[name].new_empty(given[name].shape) for name in compress(Inputs._fields, needs)]
 
     def _fake_loss_with_gradients(*arguments: Any) -> tuple[Tensor, list[Tensor], int, int, int]:
         dtype = torch.promote_types(arguments[0].dtype, torch.float32)

@@ -17,7 +17,6 @@ from fastqt.problem import (
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
     AnyProblem,
-    ClipProblem,
     Problem,
     finite_scale,
     reduce,
@@ -28,12 +27,6 @@ from fastqt.problem import (
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this engine cannot compute a problem: it always can."""
     return None
-
-
-def computation(p: AnyProblem) -> str | None:
-    """The module of rectangles of CLIP's scores. Nothing else has one: autograd differentiates losses."""
-    is_rectangle = isinstance(p, ClipProblem) and p.pairs is not None
-    return "fastqt.engines.reference_clip" if is_rectangle else None
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:

@@ -205,7 +205,7 @@ def _loss_of_ring(shards: Shards, call: Call) -> Tensor:
     """The sum of this rank's rows, or the rows, from one rank's candidates after the other."""
     with shards.agreeing():
         p, engine, completion = _problem_of_ring(shards, call)
-    ring = Ring(shards, engines.computation(engine.name, p))
+    ring = Ring(shards, engine.computation(p))
     loss = autograd.loss_of(p, call.reduction, ring, call.function)
     return loss if completion is None else completion(loss)
 

@@ -21,6 +21,7 @@ from fastqt.guide import Guide, scorable
 from fastqt.problem import (
     LEAST_MEMORY,
     Gradients,
+    Inputs,
     Needs,
     Problem,
     Rows,
@@ -78,11 +79,10 @@ class Guided:
 
     Args:
         engine: what computes the chunks, each of them a `Problem` whose candidates are also the negatives.
-        name: the engine's, which then multiplies the gradients.
     """
 
-    def __init__(self, engine: Computation, name: str) -> None:
-        self.engine, self.name = engine, name
+    def __init__(self, engine: Computation) -> None:
+        self.engine = engine
 
     def gradients_in_forward(self, p: GuidedProblem) -> bool:
         """Whether a scalar loss takes its gradients in the forward pass."""
@@ -144,32 +144,26 @@ class _Sums:
     def __init__(self, p: GuidedProblem, needs: Needs) -> None:
         self.p, self.wanted = p, needs
         self.needs = needs._replace(candidates=needs.candidates or needs.negatives, negatives=False)
-        self.found = Gradients()
+        self.sums: Gradients = Gradients()
 
     def add(self, first: int, chunk: Problem, part: Gradients) -> None:
         shift = first if chunk.diagonal == "zero" else 0
-        sums = self.found
-        self.found = Gradients(
-            queries=self._rows(sums.queries, first, part.queries),
-            candidates=_added(sums.candidates, part.candidates, shift),
-            row_negatives=self._rows(sums.row_negatives, first, part.row_negatives),
-            scale=_added(sums.scale, part.scale, 0),
-            bias=_added(sums.bias, part.bias, shift),
-            row_scores=self._rows(sums.row_scores, first, part.row_scores),
-        )
+        sums = {}
+        for name, whole, gradient in zip(Inputs._fields, self.sums, part, strict=True):
+            if name in Problem.by_query:
+                sums[name] = self._rows(whole, first, gradient)
+            else:
+                sums[name] = _added(whole, gradient, shift if name in Problem.by_candidate else 0)
+        self.sums = Gradients(**sums)
 
     def gradients(self) -> Gradients:
-        p, (queries, columns, _, row_negatives, scale, bias, row_scores) = self.p, self.found
+        p, columns, bias = self.p, self.sums.candidates, self.sums.bias
         M = len(p.candidates)
         columns = None if columns is None else columns.to(p.candidates.dtype)
-        return Gradients(
-            queries=queries,
+        return self.sums._replace(
             candidates=columns[:M] if columns is not None and self.wanted.candidates else None,
             negatives=columns[M:] if columns is not None and self.wanted.negatives else None,
-            row_negatives=row_negatives,
-            scale=scale,
             bias=None if bias is None else bias[:M],
-            row_scores=row_scores,
         )
 
     def _rows(self, whole: Tensor | None, first: int, part: Tensor | None) -> Tensor | None:
@@ -245,23 +239,19 @@ def _chunk(p: GuidedProblem, columns: _Columns, rows: slice, entries: slice, cel
         candidates, mask = candidates.roll(-shift, 0), mask.roll(-shift, 1)
         bias = None if bias is None else bias.roll(-shift)
         targets = _rolled(targets, shift, width)
-    return Problem(
-        queries=p.queries[rows],
-        candidates=candidates,
-        negatives=None,
-        row_negatives=None if p.row_negatives is None else p.row_negatives[rows],
-        scale=p.scale,
-        targets=targets,
-        diagonal="zero" if p.diagonal == "zero" and rows.start < M else "keep",
-        query_groups=None,
-        candidate_groups=None,
-        mask=mask,
-        memory=p.memory if isinstance(p.memory, str) else max(LEAST_MEMORY, p.memory - _share(p)),
-        bias=bias,
-        link=p.link,
-        normalize=p.normalize,
-        row_scores=None if p.row_scores is None else p.row_scores[rows],
-    )
+    chunk = p.unguided()
+    for name in Problem.by_query:
+        x = getattr(p, name)
+        setattr(chunk, name, None if x is None else x[rows])
+    chunk.candidates, chunk.bias, chunk.negatives = candidates, bias, None
+    chunk.targets = targets
+    chunk.diagonal = "zero" if p.diagonal == "zero" and rows.start < M else "keep"
+
+    # The mask has the groups too.
+    chunk.mask, chunk.query_groups, chunk.candidate_groups = mask, None, None
+    if not isinstance(p.memory, str):
+        chunk.memory = max(LEAST_MEMORY, p.memory - _share(p))
+    return chunk
 
 
 def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, width: int) -> Tensor:

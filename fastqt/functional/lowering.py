@@ -94,14 +94,14 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
 
 def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
     if isinstance(p, GuidedProblem) and not engine.eager:
-        computation = Guided(engines.computation(engine.name, p.unguided()), engine.name)
-        return autograd.loss_of(p, reduction, computation, FUNCTIONS[p.link])
+        guided = Guided(engine.computation(p.unguided()))
+        return autograd.loss_of(p, reduction, guided, FUNCTIONS[p.link], scaled_by=engine)
     if engine.eager:
         with torch.autocast(p.queries.device.type, enabled=False):
             if isinstance(p, GuidedProblem):
                 return reference_loss(p, reduction)
             return reference.contrastive_loss(p, reduction)
-    return autograd.loss_of(p, reduction, engine.name, FUNCTIONS[p.link])
+    return autograd.loss_of(p, reduction, engine, FUNCTIONS[p.link])
 
 
 def _biases(bias: float | Tensor, M: int, queries: Tensor) -> Tensor | None:

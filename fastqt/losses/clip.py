@@ -21,7 +21,7 @@ from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.shards import Shards, agree_on_rows
-from fastqt.engines import Engine, choose, computation, plans
+from fastqt.engines import Engine, choose, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.options import Backend, Memory, Reduction
@@ -128,7 +128,7 @@ def _of_process(
     if not as_given:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
     _normalize_for(engine, p, computed)
-    return autograd.loss_of(p, reduction, engine.name, FUNCTION)
+    return autograd.loss_of(p, reduction, engine, FUNCTION)
 
 
 def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
@@ -185,6 +185,6 @@ def _of_ranks(
         computed = engine.dtype_for(p, dtype)
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
         _normalize_for(engine, p, computed)
-    ranks = ClipOfRanks(shards, computation(engine.name, rectangle), ring)
+    ranks = ClipOfRanks(shards, engine.computation(rectangle), ring)
     local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, FUNCTION)
     return collectives.reduced(local, reduction, N, group)

@@ -9,11 +9,13 @@ sentences in its gradients are products too. The (B, L, V) scores are never form
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import NamedTuple
 
+from fastqt.fields import Differentiable
 from fastqt.problem import Rows
 
 CHUNK_BYTES = 24 * 2**20  # of the sentences' scores
@@ -43,26 +45,24 @@ def score_positions(positions: Tensor, weight: Tensor) -> PositionScores:
     return PositionScores(scores, highest, (scores - highest[:, None]).exp_())
 
 
-class PositionalNeeds(NamedTuple):
-    """Which inputs of a `PositionalProblem` want a gradient."""
-
-    latents: bool = False
-    positions: bool = False
-    weight: bool = False
-    bias: bool = False
+T = TypeVar("T")
 
 
-class PositionalGradients(NamedTuple):
-    """Those gradients, in the order of `PositionalNeeds`; None where none is wanted."""
+class PositionalInputs(NamedTuple, Generic[T]):
+    """Something of each input of a `PositionalProblem` that there are gradients of."""
 
-    latents: Tensor | None = None
-    positions: Tensor | None = None
-    weight: Tensor | None = None
-    bias: Tensor | None = None
+    queries: T | None = None
+    positions: T | None = None
+    weight: T | None = None
+    bias: T | None = None
+
+
+PositionalNeeds = PositionalInputs[bool]
+PositionalGradients = PositionalInputs[Tensor]
 
 
 @dataclass
-class PositionalProblem:
+class PositionalProblem(Differentiable):
     """Which word is at each position of each sentence, in float32 or float64."""
 
     queries: Tensor  # (B, d), the latent vectors
@@ -74,11 +74,7 @@ class PositionalProblem:
     position_scores: PositionScores
     mean: bool = False  # over a sentence's positions, in place of their sum
 
-    needs_type: ClassVar[type[PositionalNeeds]] = PositionalNeeds
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `PositionalNeeds`."""
-        return self.queries, self.positions, self.weight, self.bias
+    needs_type: ClassVar[type[Any]] = PositionalInputs
 
 
 class Factored:

@@ -15,6 +15,7 @@ from fastqt.autograd.walked import Walked
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.shards import agree, facts_of_embeddings, facts_of_leaves, local_rows, with_a_row
+from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
 from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
@@ -154,7 +155,7 @@ class MaxMarginNeeds(NamedTuple):
 
 
 @dataclass
-class MaxMarginProblem:
+class MaxMarginProblem(Differentiable):
     """Queries against candidates, with the fields of `TargetRows` that say which of these are targets."""
 
     queries: Tensor  # (N, D)
@@ -167,10 +168,6 @@ class MaxMarginProblem:
     without_diagonal: bool
 
     needs_type: ClassVar[type[MaxMarginNeeds]] = MaxMarginNeeds
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `MaxMarginNeeds`."""
-        return self.queries, self.candidates
 
 
 def _slots(p: MaxMarginProblem) -> tuple[Tensor, Tensor]:

@@ -218,7 +218,7 @@ def _in_three_blocks(
         return None
     dtype = engine.dtype_for(p, p.queries.dtype)
     p.queries, p.candidates = p.queries.to(dtype), p.candidates.to(dtype)
-    loss = autograd.loss_of(p, reduction, engine.name, FUNCTION)
+    loss = autograd.loss_of(p, reduction, engine, FUNCTION)
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
     return loss

@@ -15,6 +15,7 @@ from fastqt.autograd.walked import Walked
 from fastqt.checks import INTEGERS, as_ids, check_embeddings, check_option, check_scale, check_tensor, require
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import agree_on_rows
+from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
 
@@ -120,7 +121,7 @@ class NegativeSamplingNeeds(NamedTuple):
 
 
 @dataclass
-class NegativeSamplingProblem:
+class NegativeSamplingProblem(Differentiable):
     """Queries, each against the candidates that are named for it."""
 
     queries: Tensor  # (N, D)
@@ -129,10 +130,6 @@ class NegativeSamplingProblem:
     cells: Tensor  # (N, 1 + K) int64: the positive of each row, and its negatives
 
     needs_type: ClassVar[type[NegativeSamplingNeeds]] = NegativeSamplingNeeds
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `NegativeSamplingNeeds`."""
-        return self.queries, self.candidates, self.scale
 
 
 def _walk(

@@ -18,7 +18,7 @@ from fastqt.autograd import transformed
 from fastqt.checks import check_not_recorded, is_traced
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
-from fastqt.engines import computation, plans
+from fastqt.engines import Engine, plans
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import scores
 from fastqt.options import Backend, DiagonalMode, Memory
@@ -110,7 +110,7 @@ def shares_scores(rows: Tensor, total: int, walk: Walk) -> bool:
     return _engine_of(rows, columns, walk)[0] is not None
 
 
-def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[str | None, tuple[Tensor, ...]]:
+def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[Engine | None, tuple[Tensor, ...]]:
     """The engine of the two walks with what it is given; None where `log_sum_exp` takes their place.
 
     That is under torch.compile and torch.func, which have to see operators and transforms, and in the
@@ -123,7 +123,7 @@ def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[str | None, t
     engine, dtype, computed, _ = plans.plan(None, p, walk.backend)
     if engine.eager:
         return None, (rows, columns, *scale)
-    return engine.name, (rows.to(dtype).to(computed), columns.to(dtype).to(computed), *scale)
+    return engine, (rows.to(dtype).to(computed), columns.to(dtype).to(computed), *scale)
 
 
 def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
@@ -135,10 +135,10 @@ def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
 class _PairedSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, engine: str, walk: Walk, rows: Tensor, columns: Tensor, *scale: Tensor
+        ctx: Any, engine: Engine, walk: Walk, rows: Tensor, columns: Tensor, *scale: Tensor
     ) -> tuple[Tensor, ...]:
         p = ClipProblem(rows, columns, walk.scale, walk.memory, pairs=len(rows))
-        positive, row_others, column_others = computation(engine, p).sums(p)
+        positive, row_others, column_others = engine.computation(p).sums(p)
         column_others = walk.batch.log_add_up(column_others)
         ctx.engine, ctx.walk = engine, _without_scale(walk, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
@@ -153,7 +153,7 @@ class _PairedSums(torch.autograd.Function):
         of_columns = walk.batch.gather_constant_own_first(of_columns)
         p = ClipProblem(rows, columns, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
         _, _, *wanted = ctx.needs_input_grad
-        found = computation(ctx.engine, p).gradients_from(
+        found = ctx.engine.computation(p).gradients_from(
             p,
             _side(row_others, of_rows),
             _side(column_others, of_columns),
@@ -166,9 +166,11 @@ class _PairedSums(torch.autograd.Function):
 
 class _OwnSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, engine: str, walk: Walk, rows: Tensor, all_rows: Tensor, *scale: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, engine: Engine, walk: Walk, rows: Tensor, all_rows: Tensor, *scale: Tensor
+    ) -> Tensor:
         p = ClipProblem(rows, all_rows, walk.scale, walk.memory, pairs=len(rows))
-        sums = computation(engine, p).sums(p).row_others
+        sums = engine.computation(p).sums(p).row_others
         ctx.engine, ctx.walk = engine, _without_scale(walk, scale)
         ctx.save_for_backward(rows, all_rows, sums, *scale)
         return sums.clone()
@@ -183,7 +185,7 @@ class _OwnSums(torch.autograd.Function):
         p = ClipProblem(rows, all_rows, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
-        found = computation(ctx.engine, p).gradients_from(
+        found = ctx.engine.computation(p).gradients_from(
             p, own, every, torch.zeros_like(sums), Needs(queries=wanted[2], scale=any(wanted[4:]))
         )
         of_scale = [None if found.scale is None else (found.scale / 2).to(x) for x in scale]

@@ -9,37 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import NamedTuple
 
 from fastqt.checks import tf32_allowed
+from fastqt.fields import Differentiable
 from fastqt.losses.positives import Block, Positives
 from fastqt.problem import Rows
 
-
-class SameLabelNeeds(NamedTuple):
-    """Which inputs of a `SameLabelProblem` want a gradient."""
-
-    queries: bool = False
-    candidates: bool = False
-    others: bool = False
-    scale: bool = False
+T = TypeVar("T")
 
 
-class SameLabelGradients(NamedTuple):
-    """Those gradients, in the order of `SameLabelNeeds`; None where none is wanted."""
+class SameLabelInputs(NamedTuple, Generic[T]):
+    """Something of each input of a `SameLabelProblem` that there are gradients of."""
 
-    queries: Tensor | None = None
-    candidates: Tensor | None = None
-    others: Tensor | None = None
-    scale: Tensor | None = None
+    queries: T | None = None
+    candidates: T | None = None
+    others: T | None = None
+    scale: T | None = None
+
+
+SameLabelNeeds = SameLabelInputs[bool]
+SameLabelGradients = SameLabelInputs[Tensor]
 
 
 @dataclass
-class SameLabelProblem:
+class SameLabelProblem(Differentiable):
     """Rows and their positives, in float32 or float64; a row without positives has loss 0."""
 
     queries: Tensor  # (N, D)
@@ -50,12 +49,7 @@ class SameLabelProblem:
     blocks: tuple[Block, ...]
     link: str  # a key of LINKS
 
-    needs_type: ClassVar[type[SameLabelNeeds]] = SameLabelNeeds
-
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `SameLabelNeeds`."""
-        scale = self.scale if isinstance(self.scale, Tensor) else None
-        return self.queries, self.candidates, self.others, scale
+    needs_type: ClassVar[type[Any]] = SameLabelInputs
 
 
 class SameLabel:

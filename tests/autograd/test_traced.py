@@ -74,7 +74,7 @@ def test_opcheck_whole_losses(dtype, needs):
     ):
         p = problem(dtype, **changes)
         needed = [need and x is not None for need, x in zip(needs, p.inputs(), strict=True)]
-        flat, rows = (*traced._flat(p), "cpu"), torch.zeros(9, dtype=torch.float64)
+        flat, rows = (*traced.OPERATORS.arguments(p), "cpu"), torch.zeros(9, dtype=torch.float64)
         torch.library.opcheck(torch.ops.fastqt.contrastive_forward, flat)
         torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, 0.5, needed))
         torch.library.opcheck(
@@ -86,27 +86,28 @@ def test_opcheck_whole_losses(dtype, needs):
 def test_operators_carry_every_field_of_a_problem(memory):
     """A field that is not listed would have its default value in a compiled loss, without a word."""
     rows, columns = torch.ones(9, dtype=torch.int64), torch.ones(7, dtype=torch.int64)
-    targets = TargetRows(*(torch.rand(9) for _ in range(5)))
+    targets = TargetRows(*(torch.rand(9) for _ in range(6)), cached=True)
     given = Problem(
         *(torch.rand(9, 3) for _ in range(4)),
         *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), memory, rows, 0.5),
         *(torch.rand(7), "sigmoid", True, torch.rand(9)),
     )
-    (received,) = traced._flattened(lambda p: (p,))(*traced._flat(given))
+    (received,) = traced.OPERATORS.of_arguments(lambda p: [p])(*traced.OPERATORS.arguments(given))
     defaults = {f.name: f.default for f in dataclasses.fields(Problem)}
     for name, default in defaults.items():
         assert getattr(given, name) is not default, f"the test is to give {name} another value"
         assert getattr(received, name) is getattr(given, name) or name == "targets"
     for f in dataclasses.fields(TargetRows):
-        if f.name != "offsets":  # which only spares a sort
-            assert getattr(received.targets, f.name) is getattr(targets, f.name)
+        assert getattr(received.targets, f.name) is getattr(targets, f.name)
 
 
 @pytest.fixture
 def asked(monkeypatch) -> list[str]:
     """Which engines have been asked to compute."""
-    names, genuine = [], engines.computation
-    monkeypatch.setattr(engines, "computation", lambda name, p: names.append(name) or genuine(name, p))
+    names, genuine = [], engines.Engine.computation
+    monkeypatch.setattr(
+        engines.Engine, "computation", lambda engine, p: names.append(engine.name) or genuine(engine, p)
+    )
     return names
 
 

@@ -210,7 +210,9 @@ def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reas
     monkeypatch.setattr(ENGINES["cpu"].module, "why_not", lambda *_: "not asked here")
     monkeypatch.setattr(plans, "known", {})
     chosen = []
-    monkeypatch.setattr(fastqt.autograd, "loss_of", lambda p, reduction, engine, name: chosen.append(engine))
+    monkeypatch.setattr(
+        fastqt.autograd, "loss_of", lambda p, reduction, engine, name: chosen.append(engine.name)
+    )
     fastqt.contrastive_loss(*inputs, **options)
     fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2))
     fastqt.contrastive_loss(torch.ones(4, 2), torch.ones(4, 2), backend="triton")

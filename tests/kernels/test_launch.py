@@ -19,7 +19,7 @@ def precisions(case):
     with torch.device("meta"), mock.patch.object(launch, "tf32_allowed", asked):
         problem, needs = problem_of(case)
         with described(GPUS[1]) as events:
-            engines.computation("triton", problem).forward_with_gradients(problem, 1 / case.N, needs)
+            engines.ENGINES["triton"].computation(problem).forward_with_gradients(problem, 1 / case.N, needs)
     found = [x.constants["PRECISION"] for x in events if isinstance(x, Launch) and "PRECISION" in x.constants]
     assert found
     assert asked.called == (case.dtype == "float32")

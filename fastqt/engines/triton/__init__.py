@@ -8,7 +8,9 @@ which every cell may be a target take whole rows of scores, in `rows`. `three_bl
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +31,6 @@ from fastqt.problem import (
 
 # Importing Triton takes a second, so the modules with kernels are imported when they are first used.
 INSTALLED = find_spec("triton") is not None
-COMPUTATIONS = {
-    Problem: "fastqt.engines.triton",
-    ClipProblem: "fastqt.engines.triton.clip",
-    ThreeBlockProblem: "fastqt.engines.triton.three_block",
-}
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -45,18 +42,37 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
     return "it has no float64" if dtype is torch.float64 else None
 
 
-def computation(p: AnyProblem) -> str | None:
+def of_kind(p: AnyProblem) -> Any:
     """The module that computes problems of this kind.
 
     None for MixCSE's three blocks, unless with memory="fast", where only a few rows of them would fit beside
     the sums: three losses of one block each are faster then.
     """
-    if isinstance(p, ThreeBlockProblem) and p.memory != "fast":
+    if isinstance(p, ClipProblem):
+        from fastqt.engines.triton import clip
+
+        return clip
+    if not isinstance(p, ThreeBlockProblem):
+        return sys.modules[__name__]
+
+    if p.memory != "fast":
         N, D = p.queries.shape
         room = room_of(p.memory, memory.FAST_BYTES, memory.LOW_BYTES)
         if room < 4 * N * D + 12 * N * memory.ROW_MULTIPLE:
             return None
-    return COMPUTATIONS[type(p)]
+
+    from fastqt.engines.triton import three_block
+
+    return three_block
+
+
+def scaled(gradients: list[Tensor], upstream: Tensor, multiplier: float) -> list[Tensor]:
+    """Multiplies gradients by upstream * multiplier, in place; returns those that are left for torch."""
+    from fastqt.kernels.upstream import scalable, scale_gradients
+
+    taken = [g for g in gradients if scalable(g, upstream)]
+    scale_gradients(taken, upstream, multiplier)
+    return [g for g in gradients if not any(g is x for x in taken)]
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:

@@ -61,7 +61,7 @@ class Operands:
         self.weights = weights
         self.prob_scale = FP16_PROB_SCALE if dtype is torch.float16 else 1.0
 
-        def gradient_of(x: Tensor | None, wanted: bool) -> Tensor | None:
+        def gradient_of(x: Tensor | None, wanted: bool | None) -> Tensor | None:
             return new(x.shape) if wanted and x is not None else None
 
         self.query_gradient = gradient_of(p.queries, needs.queries)

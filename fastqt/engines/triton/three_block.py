@@ -86,7 +86,7 @@ class _Walk:
     def run(self) -> None:
         o = self.operands
         v, N, width = o.p.candidates, o.N, aligned(o.N)
-        queries, candidates = self.needs.queries, self.needs.candidates
+        queries, candidates = bool(self.needs.queries), bool(self.needs.candidates)
         folded = (queries or candidates, False) if self.joined else (queries, candidates)
         cell_bytes = 4 + sum(folded) * v.element_size()
         fitting = o.room_beside_products // (cell_bytes * width + (4 + v.element_size()) * o.D)

@@ -32,7 +32,7 @@ def problem(rows: list[list[tuple[int, float]]], **changes: Any) -> dict[str, An
         "scale": 2.0,
         "link": 0,
         "diagonal": 2,
-        "row_starts": torch.tensor([0, *itertools.accumulate(map(len, rows))]),
+        "starts": torch.tensor([0, *itertools.accumulate(map(len, rows))]),
         "columns": torch.tensor(columns),
         "weights": torch.tensor(weights, dtype=torch.float64),
         "dense": None,

@@ -53,7 +53,7 @@ def peak(case: Case) -> tuple[int, int]:
     """The most bytes beside inputs, and those of the gradients."""
     with torch.device("meta"):
         problem, needs = problem_of(case)
-        computation = engines.computation("triton", problem)
+        computation = engines.ENGINES["triton"].computation(problem)
         on_gpu = mock.patch.object(Tensor, "is_cuda", True, create=True)
         with standing_in(GPU, False, lambda _: None), on_gpu, Peak() as allocated:
             _, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
