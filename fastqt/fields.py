@@ -26,9 +26,13 @@ class Differentiable:
     needs_type: ClassVar[type[Any]]
 
     def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients can flow to, in the order of `needs_type`; None in place of a number."""
-        values = [getattr(self, name, None) for name in self.needs_type._fields]
-        return tuple([x if isinstance(x, Tensor) else None for x in values])
+        """What gradients can flow to, in the order of `needs_type`; None for a number."""
+        names = self.needs_type._fields
+        values = [*attrgetter(*names)(self)]
+        scale = getattr(self, "scale", None)
+        if scale is not None and not isinstance(scale, Tensor):
+            values[names.index("scale")] = None
+        return tuple(values)
 
 
 class Place(NamedTuple):
@@ -79,8 +83,9 @@ def without_tensors(p: Any) -> tuple[Rest, tuple[Tensor | None, ...]]:
     An autograd function hands the tensors to `save_for_backward`, which notices changes in place and frees
     them after the backward pass.
     """
+    kind: Any = type(p)
     targets = getattr(p, "targets", None)
-    layout = _layout(type(p), targets is not None and targets.cached)
+    layout = _layout(kind, targets is not None and targets.cached)
     tensors = layout.tensors(p)
     if layout.has_scale and not isinstance(p.scale, Tensor):
         return (layout, p.scale, layout.options(p)), tensors[:-1]

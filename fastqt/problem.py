@@ -153,6 +153,11 @@ class ClipProblem(Differentiable):
 
     needs_type: ClassVar[type[Any]] = Inputs
 
+    def inputs(self) -> Inputs[Tensor]:
+        """What gradients can flow to; a problem of this kind has not all of these fields."""
+        scale = self.scale if isinstance(self.scale, Tensor) else None
+        return Inputs(self.queries, self.candidates, scale=scale)
+
     @property
     def has_cells(self) -> bool:
         """Whether there is a score; a process may have no rows."""

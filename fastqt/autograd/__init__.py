@@ -8,6 +8,7 @@ that way, the forward pass saves what is known of each row and backward computes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -44,9 +45,10 @@ def loss_of(
     computation: Computation
     if not isinstance(computed_by, Engine):
         computation = computed_by
+    elif recorded:
+        computation = TracedEngine(computed_by.name)
     else:
-        computation = TracedEngine(computed_by.name) if recorded else computed_by.computation(p)
-        scaled_by = computed_by
+        computation, scaled_by = computed_by.computation(p), computed_by
     if transformed.is_transformed():
         return transformed.loss_of(p, reduction, computation, function)
 
@@ -55,10 +57,11 @@ def loss_of(
     if recorded and True not in wanted:  # Dynamo does not trace an autograd function of no gradients.
         return _reduced(computation.forward(p), reduction, p)
 
-    how = _How(reduction, computation, function, p.needs_type(*wanted), traced, scaled_by)
+    given = [x is not None for x in inputs]
+    how = _How(reduction, computation, function, p.needs_type(*wanted), given, traced, scaled_by)
     # Each argument of an autograd function costs microseconds, so absent inputs are omitted.
-    given = [unwrap_if_dead(x) for x in inputs if x is not None]
-    return (_Loss.apply if recorded else _apply)(p, how, *given)
+    tensors = [unwrap_if_dead(x) for x in inputs if x is not None]
+    return (_Loss.apply if recorded else _apply)(p, how, *tensors)
 
 
 def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
@@ -77,6 +80,7 @@ class _How(NamedTuple):
     computation: Computation
     function: str
     needs: Any  # of the problem's `needs_type`
+    given: list[bool]  # which of the problem's inputs are there
     traced: bool  # whether a tracer is to see operators
     scaled_by: Engine | None
 
@@ -84,7 +88,7 @@ class _How(NamedTuple):
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Any, how: _How, *inputs: Tensor) -> Tensor:
-        reduction, engine, _, needs, traced, _ = how
+        reduction, engine, _, needs, given, traced, _ = how
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
         ctx.how, ctx.in_forward = how, in_forward
         if not in_forward:
@@ -96,7 +100,7 @@ class _Loss(torch.autograd.Function):
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
         ctx.row_weight = row_weight
         total, found = engine.forward_with_gradients(p, row_weight, needs)
-        gradients = _of_given(found, p)
+        gradients = _of_given(found, given, inputs)
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
             ctx.absent = [g is None for g in gradients]
             _save(ctx, p, inputs, [g for g in gradients if g is not None])
@@ -165,27 +169,28 @@ def _found_again(ctx: Any) -> list[Tensor | None]:
     # Reading saved tensors checks that nothing has changed them in place.
     p = with_tensors(ctx.problem, ctx.saved_tensors)
     _, gradients = ctx.how.computation.forward_with_gradients(p, ctx.row_weight, ctx.how.needs)
-    return _of_given(gradients, p)
+    return _of_given(gradients, ctx.how.given, [x for x in p.inputs() if x is not None])
 
 
 def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients from the upstream gradient and what the forward pass has saved of each row."""
-    reduction, engine, _, needs, traced, _ = ctx.how
+    reduction, engine, _, needs, _, traced, _ = ctx.how
     saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
     p = ctx.problem if traced else with_tensors(ctx.problem, saved[: ctx.held])
     N = p.queries.shape[0]
     weight = upstream.double() / N if reduction == "mean" else upstream.double()
     row_weights = weight if reduction == "none" else weight.expand(N)
     gradients = engine.backward(p, saved[ctx.held :], row_weights.contiguous(), needs)
-    return _of_given(gradients, p)
+    return _of_given(gradients, ctx.how.given, [x for x in p.inputs() if x is not None])
 
 
-def _of_given(gradients: Sequence[Tensor | None], p: Differentiable) -> list[Tensor | None]:
+def _of_given(
+    gradients: Sequence[Tensor | None], given: list[bool], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
     """The gradients of the inputs that are given; a scale's, which engines give as they have it, like it."""
     return [
         g if g is None or g.dim() else g.to(x)
-        for g, x in zip(gradients, p.inputs(), strict=True)
-        if x is not None
+        for g, x in zip(compress(gradients, given), inputs, strict=True)
     ]
 
 

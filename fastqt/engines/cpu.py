@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,21 +155,18 @@ def even(length: int, most: int) -> int:
 
 def _problem_arguments(p: Problem) -> list[Any]:
     """The arguments that the three operators have in common, in their order."""
-    read, scale, link, diagonal = _reading()
-    arguments = [*read(p)]
-    arguments[scale] = finite_scale(p.scale)
-    arguments[link] = LINKS.index(p.link)
-    arguments[diagonal] = DIAGONALS.index(p.diagonal)
+    arguments = [*_read(p)]
+    arguments[_SCALE] = finite_scale(p.scale)
+    arguments[_LINK] = LINKS.index(p.link)
+    arguments[_DIAGONAL] = DIAGONALS.index(p.diagonal)
     return arguments
 
 
-@functools.cache
-def _reading() -> tuple[Callable[[Problem], tuple[Any, ...]], int, int, int]:
-    """What reads the arguments from a problem by their names, and which of them are made numbers."""
-    names = ops.PROBLEM_ARGUMENTS
-    place_of = {place.name: place for place in places_of(Problem)}
-    read = getter([place_of[name] for name in names])
-    return read, names.index("scale"), names.index("link"), names.index("diagonal")
+if ops.native_error is None:
+    # The operators' arguments have the names of a problem's fields. Three of them are numbers there.
+    _place_of = {place.name: place for place in places_of(Problem)}
+    _read = getter([_place_of[name] for name in ops.PROBLEM_ARGUMENTS])
+    _SCALE, _LINK, _DIAGONAL = map(ops.PROBLEM_ARGUMENTS.index, ("scale", "link", "diagonal"))
 
 
 def _check_targets(p: Problem, status: int, row: int, column: int) -> None:

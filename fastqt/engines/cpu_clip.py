@@ -16,6 +16,7 @@ from fastqt.problem import (
     ClipSide,
     ClipSums,
     Gradients,
+    Inputs,
     Needs,
     Rows,
     finite_scale,
@@ -100,7 +101,7 @@ def _walk(
 
 
 def _empty_gradients(p: ClipProblem, needs: Needs) -> Gradients:
-    return Gradients(
+    return Inputs(
         queries=p.queries.new_empty(p.queries.shape) if needs.queries else None,
         candidates=p.candidates.new_empty(p.candidates.shape) if needs.candidates else None,
         scale=p.queries.new_empty((), dtype=torch.float64) if needs.scale else None,

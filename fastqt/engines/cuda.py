@@ -13,7 +13,17 @@ from torch import Tensor
 
 from fastqt.checks import tf32_allowed
 from fastqt.engines import ops
-from fastqt.problem import DIAGONALS, AnyProblem, ClipProblem, Gradients, Needs, Problem, Rows, finite_scale
+from fastqt.problem import (
+    DIAGONALS,
+    AnyProblem,
+    ClipProblem,
+    Gradients,
+    Inputs,
+    Needs,
+    Problem,
+    Rows,
+    finite_scale,
+)
 
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
 MOST_ROWS, MOST_WIDTH = 1024, 4800
@@ -25,7 +35,7 @@ _KNOWN = {
     *("queries", "candidates", "row_negatives", "scale", "targets", "diagonal", "candidate_groups", "memory"),
     *("partners", "mix", "link", "normalize"),
 }
-UNKNOWN = [field.name for field in fields(Problem) if field.name not in _KNOWN]
+UNKNOWN = sorted(field.name for field in fields(Problem) if field.name not in _KNOWN)
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -86,7 +96,7 @@ def _why_not_this(p: AnyProblem) -> str | None:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    return _launch(p, 1.0, None, Gradients())
+    return _launch(p, 1.0, None, Inputs())
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
@@ -127,7 +137,7 @@ def _empty_gradients(p: Problem, needs: Needs) -> Gradients:
     def like(x: Tensor | None, wanted: bool | None) -> Tensor | None:
         return x.new_empty(x.shape) if wanted and x is not None else None
 
-    return Gradients(
+    return Inputs(
         queries=like(p.queries, needs.queries),
         candidates=like(p.candidates, needs.candidates),
         row_negatives=like(p.row_negatives, needs.row_negatives),

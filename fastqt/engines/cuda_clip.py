@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.engines import cuda
-from fastqt.problem import ClipProblem, Gradients, Needs, Problem, Rows
+from fastqt.problem import ClipProblem, Gradients, Inputs, Needs, Problem, Rows
 from fastqt.targets import Diagonal
 
 
@@ -55,7 +55,7 @@ def _sum(rows: Gradients, columns: Gradients) -> Gradients:
     def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return None if a is None or b is None else a.add_(b)
 
-    return Gradients(
+    return Inputs(
         queries=add(rows.queries, columns.candidates),
         candidates=add(rows.candidates, columns.queries),
         scale=add(rows.scale, columns.scale),

@@ -9,6 +9,7 @@ from fastqt.problem import (
     ClipSide,
     ClipSums,
     Gradients,
+    Inputs,
     Needs,
     finite_scale,
     positive_scores,
@@ -34,7 +35,7 @@ def gradients_from(
     of_scores += columns.weights * (scores - columns.logsumexp).exp_()
     _pairs_of(p, of_scores).copy_(pairs)
     of_products = (scale * of_scores).to(p.queries.dtype)
-    return Gradients(
+    return Inputs(
         queries=of_products @ p.candidates if needs.queries else None,
         candidates=of_products.T @ p.queries if needs.candidates else None,
         scale=(of_scores * products).sum() if needs.scale else None,

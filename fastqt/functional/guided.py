@@ -104,7 +104,7 @@ class Guided:
             for first, chunk in _chunks(p, _height(p)):
                 part, found = self.engine.forward_with_gradients(chunk, row_weight, sums.needs)
                 total += part
-                sums.add(first, chunk, Gradients(*found))
+                sums.add(first, chunk, Inputs(*found))
         return total.to(loss_dtype(p.queries)), sums.gradients()
 
     def backward(
@@ -116,7 +116,7 @@ class Guided:
             rows = slice(first, first + len(chunk.queries))
             known = tuple(x[rows] for x in saved)
             found = self.engine.backward(chunk, known, row_weights[rows], sums.needs)
-            sums.add(first, chunk, Gradients(*found))
+            sums.add(first, chunk, Inputs(*found))
         return sums.gradients()
 
 
@@ -144,7 +144,7 @@ class _Sums:
     def __init__(self, p: GuidedProblem, needs: Needs) -> None:
         self.p, self.wanted = p, needs
         self.needs = needs._replace(candidates=needs.candidates or needs.negatives, negatives=False)
-        self.sums: Gradients = Gradients()
+        self.sums: Gradients = Inputs()
 
     def add(self, first: int, chunk: Problem, part: Gradients) -> None:
         shift = first if chunk.diagonal == "zero" else 0
@@ -154,7 +154,7 @@ class _Sums:
                 sums[name] = self._rows(whole, first, gradient)
             else:
                 sums[name] = _added(whole, gradient, shift if name in Problem.by_candidate else 0)
-        self.sums = Gradients(**sums)
+        self.sums = Inputs(**sums)
 
     def gradients(self) -> Gradients:
         p, columns, bias = self.p, self.sums.candidates, self.sums.bias

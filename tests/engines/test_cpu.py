@@ -9,7 +9,10 @@ from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt.engines import cpu as schedule
+from fastqt.engines import ops
+from fastqt.fields import places_of
 from fastqt.functional import single
+from fastqt.problem import Problem
 
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
@@ -169,3 +172,11 @@ def test_one_gradient_alone(wanted, memory):
     alone = {name: x if name == wanted else x.detach() for name, x in inputs.items()}
     (gradient,) = torch.autograd.grad(case.loss(alone, memory=memory), alone[wanted])
     assert relative(gradient, expected) < REORDERED[torch.float64]
+
+
+@pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
+def test_operators_take_every_field_of_a_problem():
+    """A field that csrc/cpu/problem.h does not list would have no effect, without a word."""
+    of_python = {"memory", "partners", "mix", "offsets", "cached"}  # which this engine reads, or never gets
+    fields = {place.name for place in places_of(Problem)}
+    assert fields - of_python == set(ops.PROBLEM_ARGUMENTS)

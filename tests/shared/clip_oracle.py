@@ -86,7 +86,7 @@ def assembled(
             *(p, _side(of_rows, weights, rows), _side(of_columns, weights, columns)),
             *(torch.from_numpy(pairs[rows][: p.pairs]), needs),
         )
-        assert [x is not None for x in given] == list(needs)
+        assert [x is not None for x in given] == [bool(need) for need in needs]
         assert {x.dtype for x in given[:2] if x is not None} <= {p.queries.dtype}
         da[rows] += 0 if given.queries is None else given.queries.double()
         db[columns] += 0 if given.candidates is None else given.candidates.double()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import is_capturing
-from fastqt.problem import Gradients, Needs, Problem, room_of
+from fastqt.problem import Gradients, Inputs, Needs, Problem, room_of
 
 FAST_BYTES = 512 * 2**20  # beside inputs and gradients, the least
 FAST_SHARE = 85  # of the device's memory, where that is more: 1 GB on a GPU of 80 GiB
@@ -144,7 +144,7 @@ class Operands:
 
     def gradients(self) -> Gradients:
         by_row = self.scale_gradient
-        return Gradients(
+        return Inputs(
             queries=self.query_gradient,
             candidates=self.blocks[0].gradient,
             negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,

@@ -13,7 +13,15 @@ from fastqt.engines.triton.heights import rows_that_fit
 from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges, weighted_sum
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
 from fastqt.kernels.three_block_gradients import three_block_gradients
-from fastqt.problem import Needs, Problem, Rows, ThreeBlockGradients, ThreeBlockNeeds, ThreeBlockProblem
+from fastqt.problem import (
+    Needs,
+    Problem,
+    Rows,
+    ThreeBlockGradients,
+    ThreeBlockInputs,
+    ThreeBlockNeeds,
+    ThreeBlockProblem,
+)
 from fastqt.targets import Diagonal
 
 
@@ -151,7 +159,7 @@ class _Walk:
         found = self.operands.gradients()
         own_columns, next_columns = self._shares(self.by_column)
         own_rows, next_rows = self._shares(self.by_row)
-        return ThreeBlockGradients(
+        return ThreeBlockInputs(
             queries=found.queries,
             candidates=found.candidates,
             own_columns=own_columns if self.needs.own_columns else None,
