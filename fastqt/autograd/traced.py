@@ -6,6 +6,8 @@ engine that was chosen when it was traced.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,20 +17,20 @@ from fastqt.problem import Needs, Problem, Rows, loss_dtype
 
 
 class TracedEngine:
-    """An engine as torch.compile sees it."""
+    """An engine as torch.compile sees it, for a `Problem`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def gradients_in_forward(self, p: Problem) -> bool:
+    def gradients_in_forward(self, p: Any) -> bool:
         return ENGINES[self.name].module.gradients_in_forward(p)
 
-    def forward(self, p: Problem) -> Rows:
+    def forward(self, p: Any) -> Rows:
         loss, *saved = _FORWARD(*OPERATORS.arguments(p), self.name)
         return Rows(loss, tuple(saved))
 
     def forward_with_gradients(
-        self, p: Problem, row_weight: float, needs: Needs
+        self, p: Any, row_weight: float, needs: Needs
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         total, *gradients = _FORWARD_WITH_GRADIENTS(
             *OPERATORS.arguments(p), self.name, row_weight, list(needs)
@@ -36,7 +38,7 @@ class TracedEngine:
         return total, wanted(gradients, needs)
 
     def backward(
-        self, p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
+        self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
     ) -> tuple[Tensor | None, ...]:
         gradients = _BACKWARD(*OPERATORS.arguments(p), self.name, *saved, row_weights, list(needs))
         return wanted(gradients, needs)

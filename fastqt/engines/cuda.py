@@ -30,12 +30,9 @@ MOST_ROWS, MOST_WIDTH = 1024, 4800
 SHARED_BYTES = {torch.float32: 147_904, torch.bfloat16: 162_256, torch.float16: 162_256}
 CAPABILITY = (8, 0)
 
-# Of the fields of a problem the kernel takes these, and candidate_groups are given with query_groups alone.
-_KNOWN = {
-    *("queries", "candidates", "row_negatives", "scale", "targets", "diagonal", "candidate_groups", "memory"),
-    *("partners", "mix", "link", "normalize"),
-}
-UNKNOWN = sorted(field.name for field in fields(Problem) if field.name not in _KNOWN)
+# The optional tensors of a problem that the kernel does not take; groups are given both or not at all.
+_TAKEN = ("row_negatives", "partners", "candidate_groups")
+UNKNOWN = sorted(x.name for x in fields(Problem) if x.type == "Tensor | None" and x.name not in _TAKEN)
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
