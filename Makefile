@@ -10,7 +10,7 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all bench soak fuzz sanitize wheel lint clean
+.PHONY: demo docs test test-all bench soak fuzz sanitize wheel stub lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -43,6 +43,10 @@ soak: MINUTES ?= 120
 soak: .venv/built
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
+
+# The types of the loss modules' constructors, from the signatures of the losses: after an option has changed.
+stub: .venv/built
+	$(BIN)/python -m tests.shared.loss_stub
 
 lint: .venv/built
 	$(BIN)/ruff check .

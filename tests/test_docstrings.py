@@ -61,10 +61,15 @@ def test_an_example_that_is_wrong_is_found():
 
 @each
 def test_all_arguments_are_explained(module, name):
-    """Each argument is named in the docstring; those that the constructor takes may be named by the class."""
+    """Each argument is named in the docstring, or in that of a public name which the docstring points to.
+
+    Arguments that the constructor takes may be named by the class.
+    """
     value = getattr(module, name)
     function = value.__init__ if inspect.isclass(value) else value
     text = inspect.getdoc(value) or ""
+    for pointed in re.findall(r"`(?:fastqt\.)?(?:nn\.)?(\w+)`", text):
+        text += inspect.getdoc(getattr(fastqt, pointed, getattr(fastqt.nn, pointed, None))) or ""
     parameters = [p for p in inspect.signature(function).parameters if p not in ("self", "args", "kwargs")]
     missing = [p for p in parameters if not re.search(rf"(?<![\w`]){re.escape(p)}\b", text)]
     assert missing == []

@@ -19,6 +19,7 @@ from fastqt.guide import MARGIN_STRATEGIES
 from fastqt.losses import curl, gloss, max_margin, mixcse, ranking_options
 from fastqt.nn.gloss import DECODERS
 from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS
+from tests.shared.loss_stub import STUB, stub
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent / "typing"
@@ -40,6 +41,11 @@ def test_mypy_refuses_typical_mistakes_and_nothing_else():
     found = {(int(number), reason) for file, number, reason in REPORTED.findall(done.stdout)}
     assert not [line for line in done.stdout.splitlines() if "mistakes.py" not in line], done.stdout
     assert found == wanted, done.stdout
+
+
+def test_the_stub_has_the_options_of_the_loss_modules():
+    """Where an option has changed, `make stub` writes it anew."""
+    assert STUB.read_text() == stub()
 
 
 def test_the_correct_uses_name_no_function_that_is_not_there():

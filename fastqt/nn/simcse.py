@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import Unpack
 
 from fastqt.checks import check_dropout
-from fastqt.distributed.group import GroupLike
 from fastqt.nn.encoders import Encoder
 from fastqt.nn.losses import Loss, MixCSELoss, SimCSELoss
-from fastqt.nn.losses.base import NamedOptions, given
+from fastqt.nn.losses.base import NamedOptions, takes_options_of
 from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
-from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
+
+if TYPE_CHECKING:  # The stub that type checkers read has these types, and no module.
+    from fastqt.nn.losses.modules import MixCSEOptions, SimCSEOptions
 
 
 class SimCSE(NamedOptions):
@@ -48,22 +50,15 @@ class SimCSE(NamedOptions):
 
     loss: Loss
 
+    @takes_options_of(SimCSELoss)
     def __init__(
         self,
         encoder: Encoder,
         *,
         dropout: float = 0.1,
         head: MaskedWordHead | None = None,
-        scale: float = 20.0,
-        learn_scale: bool = False,
-        max_scale: float | None = None,
-        hard_negative_weight: float = 0.0,
-        reduction: Reduction = "mean",
-        memory: Memory = "fast",
-        backend: Backend | None = None,
-        group: GroupLike | None = None,
+        **options: Unpack[SimCSEOptions],
     ) -> None:
-        options = given(locals(), "encoder", "dropout", "head")
         self._set_up(encoder, dropout, head, SimCSELoss(**options))
 
     def _set_up(self, encoder: Encoder, dropout: float, head: MaskedWordHead | None, loss: Loss) -> None:
@@ -176,26 +171,13 @@ class MixCSE(SimCSE):
     Negatives" (AAAI 2022).
     """
 
+    @takes_options_of(MixCSELoss)
     def __init__(
         self,
         encoder: Encoder,
         *,
         dropout: float = 0.1,
         head: MaskedWordHead | None = None,
-        mix: float = 0.2,
-        scale: float = 20.0,
-        learn_scale: bool = False,
-        max_scale: float | None = None,
-        form: MixForm = "slides",
-        partner: MixPartner = "next",
-        blocks: MixBlocks = "both",
-        masked_cell: MaskedCell = "zero",
-        hard_negative_weight: float = 0.0,
-        stop_gradient: bool = True,
-        reduction: Reduction = "mean",
-        memory: Memory = "fast",
-        backend: Backend | None = None,
-        group: GroupLike | None = None,
+        **options: Unpack[MixCSEOptions],
     ) -> None:
-        options = given(locals(), "encoder", "dropout", "head")
         self._set_up(encoder, dropout, head, MixCSELoss(**options))

@@ -95,7 +95,7 @@ WRONG = {
 def test_a_wrong_option_is_refused_when_the_module_is_made(name):
     """With the words of the function, but for flags, which functions take for true."""
     make, function, options, data, named = MODULES[name]
-    for option in make._defaults():
+    for option in make().option_names:
         with pytest.raises((ValueError, TypeError), match=f"^{option}.*: want .*|^size") as at_construction:
             make(**{**options, option: WRONG[option]})
         if option not in ("normalize", "stop_gradient"):

@@ -8,25 +8,27 @@ from typing import Any
 
 from torch import Tensor
 
+from fastqt.nn.losses import modules
 from fastqt.nn.losses.base import Loss, ScaledLoss, check_names
-from fastqt.nn.losses.general import ContrastiveLoss, SigmoidLoss
-from fastqt.nn.losses.gloss import GlossBagOfWordsLoss, GlossPositionalLoss
-from fastqt.nn.losses.labels import NegativeSamplingLoss, NTXentLoss, SupConLoss
-from fastqt.nn.losses.pairs import (
+from fastqt.nn.losses.modules import (
+    BinaryWindowLoss,
     CLIPLoss,
+    ContrastiveLoss,
+    CURLBlockLoss,
+    CURLLoss,
     GISTEmbedLoss,
+    GlossBagOfWordsLoss,
+    GlossPositionalLoss,
     InfoNCELoss,
+    MaxMarginLoss,
+    MixCSELoss,
     MultipleNegativesRankingLoss,
+    NegativeSamplingLoss,
+    NTXentLoss,
     SigLIPLoss,
-)
-from fastqt.nn.losses.views import MixCSELoss, SimCSELoss
-from fastqt.nn.losses.windows import BinaryWindowLoss, CURLBlockLoss, CURLLoss, MaxMarginLoss
-
-MODULES: tuple[type[Loss], ...] = (
-    *(ContrastiveLoss, SigmoidLoss, MaxMarginLoss, InfoNCELoss, SimCSELoss, MixCSELoss, CLIPLoss, SigLIPLoss),
-    *(CURLLoss, CURLBlockLoss, GlossBagOfWordsLoss, GlossPositionalLoss),
-    *(GISTEmbedLoss, SupConLoss, NTXentLoss, MultipleNegativesRankingLoss),
-    *(BinaryWindowLoss, NegativeSamplingLoss),
+    SigmoidLoss,
+    SimCSELoss,
+    SupConLoss,
 )
 
 __all__ = [
@@ -53,6 +55,12 @@ __all__ = [
     "SupConLoss",
     "check_options",
 ]
+
+MODULES: tuple[type[Loss], ...] = tuple(
+    value
+    for value in vars(modules).values()
+    if isinstance(value, type) and value.__module__ == modules.__name__
+)
 
 
 def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:

@@ -1,18 +1,23 @@
 """The bases of the loss modules, which hold a loss's options and may learn its scale.
 
 A module takes the options of its function when it is made, and the arguments that change with every batch
-in each call. With the option `group` its loss is that of all ranks' rows; a learnt scale is a parameter like
+in each call. Names, types and defaults are read from the function's signature, so that a class says only what
+differs. With the option `group` its loss is that of all ranks' rows; a learnt scale is a parameter like
 others, which DDP or FSDP reduce.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from inspect import Parameter
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,48 +25,32 @@ from typing_extensions import Self
 
 from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size
 from fastqt.distributed.group import as_group
-from fastqt.engines import ENGINES
-from fastqt.guide import MARGIN_STRATEGIES
-from fastqt.losses.mixcse import BLOCKS, FORMS, MASKED_CELLS, PARTNERS
-from fastqt.losses.ranking_options import (
-    PARTITION_MODES,
-    check_directions,
-    check_hardness_mode,
-    check_hardness_strength,
-)
+from fastqt.guide import Guide
+from fastqt.losses.ranking_options import check_directions, check_hardness_strength
 from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.negatives import Mixed
-from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, check_memory
+from fastqt.problem import check_memory
 from fastqt.targets import Window
 
-# What each option may be. The functions check most of it again in each call, with the same words.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "reduction": REDUCTIONS,
-    "diagonal": DIAGONALS,
-    "form": FORMS,
-    "partner": PARTNERS,
-    "blocks": BLOCKS,
-    "masked_cell": MASKED_CELLS,
-    "similarity": SIMILARITIES,
-    "margin_strategy": MARGIN_STRATEGIES,
-    "partition_mode": PARTITION_MODES,
-}
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
 TEMPERATURES = ("temperature", "temp", "tau")  # what other libraries call 1 / scale
-FLAGS = ("normalize", "stop_gradient", "contrast_anchors", "contrast_positives")
+# An argument that may have one of these types belongs to a batch, unless the module holds it as a number.
+TYPES_OF_A_BATCH = {Tensor, Guide, torch.Generator}
+
+# The checks of types, and of the options whose type does not say all. The functions check most of it again in
+# each call, with the same words.
+TYPE_CHECKS: dict[object, Callable[[str, Any], None]] = {bool: check_flag, float: check_number}
 CHECKS: dict[str, Callable[[Any], object]] = {
-    "backend": lambda backend: None if backend is None else check_option("backend", backend, tuple(ENGINES)),
     "context_size": Window,
-    "label_smoothing": check_label_smoothing,
     "directions": check_directions,
-    "group": lambda group: None if group is None else as_group(group),
-    "hardness_mode": check_hardness_mode,
+    "group": as_group,
     "hardness_strength": check_hardness_strength,
+    "label_smoothing": check_label_smoothing,
     "memory": check_memory,
     "mix": Mixed,
-    "samples": lambda samples: None if samples is None else check_size("samples", samples),
+    "samples": partial(check_size, "samples"),
     "scale": check_scale,
-    **{name: partial(check_number, name) for name in ("margin", "hard_negative_weight")},
-    **{name: partial(check_flag, name) for name in FLAGS},
 }
 
 
@@ -80,6 +69,8 @@ class NamedOptions(nn.Module):
 class Loss(NamedOptions):
     """Base of all loss modules: a loss function whose options are fixed.
 
+    A class that sets `function` gets a constructor whose signature lists the options.
+
     Args:
         **options: keyword arguments of the function, except those in `batch_arguments`.
 
@@ -89,20 +80,51 @@ class Loss(NamedOptions):
 
     Attributes:
         function: the loss function.
-        choices: which values options may have that differ from those in other losses.
+        defaults: the values that options have by default, where it is not the function that says it.
         batch_arguments: the function's keyword arguments that each call takes, because they belong to a
-            batch.
+            batch; unless a class sets them, those that may be tensors, guides or generators.
     """
 
     function: ClassVar[Callable[..., Tensor]]
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "function" not in vars(cls):
+            return
+
+        constructors = [
+            inspect.unwrap(vars(base)["__init__"])
+            for base in reversed(cls.__mro__)
+            if issubclass(base, Loss) and "__init__" in vars(base)
+        ]
+        added = [keyword_only(constructor) for constructor in constructors]
+        if "batch_arguments" not in vars(cls):
+            held = {option.name for group in added for option in group}
+            hints = _types(cls.function)
+            cls.batch_arguments = tuple(
+                option.name
+                for option in keyword_only(cls.function)
+                if option.name not in held and not TYPES_OF_A_BATCH.isdisjoint(hints.get(option.name, ()))
+            )
+
+        options = cls._function_options()
+        for group in added:
+            options = _with_added(options, group)
+        options = [p.replace(default=cls.defaults.get(p.name, p.default)) for p in options]
+        cls.__init__ = with_options(constructors[-1], options)  # type: ignore[method-assign]
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        defaults = self._defaults()
+        defaults = {option.name: option.default for option in self._function_options()}
         self.option_names = frozenset(defaults)
         check_names(options, defaults, type(self).__name__, self.batch_arguments)
-        options = {name: value for name, value in options.items() if not _is_default(value, defaults[name])}
+
+        # In the order of the signature, in which `repr` shows them.
+        changed = [
+            name for name in defaults if not _is_default(options.get(name, defaults[name]), defaults[name])
+        ]
+        options = {name: options[name] for name in changed}
         self.check_values(options)
         if options.get("group") is not None:
             options["group"] = as_group(options["group"])  # Unlike a process group, it can be copied.
@@ -115,12 +137,19 @@ class Loss(NamedOptions):
         Raises:
             TypeError, ValueError: naming the option, what is wanted and what came.
         """
-        choices = CHOICES | cls.choices
+        hints = _types(cls.function)
         for name, value in options.items():
-            if name in choices:
-                check_option(name, value, choices[name])
-            elif name in CHECKS:
+            kinds = [kind for kind in hints.get(name, ()) if kind is not type(None)]
+            if value is None and len(kinds) < len(hints.get(name, ())):
+                continue
+
+            kind = kinds[0] if len(kinds) == 1 else None
+            if name in CHECKS:
                 CHECKS[name](value)
+            elif typing.get_origin(kind) is typing.Literal:
+                check_option(name, value, typing.get_args(kind))
+            elif kind in TYPE_CHECKS:
+                TYPE_CHECKS[kind](name, value)
 
     def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
         """The loss of a batch.
@@ -148,11 +177,9 @@ class Loss(NamedOptions):
         return self.options
 
     @classmethod
-    def _defaults(cls) -> dict[str, Any]:
-        """The names of all options, with the function's default values."""
-        parameters = inspect.signature(cls.function).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return {name: defaults[name] for name in defaults.keys() - set(cls.batch_arguments)}
+    def _function_options(cls) -> list[Parameter]:
+        """The function's options, with its own defaults."""
+        return [option for option in keyword_only(cls.function) if option.name not in cls.batch_arguments]
 
 
 class ScaledLoss(Loss):
@@ -176,13 +203,12 @@ class ScaledLoss(Loss):
     def __init__(
         self,
         *,
-        scale: float | None = None,
+        scale: float,
         learn_scale: bool = False,
         max_scale: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        scale = self._defaults()["scale"] if scale is None else scale
         check_scale(scale)
         check_flag("learn_scale", learn_scale)
         if max_scale is not None:
@@ -210,9 +236,89 @@ class ScaledLoss(Loss):
         return {"scale": self.scale, **super().function_options()}
 
 
-def given(local_names: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """The options among the local names of a constructor, but for some others that it takes itself."""
-    return {name: x for name, x in local_names.items() if name not in ("self", "__class__", *others)}
+class BiasedLoss(ScaledLoss):
+    """Base of the loss modules whose function also adds a bias to the scores, which may be learnt.
+
+    Args:
+        bias: a finite number.
+        learn_bias: learn the bias as a parameter.
+        **options: as in `ScaledLoss`.
+
+    Raises:
+        TypeError, ValueError: as in `ScaledLoss`, or a bias that is not a finite number.
+    """
+
+    bias: nn.Parameter | float
+
+    def __init__(self, *, bias: float, learn_bias: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        check_number("bias", bias)
+        check_flag("learn_bias", learn_bias)
+        self.bias = nn.Parameter(torch.tensor(float(bias))) if learn_bias else float(bias)
+
+    def extra_repr(self) -> str:
+        bias = "learn_bias=True" if isinstance(self.bias, nn.Parameter) else f"bias={self.bias}"
+        return f"{super().extra_repr()}, {bias}"
+
+    def function_options(self) -> dict[str, Any]:
+        return {"bias": self.bias, **super().function_options()}
+
+
+def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function that are given by name alone."""
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def with_options(constructor: Constructor, options: Sequence[Parameter]) -> Constructor:
+    """A constructor in whose signature some options take the place of its `**options`."""
+    signature = inspect.signature(constructor)
+    names = {option.name for option in options}
+    first = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in names]
+    signature = signature.replace(parameters=[*first, *options])
+
+    @functools.wraps(constructor)
+    def construct(self: object, *arguments: Any, **values: Any) -> None:
+        try:
+            call = signature.bind(self, *arguments, **values)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
+        call.apply_defaults()
+        constructor(*call.args, **call.kwargs)
+
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return typing.cast("Constructor", construct)
+
+
+def takes_options_of(module: type[Loss]) -> Callable[[Constructor], Constructor]:
+    """Marks a constructor that takes the options of a loss module by its `**options`."""
+    return functools.partial(with_options, options=keyword_only(module.__init__))
+
+
+def _with_added(options: list[Parameter], added: list[Parameter]) -> list[Parameter]:
+    """The function's options, of which a constructor takes the first of `added`, together with the others."""
+    names = [option.name for option in options]
+    if not added or added[0].name not in names:
+        return options
+    default = options[names.index(added[0].name)].default
+    first = [added[0].replace(default=default), *added[1:]]
+    rest = {option.name for option in added[1:]}
+    place = names.index(added[0].name)
+    return [*options[:place], *first, *(p for p in options[place + 1 :] if p.name not in rest)]
+
+
+@functools.cache
+def _types(function: Callable[..., Any]) -> dict[str, tuple[object, ...]]:
+    """The types that each argument of a function may have."""
+    try:
+        # Python cannot add None to the alias of all groups, which is a text.
+        hints = typing.get_type_hints(function, localns={"GroupLike": Any})
+    except (NameError, TypeError):  # It names types that its module imports for type checkers alone.
+        return {}
+    unions = (typing.Union, types.UnionType)
+    return {
+        name: typing.get_args(hint) if typing.get_origin(hint) in unions else (hint,)
+        for name, hint in hints.items()
+    }
 
 
 def check_names(
