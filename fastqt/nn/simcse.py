@@ -16,7 +16,7 @@ from fastqt.nn.losses.base import NamedOptions, takes_options_of
 from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
 
 if TYPE_CHECKING:  # The stub that type checkers read has these types, and no module.
-    from fastqt.nn.losses.modules import MixCSEOptions, SimCSEOptions
+    from fastqt.nn.losses import MixCSEOptions, SimCSEOptions
 
 
 class SimCSE(NamedOptions):

@@ -1,11 +1,14 @@
 """The signatures of the loss modules are those of their functions, with the same defaults."""
 
 import inspect
+from typing import ClassVar, Literal
 
 import pytest
+import torch
 
 from fastqt import nn
-from fastqt.nn import losses
+from fastqt.nn.losses import ScaledLoss
+from tests.shared.loss_stub import MODULES
 
 
 def explicit(made: type) -> dict[str, inspect.Parameter]:
@@ -29,7 +32,7 @@ OF_PAPERS = {
 }
 
 
-@pytest.mark.parametrize("make", losses.MODULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
 def test_the_signature_of_a_module_is_that_of_its_function(make):
     """The same names, types and defaults in the same order, without what belongs to a batch."""
     wanted = {
@@ -64,6 +67,48 @@ def test_a_default_that_is_given_is_no_option_that_differs():
     assert nn.SimCSELoss(reduction="mean", scale=20.0).options == {}
     assert nn.InfoNCELoss(normalize=False, memory="fast").options == {"normalize": False}
     assert repr(nn.InfoNCELoss(memory="low", scale=5)) == "InfoNCELoss(scale=5.0, memory='low')"
+
+
+def margin_loss(
+    queries: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    scale: float | torch.Tensor = 2.0,
+    kind: Literal["hard", "soft"] = "hard",
+    smooth: bool = False,
+) -> torch.Tensor:
+    scores = queries if mask is None else queries.where(mask, 0)
+    return (scale * scores).sum() * (1 if kind == "hard" else 2)
+
+
+def test_a_module_of_a_users_function_has_its_options():
+    """Their names, types and defaults, without those that belong to a batch."""
+
+    class MarginLoss(ScaledLoss):
+        function = staticmethod(margin_loss)
+        defaults: ClassVar = {"kind": "soft"}
+
+    assert MarginLoss.batch_arguments == ("mask",)
+    shown = {name: p.default for name, p in explicit(MarginLoss).items()}
+    learnt = {"scale": 2.0, "learn_scale": False, "max_scale": None}
+    assert shown == {**learnt, "kind": "soft", "smooth": False}
+    assert MarginLoss()(torch.ones(3), mask=torch.tensor([True, False, True])) == 8
+    assert MarginLoss(kind="hard").options == {}
+    with pytest.raises(ValueError, match=r"^kind: want one of 'hard', 'soft', got 'firm'$"):
+        MarginLoss(kind="firm")
+    with pytest.raises(TypeError, match=r"^smooth: want True or False, got 1$"):
+        MarginLoss(smooth=1)
+    with pytest.raises(TypeError, match=r"^MarginLoss: too many positional arguments$"):
+        MarginLoss(3.0)
+
+    class Weighted(MarginLoss):
+        function = staticmethod(margin_loss)
+
+        def __init__(self, weight: float) -> None:
+            super().__init__(scale=weight)
+
+    assert list(inspect.signature(Weighted).parameters) == ["weight"]
+    assert Weighted(5.0)(torch.ones(1)) == 10
 
 
 def test_a_class_that_is_derived_may_have_options_of_its_own():

@@ -1,4 +1,4 @@
-"""What type checkers read of the loss modules: fastqt/nn/losses/modules.pyi, written from their signatures.
+"""What type checkers read of the loss modules: fastqt/nn/losses/__init__.pyi, written from their signatures.
 
 `make stub` writes the file, and a test compares the two.
 """
@@ -8,31 +8,29 @@ import inspect
 import re
 import sys
 import textwrap
-import typing
 from pathlib import Path
 
 from fastqt import nn, options
 from fastqt.distributed import group
-from fastqt.nn.losses import MODULES, base, modules
+from fastqt.nn import losses
+from fastqt.nn.losses import base
 
-STUB = Path(modules.__file__).with_suffix(".pyi")
-HEAD = '"""The constructors of the loss modules: `make stub` writes this file from the signatures."""\n\n'
+MODULES = [value for value in vars(nn).values() if isinstance(value, type) and issubclass(value, base.Loss)]
+STUB = Path(losses.__file__).with_suffix(".pyi")
+HEAD = '''"""The constructors of the loss modules: `make stub` writes this file from the signatures."""
+
+from typing import TypedDict
+
+from fastqt.nn.losses.base import BiasedLoss, Loss as Loss, ScaledLoss as ScaledLoss
+'''
 # The types of the options that a model passes on to its loss.
 OF_MODELS = {"SimCSEOptions": nn.SimCSELoss, "MixCSEOptions": nn.MixCSELoss}
-PLACES = (
-    collections.abc,
-    typing,
-    group,
-    base,
-    options,
-    *(sys.modules[m.function.__module__] for m in MODULES),
-)
 
 
 def stub() -> str:
     """The text of the file."""
     parts = [*map(_class, MODULES), *(_options(name, module) for name, module in OF_MODELS.items())]
-    return HEAD + _imports("".join(parts)) + "\n" + "\n".join(parts)
+    return HEAD + _imports() + "\n" + "\n".join(parts)
 
 
 def _class(module: type) -> str:
@@ -52,22 +50,16 @@ def _options(name: str, module: type) -> str:
     return f"class {name}(TypedDict, total=False):\n" + "".join(fields)
 
 
-def _imports(text: str) -> str:
-    """The lines that import what a text names."""
-    names = set(re.findall(r"\b[A-Z]\w+", text)) - {"None", "True", "False", *OF_MODELS}
-    by_place: dict[str, list[str]] = {}
-    for name in sorted(names - {module.__name__ for module in MODULES}):
-        place = next(place.__name__ for place in PLACES if name in vars(place))
-        by_place.setdefault(place, []).append(name)
-
-    lines = {place: f"from {place} import {', '.join(found)}\n" for place, found in sorted(by_place.items())}
-    for place, line in lines.items():
-        if len(line) > 110:
-            lines[place] = (
-                f"from {place} import (\n" + "".join(f"    {n},\n" for n in by_place[place]) + ")\n"
-            )
-    first = [line for place, line in lines.items() if place.startswith("fastqt")]
-    return "".join([line for line in lines.values() if line not in first]) + "\n" + "".join(first)
+def _imports() -> str:
+    """The lines that import the types of options, each from where it is defined."""
+    lines = set()
+    for module in MODULES:
+        places = [collections.abc, group, options, sys.modules[module.function.__module__]]
+        for option in base.keyword_only(module.__init__):
+            for name in re.findall(r"\b(?!None\b)[A-Z]\w+", option.annotation):
+                place = next(place.__name__ for place in places if name in vars(place))
+                lines.add(f"from {place} import {name}\n")
+    return "".join(sorted(lines))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fastqt.distributed.group import GROUPS, GroupLike, as_group
 from fastqt.integrations.huggingface.encoder import HuggingFaceEncoder, Pooling
 from fastqt.integrations.huggingface.loading import directory_of, tensors_of, transformers
 from fastqt.losses import simcse_loss
-from fastqt.nn.losses import Loss, check_options
+from fastqt.nn.losses.base import Loss, check_options
 
 _library: Any = transformers()
 if TYPE_CHECKING:  # What a type checker, which does not read the library, has to know of its classes.

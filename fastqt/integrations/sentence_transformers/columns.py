@@ -12,7 +12,7 @@ from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.checks import check_option, check_size, shown
 from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
-from fastqt.nn.losses import check_options
+from fastqt.nn.losses.base import check_options
 from fastqt.options import Recheck
 
 INFO_NCE = """

@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import Parameter
 from typing import Any, ClassVar, TypeVar
@@ -60,8 +60,8 @@ class NamedOptions(nn.Module):
     batch_arguments: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        known = inspect.signature(cls.__init__).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        if Parameter.VAR_KEYWORD not in _kinds(cls.__init__):
+            known = inspect.signature(cls.__init__).parameters
             check_names(options, known, cls.__name__, cls.batch_arguments)
         return super().__new__(cls)
 
@@ -108,6 +108,8 @@ class Loss(NamedOptions):
                 if option.name not in held and not TYPES_OF_A_BATCH.isdisjoint(hints.get(option.name, ()))
             )
 
+        if Parameter.VAR_KEYWORD not in _kinds(constructors[-1]):
+            return  # It takes options of its own, and decides on the function's.
         options = cls._function_options()
         for group in added:
             options = _with_added(options, group)
@@ -118,7 +120,6 @@ class Loss(NamedOptions):
         super().__init__()
         defaults = {option.name: option.default for option in self._function_options()}
         self.option_names = frozenset(defaults)
-        check_names(options, defaults, type(self).__name__, self.batch_arguments)
 
         # In the order of the signature, in which `repr` shows them.
         changed = [
@@ -264,6 +265,10 @@ class BiasedLoss(ScaledLoss):
         return {"bias": self.bias, **super().function_options()}
 
 
+def _kinds(function: Callable[..., Any]) -> set[object]:
+    return {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+
+
 def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a function that are given by name alone."""
     return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -319,6 +324,31 @@ def _types(function: Callable[..., Any]) -> dict[str, tuple[object, ...]]:
         name: typing.get_args(hint) if typing.get_origin(hint) in unions else (hint,)
         for name, hint in hints.items()
     }
+
+
+def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
+    """Checks the keyword arguments that a loss function is to be called with, before there is a batch.
+
+    Args:
+        function: one of this library, whose options' values are checked too, or any other.
+        options: keyword arguments of the function.
+
+    Raises:
+        TypeError: a name that the function does not have.
+        TypeError, ValueError: a value that a function of this library refuses.
+    """
+    if Parameter.VAR_KEYWORD not in _kinds(function):
+        parameters = inspect.signature(function).parameters
+        check_names(options, parameters, getattr(function, "__name__", str(function)))
+    for module in _subclasses(Loss):
+        if "function" in vars(module) and module.function is function:
+            module.check_values(options)
+
+
+def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
+    for made in base.__subclasses__():
+        yield made
+        yield from _subclasses(made)
 
 
 def check_names(

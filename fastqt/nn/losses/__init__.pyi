@@ -1,0 +1,142 @@
+"""The constructors of the loss modules: `make stub` writes this file from the signatures."""
+
+from typing import TypedDict
+
+from fastqt.nn.losses.base import BiasedLoss, Loss as Loss, ScaledLoss as ScaledLoss
+from collections.abc import Sequence
+from fastqt.distributed.group import GroupLike
+from fastqt.options import Backend
+from fastqt.options import BlockNegatives
+from fastqt.options import DiagonalMode
+from fastqt.options import Direction
+from fastqt.options import HardnessMode
+from fastqt.options import MarginDiagonal
+from fastqt.options import MarginStrategy
+from fastqt.options import MaskedCell
+from fastqt.options import Memory
+from fastqt.options import MixBlocks
+from fastqt.options import MixForm
+from fastqt.options import MixPartner
+from fastqt.options import PartitionMode
+from fastqt.options import PositionLoss
+from fastqt.options import Reduction
+from fastqt.options import Similarity
+from fastqt.options import TargetReduction
+
+class BinaryWindowLoss(Loss):
+    def __init__(self, *, context_size: int = 1, samples: int | None = None, reduction: Reduction = "mean",
+        group: GroupLike | None = None) -> None: ...
+
+class CLIPLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 14.285714285714285, learn_scale: bool = True,
+        max_scale: float | None = 100.0, normalize: bool = True, label_smoothing: float = 0.0,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
+
+class ContrastiveLoss(ScaledLoss):
+    def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
+        scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = False, reduction: TargetReduction = "mean", similarity: Similarity = "dot",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class CURLBlockLoss(Loss):
+    def __init__(self, *, context_size: int = 1, negatives: BlockNegatives = "shift",
+        reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+
+class CURLLoss(Loss):
+    def __init__(self, *, reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+
+class GISTEmbedLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 100.0, learn_scale: bool = False, max_scale: float | None = None,
+        margin: float = 0.0, margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True,
+        contrast_positives: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class GlossBagOfWordsLoss(Loss):
+    def __init__(self, *, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class GlossPositionalLoss(Loss):
+    def __init__(self, *, position_loss: PositionLoss = "sum", reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class InfoNCELoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = True, label_smoothing: float = 0.0, similarity: Similarity = "dot",
+        reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
+
+class MaxMarginLoss(Loss):
+    def __init__(self, *, margin: float = 1.0, diagonal: MarginDiagonal = "exclude",
+        context_size: int | None = None, normalize: bool = False, reduction: Reduction = "mean",
+        group: GroupLike | None = None) -> None: ...
+
+class MixCSELoss(ScaledLoss):
+    def __init__(self, *, mix: float = 0.2, scale: float = 20.0, learn_scale: bool = False,
+        max_scale: float | None = None, form: MixForm = "slides", partner: MixPartner = "next",
+        blocks: MixBlocks = "both", masked_cell: MaskedCell = "zero", hard_negative_weight: float = 0.0,
+        stop_gradient: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class MultipleNegativesRankingLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
+        partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
+        hardness_strength: float = 0.0, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class NegativeSamplingLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+
+class NTXentLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class SigLIPLoss(BiasedLoss):
+    def __init__(self, *, scale: float = 10.0, learn_scale: bool = True, max_scale: float | None = None,
+        bias: float = -10.0, learn_bias: bool = True, normalize: bool = True, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class SigmoidLoss(ScaledLoss):
+    def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "keep",
+        scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = False, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class SimCSELoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        hard_negative_weight: float = 0.0, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class SupConLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class SimCSEOptions(TypedDict, total=False):
+    scale: float
+    learn_scale: bool
+    max_scale: float | None
+    hard_negative_weight: float
+    reduction: Reduction
+    memory: Memory
+    backend: Backend | None
+    group: GroupLike | None
+
+class MixCSEOptions(TypedDict, total=False):
+    mix: float
+    scale: float
+    learn_scale: bool
+    max_scale: float | None
+    form: MixForm
+    partner: MixPartner
+    blocks: MixBlocks
+    masked_cell: MaskedCell
+    hard_negative_weight: float
+    stop_gradient: bool
+    reduction: Reduction
+    memory: Memory
+    backend: Backend | None
+    group: GroupLike | None
