@@ -33,8 +33,9 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
-from fastqt.kernels.scores.launch import Tile, column_tiles, elements_at_once, far, row_tiles
+from fastqt.kernels.scores.launch import elements_at_once, far
 from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
+from fastqt.kernels.scores.tile import Tile, column_tiles, row_tiles
 from fastqt.kernels.tuning import REPAIR
 
 LEAST = tl.constexpr(float("-inf"))

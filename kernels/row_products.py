@@ -20,8 +20,9 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
-from fastqt.kernels.scores.launch import Tile, elements_at_once, far
+from fastqt.kernels.scores.launch import elements_at_once, far
 from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
+from fastqt.kernels.scores.tile import Tile
 
 ROWS, COLUMNS, WIDTH = 64, 64, 128  # of E and of the product, of a program
 

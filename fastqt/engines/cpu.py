@@ -9,7 +9,6 @@ there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three produ
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from fastqt.problem import (
     room_of,
     target_error,
 )
+from fastqt.steps import even_step
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
@@ -131,9 +131,9 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
         return TILE_ROWS, TILE_COLUMNS
     N = p.queries.shape[0]
     if p.link != "sigmoid":
-        return even(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
-    rows = even(N, TILE_ROWS)
-    return rows, even(_width(p), TILE_BYTES // p.queries.element_size() // rows)
+        return even_step(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
+    rows = even_step(N, TILE_ROWS)
+    return rows, even_step(_width(p), TILE_BYTES // p.queries.element_size() // rows)
 
 
 def _chunk_rows(p: Problem) -> int:
@@ -146,11 +146,6 @@ def _chunk_rows(p: Problem) -> int:
 def _width(p: Problem) -> int:
     """How many candidates and negatives there are."""
     return p.candidates.shape[0] + (0 if p.negatives is None else p.negatives.shape[0])
-
-
-def even(length: int, most: int) -> int:
-    """The least step that covers `length` in as few steps as `most` would."""
-    return math.ceil(length / math.ceil(length / most))
 
 
 def _problem_arguments(p: Problem) -> list[Any]:

@@ -23,6 +23,7 @@ from fastqt.problem import (
     loss_dtype,
     room_of,
 )
+from fastqt.steps import even_step
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -114,5 +115,5 @@ def _tiles(p: ClipProblem) -> tuple[int, int, int]:
     room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
     if N * M * size <= min(room, cpu.CHUNK_BYTES):
         return N, M, 1
-    rows, columns = cpu.even(N, cpu.TILE_ROWS), cpu.even(M, cpu.TILE_COLUMNS)
+    rows, columns = even_step(N, cpu.TILE_ROWS), even_step(M, cpu.TILE_COLUMNS)
     return rows, columns, max(1, room // (rows * columns * size))

@@ -17,6 +17,7 @@ from fastqt.problem import (
     finite_scale,
     room_of,
 )
+from fastqt.steps import even_step
 
 
 def gradients_in_forward(p: ThreeBlockProblem) -> bool:
@@ -78,4 +79,4 @@ def _chunk_rows(p: ThreeBlockProblem) -> int:
     N = len(p.queries)
     room = min(room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES), cpu.CHUNK_BYTES)
     rows = room // (3 * N * p.queries.element_size())
-    return cpu.even(N, max(rows, cpu.MIN_CHUNK_ROWS))
+    return even_step(N, max(rows, cpu.MIN_CHUNK_ROWS))

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.engines import Computation, reference
-from fastqt.engines.cpu import even
 from fastqt.guide import Guide, scorable
 from fastqt.problem import (
     LEAST_MEMORY,
@@ -30,6 +29,7 @@ from fastqt.problem import (
     reduce,
     room_of,
 )
+from fastqt.steps import even_step
 from fastqt.targets import TargetRows
 
 # Bytes of which the guide takes a quarter, by the kind of the device: about as many as the engines take.
@@ -203,7 +203,7 @@ def _chunks(p: GuidedProblem, height: int) -> Iterator[tuple[int, Problem]]:
     edges = [0]
     for end in dict.fromkeys((min(M, N), N)):
         start = edges[-1]
-        step = even(end - start, height)
+        step = even_step(end - start, height)
         edges += [*range(start + step, end, step), end]
     entries = _entry_edges(p.targets, edges)
     most = max(last - first for first, last in pairwise(edges))

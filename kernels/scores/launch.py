@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -13,7 +11,6 @@ from fastqt.kernels.launch import (
     DESCRIBED_BYTES,
     INTERPRETED,
     Config,
-    cdiv,
     compute_dtype,
     multiprocessors,
     on_device,
@@ -22,38 +19,7 @@ from fastqt.kernels.launch import (
 from fastqt.kernels.scores import warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A part of the score matrix, some rows against some columns, and which of its cells are excluded.
-
-    N and M count all rows and all columns. E is 0 in excluded cells.
-    """
-
-    first_row: int
-    rows: int
-    candidates: Tensor  # (columns, D): those of the part's columns
-    first_column: int = 0
-    exclude_diagonal: bool = False
-    target_starts: Tensor | None = None  # (N + 1,) int64; the three following are given with it
-    target_columns: Tensor | None = None  # (targets,) int64, -1 for none
-    lowest_targets: Tensor | None = None  # (N,) int32, NOWHERE without any
-    highest_targets: Tensor | None = None  # (N,) int32
-    query_groups: Tensor | None = None  # (N,) int32
-    candidate_groups: Tensor | None = None  # (M,) int32
-    mask: Tensor | None = None  # (N, M) bool
-    bias: Tensor | None = None  # (columns,) float32
-    query_inverse_norms: Tensor | None = None  # (N,) float32, given with the following: scores are cosines
-    candidate_inverse_norms: Tensor | None = None  # (columns,) float32
-
-
-def row_tiles(rows: int, config: Config) -> int:
-    return cdiv(rows, config.rows)
-
-
-def column_tiles(columns: int, config: Config) -> int:
-    return cdiv(columns, config.columns)
+from fastqt.kernels.scores.tile import Tile, column_tiles, row_tiles
 
 
 def exp_scores(
@@ -193,9 +159,17 @@ def _launch(
     out = operands.get("out")
     with on_device(queries):
         scores_kernel[(_programs(queries, tiles, config, step),)](
-            *(*matrices, scale, tile.rows, columns, D // unit, tile.first_row, tile.first_column),
-            *(queries.stride(0) // unit, queries.stride(1)),
-            *(tile.candidates.stride(0) // unit, tile.candidates.stride(1)),
+            *matrices,
+            scale,
+            tile.rows,
+            columns,
+            D // unit,
+            tile.first_row,
+            tile.first_column,
+            queries.stride(0) // unit,
+            queries.stride(1),
+            tile.candidates.stride(0) // unit,
+            tile.candidates.stride(1),
             0 if out is None else out.stride(0),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
             EPILOGUE=epilogue.value,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from fastqt.kernels.launch import DESCRIBED_BYTES, INTERPRETED, Config, multiprocessors, on_device
 from fastqt.kernels.scores.epilogues import EXP
-
-if TYPE_CHECKING:
-    from fastqt.kernels.scores.launch import Tile
+from fastqt.kernels.scores.tile import Tile
 
 REGISTERS = 168  # a thread, at first: three times 128 threads share 64 K, before the roles share them anew
 DTYPES = (torch.bfloat16, torch.float16)
@@ -98,7 +95,13 @@ def launch(
         warp_specialized_scores_kernel[(min(tiles, multiprocessors(queries)),)](
             descriptor(queries, half, config.width),
             descriptor(tile.candidates, config.columns, config.width),
-            *(scale, operands["row_shift_log2"], tile.rows, columns, D, tile.first_row, tile.first_column),
+            scale,
+            operands["row_shift_log2"],
+            tile.rows,
+            columns,
+            D,
+            tile.first_row,
+            tile.first_column,
             EXCLUDE_DIAGONAL=tile.exclude_diagonal,
             GROUP_N=config.group,
             STAGES=config.stages,

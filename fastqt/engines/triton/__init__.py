@@ -114,7 +114,7 @@ def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: 
 
 
 def _computed(p: Problem, weights: float | Tensor, needs: Needs) -> Operands:
-    from fastqt.engines.triton import loop, rows, sigmoid, softmax
+    from fastqt.engines.triton import rows, sigmoid, softmax, walks
 
     if not p.queries.is_cuda:  # On a GPU the kernels assert it, so that nothing waits.
         check_targets(p)
@@ -122,9 +122,9 @@ def _computed(p: Problem, weights: float | Tensor, needs: Needs) -> Operands:
     if needs_whole_rows(p):
         rows.run(operands)
     elif p.link == "sigmoid":
-        loop.run_cells(sigmoid.Sigmoid(operands))
+        walks.run_cells(sigmoid.Sigmoid(operands))
     else:
-        loop.run_rows(softmax.Softmax(operands))
+        walks.run_rows(softmax.Softmax(operands))
     return operands
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fastqt.engines import reference_clip
-from fastqt.engines.triton import loop
+from fastqt.engines.triton import walks
 from fastqt.engines.triton.loop import SUM_ROWS
-from fastqt.engines.triton.operands import Operands, even, fitting, ranges, scale_on, weighted_sum
+from fastqt.engines.triton.operands import Operands, fitting, ranges, scale_on, weighted_sum
 from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
@@ -35,6 +35,7 @@ from fastqt.problem import (
     Rows,
     positive_scores,
 )
+from fastqt.steps import even_step
 from fastqt.targets import Diagonal, NoTargets, Targets
 
 
@@ -184,7 +185,7 @@ def _chunk_rows(rows: Softmax) -> int:
     """Rows whose sums by tiles of columns, and the columns' by tiles of rows, are kept at once."""
     o, config = rows.operands, rows.scores.config
     line = 4 * (column_tiles(o.M, config) + row_tiles(o.M, config))
-    return even(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows)
+    return even_step(o.N, min(fitting(o.room, line), SUM_ROWS), config.rows)
 
 
 def _gradients(
@@ -199,7 +200,7 @@ def _gradients(
 
 
 def _found(link: _RowsAndColumns) -> Gradients:
-    loop.run_cells(link)
+    walks.run_cells(link)
     return link.operands.gradients()
 
 

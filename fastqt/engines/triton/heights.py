@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from fastqt.engines.triton import operands
-from fastqt.engines.triton.operands import Operands, even
+from fastqt.engines.triton.operands import Operands
 from fastqt.kernels.launch import Config, multiprocessors
+from fastqt.steps import even_step
 
 TILE_ROWS, TILE_COLUMNS = 128, 256  # of the vendor's products on Hopper
 VENDOR = Config(rows=TILE_ROWS, columns=TILE_COLUMNS)  # its scores
@@ -120,7 +121,7 @@ def side_of_tiles(
     if most >= covering:
         return covering
     largest = multiples(most, multiple)[0]
-    candidates = [largest, even(length, largest, multiple)]
+    candidates = [largest, even_step(length, largest, multiple)]
     wave = tile[0] * (sms // math.gcd(sms, math.ceil(other / tile[1])))
     if wave <= largest and wave % multiple == 0:
         candidates.append(largest // wave * wave)

@@ -7,32 +7,26 @@ makes the products dF = E G and dG = Eᵀ F, and the gradient epilogues add the 
 A chunk of whole rows of E is enough for all gradients at once: three products, 6 N M D operations. Where a
 cell's gradient does not depend on its row's sum, tiles of any shape are. memory="low" takes dF from chunks
 of whole rows and then dG from chunks of columns, with the scores computed once more: 8 N M D operations, and
-no sum in float32 is kept for either.
+no sum in float32 is kept for either. `walks` chooses between the two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton import two_walks
 from fastqt.engines.triton.heights import chunk_rows, columns_that_fit, rows_that_fit
 from fastqt.engines.triton.operands import Block, Operands, aligned, multiply, ranges
 from fastqt.engines.triton.scores import Scores
-from fastqt.kernels.gradients import (
-    bias_gradient_epilogue,
-    candidate_gradient_epilogue,
-    query_gradient_epilogue,
-)
+from fastqt.kernels.gradients import candidate_gradient_epilogue, query_gradient_epilogue
 from fastqt.kernels.scores import Tile, column_tiles, row_tiles
 
 SUM_ROWS = 8192  # whose sums by tiles are kept at once where nothing else is
-LEAST_ROWS = 1024  # of E, with which one walk is faster than two
 
 
 class Link(Protocol):
@@ -73,22 +67,6 @@ class CellLink(Link, Protocol):
     """A link whose cells do not depend on others, so that E holds their row's weight from the beginning."""
 
 
-def run_rows(link: RowLink) -> None:
-    """Finds the losses and gradients of the operands of a link that sums rows."""
-    loop, o = Loop(link), link.operands
-    # Fewer rows at a time read and add to the float32 sums so often that a second walk takes less time.
-    enough = min(o.N, LEAST_ROWS) * loop.row_bytes() <= o.room - o.product_bytes
-    in_one_walk = o.p.memory == "fast" or (o.p.memory != "low" and enough)
-    loop.run(lambda: loop.chunks_of_rows(link), in_one_walk=in_one_walk)
-
-
-def run_cells(link: CellLink) -> None:
-    """Finds the losses and gradients of the operands of a link without row sums."""
-    loop, o = Loop(link), link.operands
-    in_one_walk = o.p.memory == "fast" or o.product_bytes <= o.room // 2
-    loop.run(lambda: loop.tiles(link), in_one_walk=in_one_walk)
-
-
 class Loop:
     """One link's way over the score matrix."""
 
@@ -97,21 +75,6 @@ class Loop:
         self.column_sums = None
         if self.operands.needs.bias:
             self.column_sums = self.operands.p.queries.new_zeros(self.operands.M, dtype=torch.float32)
-
-    def run(self, one_walk: Callable[[], None], *, in_one_walk: bool) -> None:
-        """Sums alone where nothing wants a gradient; else all from one walk, or from one for each side."""
-        o = self.operands
-        if not o.differentiates:
-            self.sum_rows()
-        elif in_one_walk:
-            one_walk()
-        else:
-            two_walks.run(self)
-        if o.bias_gradient is not None and self.column_sums is not None:
-            bias_gradient_epilogue(
-                *(self.column_sums, o.weight_norm, o.prob_scale, self.scores.targets_by_column),
-                *(self.scores.cells.coefficients, o.bias_gradient),
-            )
 
     def sum_rows(self) -> None:
         """Concludes all rows, and nothing else."""
@@ -221,8 +184,16 @@ class Loop:
     def finish_queries(self, rows: slice, product: Tensor | None, weighted: Tensor | None) -> None:
         o = self.operands
         query_gradient_epilogue(
-            *(o.p.queries, o.p.candidates, o.scale, product, self.scores.cells, self.scores.state),
-            *(o.weight_norm, o.prob_scale, rows.start, rows.stop - rows.start),
+            o.p.queries,
+            o.p.candidates,
+            o.scale,
+            product,
+            self.scores.cells,
+            self.scores.state,
+            o.weight_norm,
+            o.prob_scale,
+            rows.start,
+            rows.stop - rows.start,
             query_gradient=o.query_gradient,
             weighted_queries=weighted,
             row_negative_gradient=o.row_negative_gradient,
@@ -239,7 +210,12 @@ class Loop:
             return
         o = self.operands
         candidate_gradient_epilogue(
-            *(o.p.queries, o.scale, product, o.weight_norm, o.prob_scale, block.gradient[columns]),
+            o.p.queries,
+            o.scale,
+            product,
+            o.weight_norm,
+            o.prob_scale,
+            block.gradient[columns],
             by_column=self.scores.targets_by_column if block.first == 0 else None,
             first_column=columns.start,
             coefficients=self.scores.cells.coefficients,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -203,12 +202,6 @@ def fitting(room: int, line_bytes: int) -> int:
     lines = room // line_bytes
     multiple = ROW_MULTIPLE if lines < 2 * ROW_MULTIPLE else 2 * ROW_MULTIPLE
     return max(lines // multiple, 1) * multiple
-
-
-def even(length: int, most: int, multiple: int) -> int:
-    """The least multiple that covers `length` in as few steps as `most` would, so that the steps are even."""
-    steps = math.ceil(length / most)
-    return math.ceil(length / steps / multiple) * multiple
 
 
 def aligned(columns: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -22,14 +21,12 @@ from fastqt.engines.triton.heights import (
     tile_time,
     within_a_wave,
 )
+from fastqt.engines.triton.loop import Loop
 from fastqt.engines.triton.operands import Block, Operands, aligned, multiply, ranges
 from fastqt.kernels.launch import multiprocessors
 from fastqt.kernels.scores import column_tiles
 
 CHUNK_LAUNCHES = 8  # of a chunk of rows, beside those of its tiles
-
-if TYPE_CHECKING:
-    from fastqt.engines.triton.loop import Loop
 
 
 def run(loop: Loop) -> None:
@@ -53,9 +50,16 @@ def _walk_rows(loop: Loop) -> None:
     # Beside dF's sum there are sums by tiles, three of them while rows are repaired.
     row_bytes = 4 * o.D + 3 * 4 * column_tiles(o.width, config)
     height, length = _tile_of_rows(
-        *(o.N, max(block.matrix.shape[0] for block in o.blocks), o.D, multiprocessors(o.p.queries)),
-        *(o.p.queries.element_size(), _size(lent), o.room, row_bytes),
-        *(row_multiple(config), (config.rows, config.columns)),
+        o.N,
+        max(block.matrix.shape[0] for block in o.blocks),
+        o.D,
+        multiprocessors(o.p.queries),
+        o.p.queries.element_size(),
+        _size(lent),
+        o.room,
+        row_bytes,
+        row_multiple(config),
+        (config.rows, config.columns),
     )
     E = _matrix(o, min(height, o.N), length, lent)
     for rows in ranges(o.N, height):
@@ -98,9 +102,16 @@ def _walk_columns(loop: Loop, block: Block, later: list[Block]) -> None:
     o, config = loop.operands, loop.scores.config
     elsewhere = _largest(other.gradient for other in later)
     plan = _tiles_of_columns(
-        *(block.matrix.shape[0], o.N, o.D, multiprocessors(o.p.queries), o.p.queries.element_size()),
-        *(block.gradient is not None, _size(elsewhere), o.room),
-        *(operands.ROW_MULTIPLE, (config.rows, config.columns)),
+        block.matrix.shape[0],
+        o.N,
+        o.D,
+        multiprocessors(o.p.queries),
+        o.p.queries.element_size(),
+        block.gradient is not None,
+        _size(elsewhere),
+        o.room,
+        operands.ROW_MULTIPLE,
+        (config.rows, config.columns),
     )
     for columns, height in plan:
         unwritten = None if block.gradient is None else block.gradient[columns.stop :]
@@ -152,7 +163,7 @@ def _tiles_of_columns(
         return time, parts
 
     lengths = within_a_wave(M, room // 2 // (4 * D), D, sms, max(multiple, tile[1]))
-    return min(map(plan, lengths), key=lambda found: found[0])[1]
+    return min(map(plan, lengths), key=lambda timed: timed[0])[1]
 
 
 def _largest(gradients: Iterable[Tensor | None]) -> Tensor | None:
