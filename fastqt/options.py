@@ -26,8 +26,6 @@ MarginStrategy: TypeAlias = Literal["absolute", "relative"]
 """How a guide's threshold follows from the score of a pair."""
 BlockNegatives: TypeAlias = Literal["shift", "complement", "random"]
 """The negatives of CURL's block loss."""
-PositionLoss: TypeAlias = Literal["sum", "mean"]
-"""How GLOSS's losses of a sentence's positions become the sentence's."""
 
 MixForm: TypeAlias = Literal["slides", "released"]
 MixPartner: TypeAlias = Literal["next", "random"]
@@ -50,8 +48,5 @@ RankCheck: TypeAlias = Literal["first", "always"]
 Recheck: TypeAlias = Literal["first", "always", "never"]
 """Which chunks of a cached batch are compared with what they were in the first pass."""
 
-DecoderKind: TypeAlias = Literal["bow", "pos"]
-"""GLOSS's decoder, of a bag of words or of a word for each position."""
-SSTTraining: TypeAlias = Literal["phrases", "sentences"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """Where a model computes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
@@ -30,11 +30,13 @@ from fastqt.losses.gloss_factored import (
     ScoresTooFarApartError,
     score_positions,
 )
-from fastqt.options import Backend, Memory, PositionLoss, Reduction
+from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Bags
 
 FUNCTION = "fastqt.gloss_pos_loss"
+PositionLoss: TypeAlias = Literal["sum", "mean"]
+"""How the losses of a sentence's positions become the sentence's."""
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from fastqt.checks import as_ids, check_number, check_option, check_size
 from fastqt.distributed.group import GroupLike
-from fastqt.losses.gloss import POSITION_LOSSES
+from fastqt.losses.gloss import POSITION_LOSSES, PositionLoss
 from fastqt.nn.gloss_decoder import Decoder, projected, within
 from fastqt.nn.gloss_inference import Inference, infer_latents
-from fastqt.options import DecoderKind, PositionLoss, Reduction
+from fastqt.options import Reduction
 
+DecoderKind: TypeAlias = Literal["bow", "pos"]
+"""The decoder of a bag of words or of a word for each position."""
 DECODERS: tuple[str, ...] = get_args(DecoderKind)
 
 

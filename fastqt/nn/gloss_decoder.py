@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastqt.checks import INTEGERS, as_ids, check_tensor
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
-from fastqt.options import PositionLoss
+from fastqt.losses.gloss import PositionLoss
 
 
 class Decoder(NamedTuple):

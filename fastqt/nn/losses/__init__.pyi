@@ -5,6 +5,7 @@ from typing import TypedDict
 from fastqt.nn.losses.base import BiasedLoss, Loss as Loss, ScaledLoss as ScaledLoss
 from collections.abc import Sequence
 from fastqt.distributed.group import GroupLike
+from fastqt.losses.gloss import PositionLoss
 from fastqt.options import Backend
 from fastqt.options import BlockNegatives
 from fastqt.options import DiagonalMode
@@ -18,7 +19,6 @@ from fastqt.options import MixBlocks
 from fastqt.options import MixForm
 from fastqt.options import MixPartner
 from fastqt.options import PartitionMode
-from fastqt.options import PositionLoss
 from fastqt.options import Reduction
 from fastqt.options import Similarity
 from fastqt.options import TargetReduction

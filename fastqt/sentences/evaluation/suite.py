@@ -20,9 +20,8 @@ from tqdm import tqdm
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
-from fastqt.options import SSTTraining
 from fastqt.sentences.evaluation.classification import PAPER_GRID
-from fastqt.sentences.evaluation.tasks import Options, read_tasks
+from fastqt.sentences.evaluation.tasks import Options, SSTTraining, read_tasks
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
 from fastqt.sentences.runs.files import write_atomically
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
 from fastqt.errors import InputError
-from fastqt.options import SSTTraining
 from fastqt.sentences.evaluation.classification import (
     PAPER_GRID,
     accuracy,
@@ -33,6 +32,7 @@ from fastqt.sentences.evaluation.similarity import (
 )
 from fastqt.sentences.evaluation.vectors import Vectors
 
+SSTTraining: TypeAlias = Literal["phrases", "sentences"]
 POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
 
