@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PLAIN = frozenset((Tensor, torch.nn.Parameter))  # tensors that are no tracer's
+from fastqt.torch_modes import input_dtype, is_traced
+
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOATING = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 INTEGERS = frozenset(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -80,19 +81,6 @@ def check_tensor(name: str, x: object) -> None:
 def _holds_numbers(x: object) -> bool:
     """Whether torch makes a tensor of this."""
     return hasattr(x, "__array__") or (isinstance(x, list) and bool(x) and isinstance(x[0], (int, float)))
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast rounds a matrix product's operands to on the device of `x`; None if it is disabled."""
-    kind = "cpu" if x.is_cpu else x.device.type  # which takes longer to ask for
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def input_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product would read `x`: autocast's if it is enabled, otherwise x.dtype."""
-    if x.dtype is torch.float64:
-        return x.dtype
-    return autocast_dtype(x) or x.dtype
 
 
 def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | None) -> None:
@@ -181,43 +169,6 @@ def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None
         torch._assert_async(condition, wanted)
     elif not condition:
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
-
-
-def as_ids(name: str, ids: Tensor) -> Tensor:
-    """Converts a 1-D tensor of integers to int64.
-
-    Raises:
-        ValueError: `ids` is not 1-D, or has values that int64 does not hold.
-        TypeError: not a tensor, or no integer dtype.
-    """
-    check_tensor(name, ids)
-    if ids.dim() != 1:
-        advice = "; make it 1-D by flatten()" if ids.numel() == max(ids.shape, default=0) else ""
-        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}{advice}")
-    if ids.dtype not in INTEGERS:
-        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}; convert it by long()")
-    if ids.dtype is torch.uint64:
-        require((ids.view(torch.int64) >= 0).all(), f"{name}: want values below 2**63, got greater ones")
-    return ids.long()
-
-
-def check_groups(
-    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Checks the groups of queries (N,) and candidates (M,), and moves both to `device` as int64.
-
-    Raises:
-        ValueError: only one of the two is given, or one has a wrong shape.
-        TypeError: a dtype that is not an integer one.
-    """
-    if query_groups is None or candidate_groups is None:
-        missing = "query_groups" if query_groups is None else "candidate_groups"
-        raise ValueError(f"{missing}: want it together with the other groups, got None; give both or neither")
-    groups = as_ids("query_groups", query_groups), as_ids("candidate_groups", candidate_groups)
-    for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
-        if ids.numel() != length:
-            raise ValueError(f"{name}: want {length} ids, got {ids.numel()}")
-    return groups[0].to(device).contiguous(), groups[1].to(device).contiguous()
 
 
 def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
@@ -323,25 +274,3 @@ def once_differentiable_error(function: str) -> RuntimeError:
         f"{function} is differentiable once and in reverse mode; a double backward (create_graph=True), "
         "a derivative of torch.func.grad and forward mode need backend='reference', if the function has it"
     )
-
-
-def tf32_allowed() -> bool:
-    """Whether torch is set to multiply float32 matrices in TF32 on a GPU.
-
-    The getters of before torch 2.9 raise once a program has used the setting that this reads, which knows
-    what their setters did.
-    """
-    precision: str = torch.backends.cuda.matmul.fp32_precision
-    return precision == "tf32"
-
-
-def is_traced(*tensors: Tensor) -> bool:
-    """Whether the computation must go through dispatched operators, so that a tracer sees it.
-
-    That is so under `torch.compile` and for tensor subclasses such as fake tensors. Otherwise the operators
-    are called directly, because dispatch makes a call several times as expensive.
-    """
-    for x in tensors:
-        if type(x) not in PLAIN:
-            return True
-    return torch.compiler.is_compiling()

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import FLOATING, INTEGERS, as_ids, check_number, check_tensor, require, shown
+from fastqt.checks import FLOATING, INTEGERS, check_number, check_tensor, require, shown
+from fastqt.ids import as_ids
 
 
 class Mixed:

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.checks import tf32_allowed
+from fastqt.torch_modes import tf32_allowed
 
 # Triton decides when kernels are decorated, so this is decided when the module is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,7 +1,4 @@
-"""What is no ordinary tensor is refused by name, and helpers of checks do what they say."""
-
-import subprocess
-import sys
+"""What is no ordinary tensor or number is refused by name."""
 
 import pytest
 import torch
@@ -9,7 +6,6 @@ from calls import CALLS, D, F, G, N
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
-from fastqt import checks
 from fastqt.targets import as_targets
 
 ARGUMENTS = [
@@ -67,42 +63,7 @@ def test_a_sparse_matrix_of_another_layout_is_refused():
         as_targets(torch.eye(3).to_sparse_csc())
 
 
-@pytest.mark.parametrize("dtype", sorted(checks.INTEGERS, key=str))
-def test_ids_of_all_integer_dtypes_are_taken(dtype):
-    assert checks.as_ids("ids", torch.tensor([3, 0, 5]).to(dtype)).tolist() == [3, 0, 5]
-
-
-def test_unsigned_ids_that_int64_does_not_hold_are_refused():
-    """2**64 - 100 wraps to -100, which means that a row has no target."""
-    ids = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
-    for targets in (ids, fastqt.Diagonal()):
-        groups = {} if targets is ids else {"query_groups": ids, "candidate_groups": ids}
-        with pytest.raises(ValueError, match=r"^(targets|query_groups): want values below 2\*\*63"):
-            fastqt.contrastive_loss(F[:2], G[:2], targets, diagonal="keep", **groups)
-    assert checks.as_ids("ids", torch.tensor([2**63 - 1], dtype=torch.uint64)).item() == 2**63 - 1
-
-
 @pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value):
     with pytest.raises(ValueError, match="margin: want a finite number"):
         fastqt.max_margin_loss(F, G, margin=value)
-
-
-@pytest.mark.parametrize("setting", ["legacy", "matmul", "all"])
-def test_tf32_is_allowed_as_torch_is_set(setting):
-    """In a process of its own, because torch keeps that both kinds of setting have been used."""
-    changes = {
-        "legacy": "torch.set_float32_matmul_precision('high')",
-        "matmul": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "all": "torch.backends.fp32_precision = 'tf32'",
-    }
-    script = f"""
-import torch
-from fastqt.checks import tf32_allowed
-from fastqt.kernels.launch import precision
-assert not tf32_allowed() and precision(torch.float32) == "ieee"
-{changes[setting]}
-assert tf32_allowed() and precision(torch.float32) == "tf32"
-assert precision(torch.bfloat16) == precision(torch.float16) == "ieee"
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -18,10 +18,11 @@ from torch._C._functorch import unwrap_if_dead
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.autograd.walked import Walked
-from fastqt.checks import check_not_recorded, is_traced
+from fastqt.checks import check_not_recorded
 from fastqt.engines import Computation, Engine
 from fastqt.fields import Differentiable, with_tensors, without_tensors
 from fastqt.problem import Rows, loss_dtype, reduce
+from fastqt.torch_modes import is_traced
 
 
 def loss_of(

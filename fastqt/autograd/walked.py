@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd.operators import Operators, as_tensors, fake_gradients, wanted
-from fastqt.checks import is_traced
 from fastqt.problem import Rows
+from fastqt.torch_modes import is_traced
 
 # It takes a problem, the weights of its rows (N,) float64 or None, and which inputs want a gradient. It
 # returns the loss of each row, (N,), and with weights the gradients of their weighted sum, None where none is

@@ -28,8 +28,9 @@ from fastqt.cached.inputs import (
 from fastqt.cached.modules import modules_of
 from fastqt.cached.reduction import agreed_counts, reducing_modules, without_reduction
 from fastqt.cached.replay import Autocast, RandomStates, random_states, random_states_kept, set_random_states
-from fastqt.checks import check_option, check_size, tf32_allowed
+from fastqt.checks import check_option, check_size
 from fastqt.options import Recheck
+from fastqt.torch_modes import tf32_allowed
 
 CHECKS: tuple[str, ...] = get_args(Recheck)
 

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, input_dtype
+from fastqt.checks import check_embeddings
 from fastqt.distributed import collectives, faults, steps
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike, as_group
 from fastqt.targets import Rolled, ShardRows, Targets
+from fastqt.torch_modes import input_dtype
 
 # How many kinds of calls a group remembers: more are made only where an option differs in each.
 AGREEMENTS = 256

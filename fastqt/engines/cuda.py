@@ -11,7 +11,6 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from fastqt.checks import tf32_allowed
 from fastqt.engines import ops
 from fastqt.problem import (
     DIAGONALS,
@@ -24,6 +23,7 @@ from fastqt.problem import (
     Rows,
     finite_scale,
 )
+from fastqt.torch_modes import tf32_allowed
 
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
 MOST_ROWS, MOST_WIDTH = 1024, 4800

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.checks import autocast_dtype, input_dtype, is_traced
 from fastqt.engines import Engine, choose, requested
 from fastqt.problem import AnyProblem
+from fastqt.torch_modes import autocast_dtype, input_dtype, is_traced
 
 MOST_KNOWN = 1024  # After so many plans all are forgotten: batches whose sizes vary would be kept for ever.
 

@@ -17,19 +17,19 @@ from fastqt.checks import (
     check_bias,
     check_embeddings,
     check_flag,
-    check_groups,
     check_option,
     check_scale,
     check_tensor,
-    is_traced,
 )
 from fastqt.distributed.group import Group
 from fastqt.distributed.shards import local_rows, with_a_row
 from fastqt.guide import Guide
+from fastqt.ids import as_groups
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
 from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, check_memory
 from fastqt.targets import Targets
+from fastqt.torch_modes import is_traced
 
 # Makes of the lowered call's loss that of the call.
 Completion: TypeAlias = "Callable[[Tensor], Tensor]"
@@ -135,7 +135,7 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
         _check_guide(call, ranks)
     if call.query_groups is None and call.candidate_groups is None:
         return call
-    query_groups, candidate_groups = check_groups(call.query_groups, call.candidate_groups, n, m, device)
+    query_groups, candidate_groups = as_groups(call.query_groups, call.candidate_groups, n, m, device)
     return replace(call, query_groups=query_groups, candidate_groups=candidate_groups)
 
 

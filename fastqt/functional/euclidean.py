@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastqt.checks import input_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.functional.row_scores import (
     LEAST_NORM,
@@ -23,6 +22,7 @@ from fastqt.functional.row_scores import (
 )
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets
+from fastqt.torch_modes import input_dtype
 
 FAR = 2.0  # standard deviations between embeddings and the origin, from which on they are moved to it
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_paired, input_dtype
+from fastqt.checks import check_paired
 from fastqt.distributed import collectives
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.ring import Ring, visiting_rows
@@ -34,6 +34,7 @@ from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixtures
 from fastqt.problem import Problem, unit_rows
 from fastqt.targets import NoTargets
+from fastqt.torch_modes import input_dtype
 
 LEAVES = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale", "bias")
 MAY_LACK = ("negatives", "row_negatives", "row_scores", "mask", "query_groups", "candidate_groups")

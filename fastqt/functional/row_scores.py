@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.autograd.transformed import is_transformed
-from fastqt.checks import input_dtype, is_traced
 from fastqt.functional.call import Call, Completion
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import loss_dtype, reduce, unit_rows
+from fastqt.torch_modes import input_dtype, is_traced
 
 CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
 LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_option, check_size, is_traced, require
+from fastqt.checks import check_option, check_size, require
 from fastqt.distributed import collectives
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import Shards, agree_on_rows
@@ -19,6 +19,7 @@ from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
+from fastqt.torch_modes import is_traced
 
 GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequent than another.
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"

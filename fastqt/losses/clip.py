@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.checks import (
-    check_embeddings,
-    check_flag,
-    check_option,
-    check_scale,
-    input_dtype,
-    is_traced,
-)
+from fastqt.checks import check_embeddings, check_flag, check_option, check_scale
 from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import Group, GroupLike
@@ -26,6 +19,7 @@ from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
+from fastqt.torch_modes import input_dtype, is_traced
 
 FUNCTION = "fastqt.clip_loss"
 

@@ -9,14 +9,7 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from fastqt.checks import (
-    check_embeddings,
-    check_flag,
-    check_number,
-    check_option,
-    check_scale,
-    input_dtype,
-)
+from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.shards import (
     Shards,
@@ -32,6 +25,7 @@ from fastqt.losses.common import joined_loss, scores
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
+from fastqt.torch_modes import input_dtype
 
 FUNCTION = "fastqt.gist_embed_loss"
 Negatives: TypeAlias = "Tensor | Sequence[Tensor]"

@@ -9,19 +9,11 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import (
-    as_ids,
-    check_bias,
-    check_embeddings,
-    check_option,
-    check_tensor,
-    input_dtype,
-    is_traced,
-    require,
-)
+from fastqt.checks import check_bias, check_embeddings, check_option, check_tensor, require
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, sigmoid_loss
+from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
     FACTORED,
@@ -33,6 +25,7 @@ from fastqt.losses.gloss_factored import (
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Bags
+from fastqt.torch_modes import input_dtype, is_traced
 
 FUNCTION = "fastqt.gloss_pos_loss"
 PositionLoss: TypeAlias = Literal["sum", "mean"]

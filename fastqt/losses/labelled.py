@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.checks import as_ids, check_embeddings, check_flag, check_option, check_scale, input_dtype
+from fastqt.checks import check_embeddings, check_flag, check_option, check_scale
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.shards import (
@@ -23,11 +23,13 @@ from fastqt.distributed.shards import (
 )
 from fastqt.engines import requested
 from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers, scores
 from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+from fastqt.torch_modes import input_dtype
 
 FUNCTIONS = {"supcon": "fastqt.supcon_loss", "ntxent": "fastqt.ntxent_loss"}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_number, check_option, check_scale, is_traced, shown
+from fastqt.checks import check_number, check_option, check_scale, shown
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, log_sum_exp
@@ -20,6 +20,7 @@ from fastqt.negatives import Mixed
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.targets import Diagonal
+from fastqt.torch_modes import is_traced
 
 FUNCTION = "fastqt.mixcse_loss"
 FORMS: tuple[str, ...] = get_args(MixForm)

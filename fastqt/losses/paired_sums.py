@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd import transformed
-from fastqt.checks import check_not_recorded, is_traced
+from fastqt.checks import check_not_recorded
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
 from fastqt.engines import Engine, plans
@@ -23,6 +23,7 @@ from fastqt.functional import log_sum_exp
 from fastqt.losses.common import scores
 from fastqt.options import Backend, DiagonalMode, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
+from fastqt.torch_modes import is_traced
 
 
 class Walk(NamedTuple):

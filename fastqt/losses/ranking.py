@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.checks import input_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss
@@ -28,6 +27,7 @@ from fastqt.losses.ranking_options import Options, checked_directions
 from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
+from fastqt.torch_modes import input_dtype
 
 FUNCTION = "fastqt.multiple_negatives_ranking_loss"
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import NamedTuple
 
-from fastqt.checks import tf32_allowed
 from fastqt.fields import Differentiable
 from fastqt.losses.positives import Block, Positives
 from fastqt.problem import Rows
+from fastqt.torch_modes import tf32_allowed
 
 T = TypeVar("T")
 

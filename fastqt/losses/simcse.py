@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fastqt.checks import check_number, check_option, check_scale, input_dtype
+from fastqt.checks import check_number, check_option, check_scale
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import log_sum_exp
@@ -15,6 +15,7 @@ from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.torch_modes import input_dtype
 
 
 def simcse_loss(

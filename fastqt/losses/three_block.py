@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.checks import input_dtype
 from fastqt.options import Memory
 from fastqt.problem import ThreeBlockProblem, unit_rows
+from fastqt.torch_modes import input_dtype
 
 
 def three_block_problem(

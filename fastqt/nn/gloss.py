@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastqt.checks import as_ids, check_number, check_option, check_size
+from fastqt.checks import check_number, check_option, check_size
 from fastqt.distributed.group import GroupLike
+from fastqt.ids import as_ids
 from fastqt.losses.gloss import POSITION_LOSSES, PositionLoss
 from fastqt.nn.gloss_decoder import Decoder, projected, within
 from fastqt.nn.gloss_inference import Inference, infer_latents

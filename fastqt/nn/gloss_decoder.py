@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.checks import INTEGERS, as_ids, check_tensor
+from fastqt.checks import INTEGERS, check_tensor
+from fastqt.ids import as_ids
 from fastqt.losses import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.gloss import PositionLoss
 

@@ -7,7 +7,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOATING, as_ids, check_paired, check_tensor, require
+from fastqt.checks import FLOATING, check_paired, check_tensor, require
+from fastqt.ids import as_ids
 from fastqt.targets import cache
 from fastqt.targets.base import (
     IGNORE_INDEX,

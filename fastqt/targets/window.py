@@ -12,7 +12,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fastqt.checks import as_ids, shown
+from fastqt.checks import shown
+from fastqt.ids import as_ids
 from fastqt.targets import cache
 from fastqt.targets.base import (
     ShardRows,

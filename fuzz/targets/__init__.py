@@ -23,8 +23,14 @@ INSTRUMENTED = {
     "word_vectors": ("fastqt.sentences.text", "numpy.lib", "json"),
     "evaluation": ("fastqt.sentences.evaluation", "fastqt.sentences.text", "numpy.lib"),
     "contrastive_loss": (
-        *("fastqt.functional", "fastqt.checks", "fastqt.targets", "fastqt.negatives", "fastqt.autograd"),
-        *("fastqt.problem", "fastqt.engines"),
+        "fastqt.functional",
+        "fastqt.checks",
+        "fastqt.ids",
+        "fastqt.targets",
+        "fastqt.negatives",
+        "fastqt.autograd",
+        "fastqt.problem",
+        "fastqt.engines",
     ),
 }
 TARGETS = tuple(INSTRUMENTED)

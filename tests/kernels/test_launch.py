@@ -11,11 +11,11 @@ RUN = """
 from unittest import mock
 import torch
 from benchmarks.predict.launches import GPUS, Case, Launch, described, problem_of
-from fastqt import checks, engines
+from fastqt import engines, torch_modes
 from fastqt.kernels import launch
 
 def precisions(case):
-    asked = mock.Mock(wraps=checks.tf32_allowed)
+    asked = mock.Mock(wraps=torch_modes.tf32_allowed)
     with torch.device("meta"), mock.patch.object(launch, "tf32_allowed", asked):
         problem, needs = problem_of(case)
         with described(GPUS[1]) as events:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastqt.checks import check_flag, check_option, check_size, input_dtype
+from fastqt.checks import check_flag, check_option, check_size
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group
@@ -16,6 +16,7 @@ from fastqt.distributed.shards import agree_on_rows
 from fastqt.engines import ENGINES
 from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory
+from fastqt.torch_modes import input_dtype
 
 
 class LossOfRanks(nn.Module):

@@ -16,9 +16,9 @@ import torch
 from sentence_transformers.sentence_transformer import losses as library
 from torch import Tensor, nn
 
-from fastqt.checks import autocast_dtype
 from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.losses.gist_embed import Texts, loss_of_own_rows
+from fastqt.torch_modes import autocast_dtype
 
 # What the library's modules gather with, which tests of it replace there.
 plain: Any = import_module("sentence_transformers.sentence_transformer.losses.gist_embed")

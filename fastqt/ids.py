@@ -1,0 +1,45 @@
+"""Integers that users give, such as labels and groups, as int64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import INTEGERS, check_tensor, require
+
+
+def as_ids(name: str, ids: Tensor) -> Tensor:
+    """Converts a 1-D tensor of integers to int64.
+
+    Raises:
+        ValueError: `ids` is not 1-D, or has values that int64 does not hold.
+        TypeError: not a tensor, or no integer dtype.
+    """
+    check_tensor(name, ids)
+    if ids.dim() != 1:
+        advice = "; make it 1-D by flatten()" if ids.numel() == max(ids.shape, default=0) else ""
+        raise ValueError(f"{name}: want a 1-D tensor of integers, got shape {tuple(ids.shape)}{advice}")
+    if ids.dtype not in INTEGERS:
+        raise TypeError(f"{name}: want an integer dtype, got {ids.dtype}; convert it by long()")
+    if ids.dtype is torch.uint64:
+        require((ids.view(torch.int64) >= 0).all(), f"{name}: want values below 2**63, got greater ones")
+    return ids.long()
+
+
+def as_groups(
+    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The groups of queries (N,) and candidates (M,) on `device` as int64.
+
+    Raises:
+        ValueError: only one of the two is given, or one has a wrong shape.
+        TypeError: a dtype that is not an integer one.
+    """
+    if query_groups is None or candidate_groups is None:
+        missing = "query_groups" if query_groups is None else "candidate_groups"
+        raise ValueError(f"{missing}: want it together with the other groups, got None; give both or neither")
+    groups = as_ids("query_groups", query_groups), as_ids("candidate_groups", candidate_groups)
+    for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
+        if ids.numel() != length:
+            raise ValueError(f"{name}: want {length} ids, got {ids.numel()}")
+    return groups[0].to(device).contiguous(), groups[1].to(device).contiguous()

@@ -1,0 +1,43 @@
+"""What torch does at the moment that a call has to know: autocast, TF32, tracing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # tensors that are no tracer's
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast rounds a matrix product's operands to on the device of `x`; None if it is disabled."""
+    kind = "cpu" if x.is_cpu else x.device.type  # which takes longer to ask for
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def input_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product would read `x`: autocast's if it is enabled, otherwise x.dtype."""
+    if x.dtype is torch.float64:
+        return x.dtype
+    return autocast_dtype(x) or x.dtype
+
+
+def tf32_allowed() -> bool:
+    """Whether torch is set to multiply float32 matrices in TF32 on a GPU.
+
+    The getters of before torch 2.9 raise once a program has used the setting that this reads, which knows
+    what their setters did.
+    """
+    precision: str = torch.backends.cuda.matmul.fp32_precision
+    return precision == "tf32"
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether the computation must go through dispatched operators, so that a tracer sees it.
+
+    That is so under `torch.compile` and for tensor subclasses such as fake tensors. Otherwise the operators
+    are called directly, because dispatch makes a call several times as expensive.
+    """
+    for x in tensors:
+        if type(x) not in PLAIN:
+            return True
+    return torch.compiler.is_compiling()
