@@ -35,8 +35,21 @@ def scores_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     queries, candidates = (torch.empty(n, D, dtype=torch.bfloat16) for n in (N, M))
     lowest, highest = (torch.empty(N, dtype=torch.int32) for _ in range(2))
     positional = (
-        *(queries, candidates, torch.empty(()), CHUNK, M, D // 8, first, 0),
-        *(D // 8, 1, D // 8, 1, M, 0, 0),
+        queries,
+        candidates,
+        torch.empty(()),
+        CHUNK,
+        M,
+        D // 8,
+        first,
+        0,
+        D // 8,
+        1,
+        D // 8,
+        1,
+        M,
+        0,
+        0,
     )
     named = {
         "EPILOGUE": "EXP",
@@ -72,10 +85,21 @@ def row_stats_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     targets = [torch.empty(2 * N, dtype=dtype) for dtype in (torch.int64, torch.float64, torch.float32)]
     positional = (
-        *(torch.empty(M // 128, CHUNK), rows(torch.float32), torch.empty(N + 1, dtype=torch.int64), *targets),
-        *(rows(torch.bool), None, rows(torch.float64), rows(torch.int32), rows(torch.int32)),
+        torch.empty(M // 128, CHUNK),
+        rows(torch.float32),
+        torch.empty(N + 1, dtype=torch.int64),
+        *targets,
+        rows(torch.bool),
+        None,
+        rows(torch.float64),
+        rows(torch.int32),
+        rows(torch.int32),
         *(rows(torch.float64) for _ in range(4)),
-        *(torch.empty(2 * N), None, CHUNK, M // 128, first),
+        torch.empty(2 * N),
+        None,
+        CHUNK,
+        M // 128,
+        first,
     )
     named = {"ZEROED": True, "ROW_NEGATIVE": 0, "LOG_SUM_EXP": False, "BLOCK_ROWS": 8, "BLOCK": 32}
     return positional, {**named, "num_warps": 4, "enable_fp_fusion": True}

@@ -137,15 +137,23 @@ def conventions_machine(run: Found) -> str:
 
 def conventions_table(found: Iterable[Found]) -> str:
     header = (
-        *("loss", "source", "encoder", "not along the gradient", "temperature", "bias"),
+        "loss",
+        "source",
+        "encoder",
+        "not along the gradient",
+        "temperature",
+        "bias",
         "loss of rank 0 / loss of the batch",
     )
     return table(
         header,
         (
             (
-                *(f"`{r['convention']}`" if "(" in r["convention"] else r["convention"], r["source"]),
-                *(f"{r['encoder']:.3f}", f"{r['residual']:.0%}", f"{r['temperature']:.3f}"),
+                f"`{r['convention']}`" if "(" in r["convention"] else r["convention"],
+                r["source"],
+                f"{r['encoder']:.3f}",
+                f"{r['residual']:.0%}",
+                f"{r['temperature']:.3f}",
                 f"{r['bias']:.3f}" if "bias" in r else "–",
                 f"{r['loss_of_rank_0'] / r['loss_of_batch']:.3f}",
             )

@@ -281,7 +281,8 @@ def speed_table(found: list[dict[str, Any]]) -> str:
         seconds, peaks = x["seconds"], x["peak_bytes"]
         rows.append(
             [
-                *(x["configuration"], f"{x['batch']:,}"),
+                x["configuration"],
+                f"{x['batch']:,}",
                 *(f"{seconds[side]:.1f}" for side in SIDES),
                 *(f"{peaks[side] / 2**20:,.0f}" for side in SIDES),
             ]

@@ -201,8 +201,14 @@ def loss_rows(
     t = p.targets
     with on_device(scores):
         loss_rows_kernel[(rows,)](
-            *(scores, scale, row_weights, *found),
-            *(p.candidates.shape[0], width, first_row, scores.stride(0)),
+            scores,
+            scale,
+            row_weights,
+            *found,
+            p.candidates.shape[0],
+            width,
+            first_row,
+            scores.stride(0),
             0 if gradients is None else gradients.stride(0),
             *((0, 0) if t.dense is None else t.dense.stride()),
             *((0, 0) if p.mask is None else p.mask.stride()),

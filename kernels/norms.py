@@ -82,7 +82,10 @@ def inverse_norms(x: Tensor) -> Tensor:
     found = x.new_empty(rows, dtype=torch.float32)
     with on_device(x):
         inverse_norms_kernel[(rows,)](
-            *(x, found, D, *x.stride()),
+            x,
+            found,
+            D,
+            *x.stride(),
             BLOCK=block(D, 1024),
             num_warps=4,
             enable_fp_fusion=True,

@@ -93,7 +93,9 @@ class Planned:
         addresses = [*map(Tensor.data_ptr, tensors)]
         device = driver.active.get_current_device()
         key = (
-            *(device, *layout.constants(values), *map(_dtype, tensors)),
+            device,
+            *layout.constants(values),
+            *map(_dtype, tensors),
             *[address & BELOW_16 == 0 for address in addresses],
             *_kinds(layout.integers(values)),
             *_sizes(layout.unspecialised(values)),

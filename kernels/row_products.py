@@ -156,9 +156,20 @@ def multiply_overflowed_rows(
     width = max(block(D, WIDTH), 16)
     with on_device(queries):
         row_products_kernel[(cdiv(tile.rows, rows) * cdiv(D, width),)](
-            *(queries, matrix, scale, state.shift_overflowed, state.row_shift_log2, product),
-            *(tile.rows, matrix.shape[0], D // unit, tile.first_row),
-            *(queries.stride(0) // unit, queries.stride(1), matrix.stride(0) // unit, matrix.stride(1)),
+            queries,
+            matrix,
+            scale,
+            state.shift_overflowed,
+            state.row_shift_log2,
+            product,
+            tile.rows,
+            matrix.shape[0],
+            D // unit,
+            tile.first_row,
+            queries.stride(0) // unit,
+            queries.stride(1),
+            matrix.stride(0) // unit,
+            matrix.stride(1),
             *((0, 0) if tile.mask is None else tile.mask.stride()),
             EXCLUDE_DIAGONAL=tile.exclude_diagonal,
             EVEN_D=D % step == 0,

@@ -163,8 +163,17 @@ def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_r
     blocks, rows = tile_row_sums.shape
     with on_device(tile_row_sums):
         row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
-            *(tile_row_sums, state.row_shift_log2, *cells.of_rows, state.weights, state.shift_overflowed),
-            *(state.repairs_done, *state.found, *cells.found, rows, blocks, first_row),
+            tile_row_sums,
+            state.row_shift_log2,
+            *cells.of_rows,
+            state.weights,
+            state.shift_overflowed,
+            state.repairs_done,
+            *state.found,
+            *cells.found,
+            rows,
+            blocks,
+            first_row,
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,

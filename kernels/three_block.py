@@ -166,10 +166,19 @@ def three_block_rows(
     m = mixtures
     with on_device(loss):
         three_block_rows_kernel[(held if held == N else held - 1,)](
-            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
-            *(row_weights, loss),
+            lines.cosines,
+            m.own_columns,
+            m.next_columns,
+            m.own_rows,
+            m.next_rows,
+            m.scale,
+            row_weights,
+            loss,
             *((None, None, None) if sums is None else (sums.largest, sums.others, sums.factors)),
-            *(m.weight * LOG2_E.value, N, lines.first, lines.cosines.stride(0)),
+            m.weight * LOG2_E.value,
+            N,
+            lines.first,
+            lines.cosines.stride(0),
             BOTH=m.both,
             EXCLUDED=m.excluded,
             WEIGHT=m.weight != 0,

@@ -121,7 +121,7 @@ def three_block_gradients_kernel(
         top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
         factor_above = tl.load(factors + before, mask=inside_rows, other=0.0) * next_above
         there = mixed_exponents(
-            *(own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT)
+            own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT
         )
         of_candidates += factor_above * tl.where(on_diagonal, 0.0, tl.exp2(there))
 
@@ -165,16 +165,24 @@ def three_block_gradients(
     written = to_candidates if to_queries is None else to_queries
     with on_device(lines.cosines):
         three_block_gradients_kernel[tiles](
-            *(lines.cosines, m.own_columns, m.next_columns, m.own_rows, m.next_rows, m.scale),
-            *(sums.largest, sums.others, sums.factors, to_queries, to_candidates, *found),
-            *(
-                m.weight * LOG2_E.value,
-                N,
-                rows.start,
-                count,
-                (rows.start - lines.first) % N,
-                lines.cosines.stride(0),
-            ),
+            lines.cosines,
+            m.own_columns,
+            m.next_columns,
+            m.own_rows,
+            m.next_rows,
+            m.scale,
+            sums.largest,
+            sums.others,
+            sums.factors,
+            to_queries,
+            to_candidates,
+            *found,
+            m.weight * LOG2_E.value,
+            N,
+            rows.start,
+            count,
+            (rows.start - lines.first) % N,
+            lines.cosines.stride(0),
             0 if written is None else written.stride(0),
             BOTH=m.both,
             WEIGHT=m.weight != 0,

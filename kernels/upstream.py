@@ -80,7 +80,11 @@ def scale_gradients(gradients: Sequence[Tensor], upstream: Tensor, multiplier: f
         programs = min(cdiv(max(sizes), BLOCK), PROGRAMS * multiprocessors(first))
         with on_device(first):
             scale_gradients_kernel[(max(programs, 1),)](
-                *(upstream, multiplier, *sizes, *[0] * (AT_ONCE - len(sizes)), first),
+                upstream,
+                multiplier,
+                *sizes,
+                *[0] * (AT_ONCE - len(sizes)),
+                first,
                 BLOCK=BLOCK,
                 **dict(zip(names, others, strict=False)),
                 num_warps=8,

@@ -48,8 +48,16 @@ def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for name, more in (("memcheck", ()), ("racecheck", ("--kernel-name", "kns=_kernel"))):
         prefix = (
-            *(tool, "--tool", name, "--error-exitcode", str(ERROR_STATUS)),
-            *("--target-processes", "application-only", "--report-api-errors", "no", *more),
+            tool,
+            "--tool",
+            name,
+            "--error-exitcode",
+            str(ERROR_STATUS),
+            "--target-processes",
+            "application-only",
+            "--report-api-errors",
+            "no",
+            *more,
         )
         outcome = run_section(section, options, prefix, environment)
         yield check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))

@@ -160,7 +160,11 @@ class Scores:
         sums = self.row_shift_log2.new_empty(column_tiles(M, config), N)
         tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels, self.columns, self.columns)
         exp_scores(
-            *(tile, f, self.scale, self.row_shift_log2, config),
+            tile,
+            f,
+            self.scale,
+            self.row_shift_log2,
+            config,
             exponentials=self.exponentials,
             tile_row_sums=sums,
         )

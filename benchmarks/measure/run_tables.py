@@ -86,7 +86,11 @@ def bfloat16_table(run: Run) -> str:
         ("loss", "memory", "N", "D", "fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt in float32 × GEMMs"),
         (
             (
-                *(f"`{r['loss']}`", r["memory"], f"{r['N']:,}", f"{r['D']:,}", milliseconds(r["seconds"])),
+                f"`{r['loss']}`",
+                r["memory"],
+                f"{r['N']:,}",
+                f"{r['D']:,}",
+                milliseconds(r["seconds"]),
                 *(times(r[f"{of}ratio_to_gemm"]) for of in ("", "eager_", "float32_")),
             )
             for r in rows_of(run, "test_bfloat16")

@@ -83,7 +83,8 @@ def mean_classifier_claims() -> str:
             logistic = _of_tasks(records, loss, "logistic")
             rows.append(
                 (
-                    *(loss, shown),
+                    loss,
+                    shown,
                     "–" if loss == UNTRAINED else f"{sum(gain > SHOWN for gain in gains)} of {len(gains)}",
                     "–" if loss == UNTRAINED else f"{mean(gains):+.1f}",
                     f"{mean(logistic[task] - now[task] for task in now):.1f}",

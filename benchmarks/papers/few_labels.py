@@ -72,7 +72,11 @@ class FewLabels:
             np.arange(len(labels)), test_size=self.tested, stratify=labels, random_state=self.seed
         )
         found = limited_data(
-            *(features[rest], labels[rest], features[tested], labels[tested], self.sizes),
+            features[rest],
+            labels[rest],
+            features[tested],
+            labels[tested],
+            self.sizes,
             repeats=self.draws,
             seed=self.seed,
         )

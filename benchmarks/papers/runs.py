@@ -124,8 +124,16 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
         named = add_words(named, run.words, places.work / table / run.name, places)
     fastqt_command(
         [
-            *("evaluate", named, "--data", str(places.data / "eval"), "--tasks", ",".join(run.tasks)),
-            *("--sst", "sentences", "--json", str(evaluated)),
+            "evaluate",
+            named,
+            "--data",
+            str(places.data / "eval"),
+            "--tasks",
+            ",".join(run.tasks),
+            "--sst",
+            "sentences",
+            "--json",
+            str(evaluated),
             *(word for name, value in run.evaluate.items() for word in (f"--{name}", str(value))),
             *(("--cache", str(places.vectors)) if run.keep_vectors else ()),
         ]

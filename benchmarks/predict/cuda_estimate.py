@@ -130,7 +130,11 @@ def rendered(stored: Stored) -> str:
         ("kernel", "registers", "spilled bytes", "shared KiB", "SASS instructions", *COUNTED),
         (
             (
-                *(name, f"{k['registers']}", f"{k['spills']}", f"{k['shared'] / 1024:.0f}", f"{k['sass']:,}"),
+                name,
+                f"{k['registers']}",
+                f"{k['spills']}",
+                f"{k['shared'] / 1024:.0f}",
+                f"{k['sass']:,}",
                 *(f"{k['instructions'][i]:,}" for i in COUNTED),
             )
             for name, k in stored["kernels"].items()
@@ -140,7 +144,10 @@ def rendered(stored: Stored) -> str:
         ("N = M", "D", "scores", "parts", "a gradient"),
         (
             (
-                *(f"{N:,}", f"{D:,}", f"{t['score_down']} x {t['score_across']}", str(t["splits"])),
+                f"{N:,}",
+                f"{D:,}",
+                f"{t['score_down']} x {t['score_across']}",
+                str(t["splits"]),
                 f"{t['query_down']} x {t['gradient_across']}",
             )
             for N, D in SHAPES

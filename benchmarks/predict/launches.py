@@ -317,7 +317,11 @@ def general_problem_of(case: Case) -> Problem:
     if case.targets == "dense":
         targets = TargetRows(dense=torch.empty(N, N, dtype=dtype))
     return Problem(
-        *(queries, candidates, negatives, rows if case.row_negatives == "given" else None, 1.0),
+        queries,
+        candidates,
+        negatives,
+        rows if case.row_negatives == "given" else None,
+        1.0,
         targets=targets,
         diagonal=case.diagonal,
         query_groups=groups if case.groups else None,

@@ -51,8 +51,19 @@ def milliseconds(value: float) -> str:
 
 def summary_table(stored: Stored) -> str:
     header = (
-        *("loss", "N = M", "D", "memory", "chunks of E", "chunks", "launches", "GEMM ms", "predicted ms"),
-        *("× GEMM time", f"at {SLOWEST / 1e12:.0f} to {FASTEST / 1e12:.0f} TFLOP/s", "goal", "met"),
+        "loss",
+        "N = M",
+        "D",
+        "memory",
+        "chunks of E",
+        "chunks",
+        "launches",
+        "GEMM ms",
+        "predicted ms",
+        "× GEMM time",
+        f"at {SLOWEST / 1e12:.0f} to {FASTEST / 1e12:.0f} TFLOP/s",
+        "goal",
+        "met",
     )
     rates, kernels = Rates(**stored["rates"]), stored["kernels"]
     lines = []
@@ -69,10 +80,19 @@ def summary_table(stored: Stored) -> str:
         met = total <= GOAL_SMALL if small else total / gemm <= GOALS[memory]
         lines.append(
             (
-                *(schedule["loss"], f"{N:,}", f"{D:,}", memory, sizes, f"{chunks:,}"),
+                schedule["loss"],
+                f"{N:,}",
+                f"{D:,}",
+                memory,
+                sizes,
+                f"{chunks:,}",
                 f"{sum(e['count'] for e in schedule['events']):,}",
-                *(milliseconds(gemm), milliseconds(total), f"{total / gemm:.2f}"),
-                *(f"{min(ratios):.2f} to {max(ratios):.2f}", goal, "yes" if met else "no"),
+                milliseconds(gemm),
+                milliseconds(total),
+                f"{total / gemm:.2f}",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                goal,
+                "yes" if met else "no",
             )
         )
     return table(header, lines)
@@ -82,7 +102,14 @@ def comparison_table(before: Stored, after: Stored) -> str:
     """Each schedule as it was and as it is, under a CUDA graph and launched one by one."""
     rates = Rates(**after["rates"])
     header = (
-        *("loss", "N = M", "D", "memory", "launches", "graph, ms", "× GEMM time", "eager, ms"),
+        "loss",
+        "N = M",
+        "D",
+        "memory",
+        "launches",
+        "graph, ms",
+        "× GEMM time",
+        "eager, ms",
         f"eager at {PLANNED * 1e6:.0f} µs a launch, ms",
     )
     lines = []
@@ -148,7 +175,8 @@ def parts_table(schedule: Stored, stored: Stored) -> str:
                 f"{sum(count for count, _ in times):,}",
                 f"{sum(count * time.flops for count, time in times) / 1e12:,.2f}",
                 f"{sum(count * time.bytes for count, time in times) / 1e9:,.2f}",
-                *(milliseconds(spent), f"{spent / total:.0%}"),
+                milliseconds(spent),
+                f"{spent / total:.0%}",
                 max(by_limit, key=lambda limit: by_limit[limit]) if by_limit else "–",
             )
         )
@@ -157,7 +185,12 @@ def parts_table(schedule: Stored, stored: Stored) -> str:
 
 def kernels_table(stored: Stored) -> str:
     header = (
-        *("kernel", "threads", "registers", "shared KiB", "spilled bytes", "SASS instructions"),
+        "kernel",
+        "threads",
+        "registers",
+        "shared KiB",
+        "spilled bytes",
+        "SASS instructions",
         "programs a multiprocessor",
     )
     rates = Rates(**stored["rates"])
@@ -168,8 +201,12 @@ def kernels_table(stored: Stored) -> str:
             continue
         lines.append(
             (
-                *(f"`{name}`", f"{found['threads']}", f"{found['registers']}"),
-                *(f"{found['shared'] / 1024:.0f}", f"{found['spills']:,}", f"{found['sass']:,}"),
+                f"`{name}`",
+                f"{found['threads']}",
+                f"{found['registers']}",
+                f"{found['shared'] / 1024:.0f}",
+                f"{found['spills']:,}",
+                f"{found['sass']:,}",
                 f"{blocks_per_multiprocessor(found, rates)}",
             )
         )
@@ -183,7 +220,11 @@ def sums_table(stored: Stored) -> str:
         header,
         (
             (
-                *(s["loss"], f"{s['N']:,}", f"{s['D']:,}", s["memory"], f"{sums_bytes(s) / 1e9:.2f}"),
+                s["loss"],
+                f"{s['N']:,}",
+                f"{s['D']:,}",
+                s["memory"],
+                f"{sums_bytes(s) / 1e9:.2f}",
                 milliseconds(sums_bytes(s) / rates.memory),
                 f"{sums_bytes(s) / rates.memory / gemm_time(s['N'], s['D'], rates):.2f}",
             )

@@ -115,7 +115,11 @@ def launch_exp(tile: Any, x: Inputs, out: Outputs, config: Config) -> None:
     from fastqt.kernels.scores import exp_scores
 
     exp_scores(
-        *(tile, x.queries, x.scale, x.row_shift, config),
+        tile,
+        x.queries,
+        x.scale,
+        x.row_shift,
+        config,
         exponentials=out.matrix,
         factors=x.row_factors,
         tile_row_sums=out.tile_row_sums,
@@ -126,7 +130,11 @@ def launch_sigmoid(tile: Any, x: Inputs, out: Outputs, config: Config) -> None:
     from fastqt.kernels.scores import sigmoid_scores
 
     sigmoid_scores(
-        *(tile, x.queries, x.scale, x.row_factors, config),
+        tile,
+        x.queries,
+        x.scale,
+        x.row_factors,
+        config,
         probabilities=out.matrix,
         tile_row_sums=out.tile_row_sums,
         tile_column_sums=out.tile_column_sums,
@@ -137,7 +145,11 @@ def launch_rows_and_columns(tile: Any, x: Inputs, out: Outputs, config: Config) 
     from fastqt.kernels.scores import row_and_column_scores
 
     row_and_column_scores(
-        *(tile, x.queries, x.scale, (x.row_shift, x.column_shift), config),
+        tile,
+        x.queries,
+        x.scale,
+        (x.row_shift, x.column_shift),
+        config,
         factors=(x.row_factors, x.column_factors),
         total=out.matrix,
         tile_row_sums=out.tile_row_sums,

@@ -107,7 +107,7 @@ def _problem(p: ClipProblem, targets: Targets, link: str = "softmax") -> Problem
     scale = scale_on(p.queries.device, p.scale)
     options = "keep", None, None, None, p.memory
     return Problem(
-        *(p.queries, p.candidates, None, None, scale, rows, *options), link=link, normalize=p.normalize
+        p.queries, p.candidates, None, None, scale, rows, *options, link=link, normalize=p.normalize
     )
 
 
@@ -173,7 +173,11 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
     tile_row_sums, _ = scores.tile_row_sums(chunk)
     tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, scores.config), o.M)
     row_and_column_scores(
-        *(tile, o.p.queries, o.scale, (scores.state.row_shift_log2, column_shifts), scores.config),
+        tile,
+        o.p.queries,
+        o.scale,
+        (scores.state.row_shift_log2, column_shifts),
+        scores.config,
         tile_row_sums=tile_row_sums,
         tile_column_sums=tile_column_sums,
     )
@@ -254,7 +258,10 @@ class _RowsAndColumns:
         o = self.operands
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
         row_and_column_scores(
-            *(tile, o.p.queries, o.scale, (self.row_shift_log2, self.column_shift_log2[columns])),
+            tile,
+            o.p.queries,
+            o.scale,
+            (self.row_shift_log2, self.column_shift_log2[columns]),
             self.scores.config,
             factors=(self.row_weights, self.column_weights[columns]),
             total=out,

@@ -78,7 +78,12 @@ class Scores:
     def choose_shifts(self, sampled: Tensor | None = None) -> None:
         """Finds the exact cells and the rows' shifts; on a GPU, asserts that the targets are sound."""
         choose_row_shifts(
-            *(self.operands.p, self.operands.scale, self.groups, self.cells, self.state, sampled),
+            self.operands.p,
+            self.operands.scale,
+            self.groups,
+            self.cells,
+            self.state,
+            sampled,
             self.norms.of_pair(self.operands.blocks[0]),
         )
         # Nobody has looked at the targets on a GPU yet. Those of a band are the library's own.
@@ -104,8 +109,15 @@ class Scores:
         if block.first:
             return Tile(rows.start, height, matrix, **norms)
         return Tile(
-            *(rows.start, height, matrix, columns.start, p.diagonal != "keep"),
-            *(self.cells.starts, self.cells.columns, self.cells.lowest, self.cells.highest),
+            rows.start,
+            height,
+            matrix,
+            columns.start,
+            p.diagonal != "keep",
+            self.cells.starts,
+            self.cells.columns,
+            self.cells.lowest,
+            self.cells.highest,
             *self.groups,
             p.mask,
             None if p.bias is None else p.bias[columns],

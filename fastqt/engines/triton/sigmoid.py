@@ -40,7 +40,11 @@ class Sigmoid:
         """Fills a tile of E, and its sums: of the losses by rows, and of E by columns."""
         o = self.operands
         sigmoid_scores(
-            *(tile, o.p.queries, o.scale, self.row_weights, self.scores.config),
+            tile,
+            o.p.queries,
+            o.scale,
+            self.row_weights,
+            self.scores.config,
             probabilities=out,
             tile_row_sums=tile_row_sums,
             tile_column_sums=tile_column_sums,

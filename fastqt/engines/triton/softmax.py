@@ -111,7 +111,11 @@ class Softmax:
     ) -> None:
         o, scores = self.operands, self.scores
         exp_scores(
-            *(tile, o.p.queries, o.scale, scores.state.row_shift_log2, scores.config),
+            tile,
+            o.p.queries,
+            o.scale,
+            scores.state.row_shift_log2,
+            scores.config,
             exponentials=out,
             factors=factors,
             tile_row_sums=tile_row_sums,
@@ -139,7 +143,9 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
     maxima = p.queries.new_empty(column_tiles(SAMPLE, config), o.N, dtype=torch.float32)
     of_queries, of_sample = scores.norms.of_pair(o.blocks[0], every)
     tile = Tile(
-        *(0, o.N, p.candidates[every]),
+        0,
+        o.N,
+        p.candidates[every],
         bias=bias,
         query_inverse_norms=of_queries,
         candidate_inverse_norms=None if of_sample is None else of_sample.contiguous(),

@@ -135,7 +135,12 @@ class _Walk:
         """Adds what some rows give to the gradients."""
         o, needs = self.operands, self.needs
         by_scale, by_row, by_column = three_block_gradients(
-            *(lines, self.mixtures, sums, rows, to_queries, to_candidates),
+            lines,
+            self.mixtures,
+            sums,
+            rows,
+            to_queries,
+            to_candidates,
             joined=self.joined,
             scale=o.scale_gradient is not None,
             shares=any((needs.own_columns, needs.next_columns, needs.own_rows, needs.next_rows)),
