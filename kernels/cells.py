@@ -96,7 +96,7 @@ class ExactCells:
         return self.starts, self.columns, self.weights, self.scores, self.zeroed, row_negative_scores
 
     @property
-    def found(self) -> tuple[Tensor | None, ...]:
+    def all_coefficients(self) -> tuple[Tensor | None, ...]:
         """Where those kernels write dL/dS of the targets and of the row negatives."""
         return self.coefficients, self.row_negative_tensors[-1]
 
@@ -143,6 +143,6 @@ class RowState:
     of_cosines: bool = False  # E is stored times inverse norms
 
     @property
-    def found(self) -> tuple[Tensor, ...]:
+    def statistics(self) -> tuple[Tensor, ...]:
         """Where the kernels of the row statistics write what they find, but for the exact cells."""
         return self.logsumexp, self.mass, self.loss, self.factors

@@ -70,22 +70,28 @@ def query_gradient_kernel(
     i = first_row + at_row
     s = tl.load(scale)
     factor64 = tl.load(row_factors + i)
+
     norm = 1.0
     if query_inverse_norms is not None:
         norm = tl.load(query_inverse_norms + i)
         factor64 *= norm
     factor = factor64.to(tl.float32)
     query_weight = (prob_scale * (factor64 / tl.load(weight_norm))).to(tl.float32)
+
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
+    # Sums over a row stay in lanes until its end: a reduction at each step would wait for all threads.
     by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
     by_row_negative = tl.zeros((BLOCK,), dtype=tl.float32)
+
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
         f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0).to(tl.float32)
+
         if WEIGHTED:
             at = weighted_queries + at_row * width + d
             tl.store(at, (query_weight * f).to(weighted_queries.dtype.element_ty), mask=inside)
+
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
             c = tl.load(row_negative_coefficients + i) * norm
         if ROW_NEGATIVE_GRADIENT:
@@ -95,8 +101,10 @@ def query_gradient_kernel(
             else:
                 r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
                 by_row_negative += f * tl.load(r, mask=inside, other=0.0).to(tl.float32)
+
         if QUERIES or SCALE:
             gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0).to(tl.float32)
+
             for t in range(first, last):
                 column = tl.load(target_columns + t)
                 if column >= 0:
@@ -105,6 +113,7 @@ def query_gradient_kernel(
                     if candidate_inverse_norms is not None:
                         coefficient *= norm * tl.load(candidate_inverse_norms + column)
                     gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
+
             if ROW_NEGATIVE != NO_ROW_NEGATIVE:
                 r = row_negative_part(
                     row_negatives,
@@ -119,14 +128,19 @@ def query_gradient_kernel(
                     candidate_inverse_norms,
                 )
                 gradient += c / tl.load(row_negative_norms + i) * r
+
+            # The derivative by the scale is the inner product of a query and its gradient, which is in
+            # registers.
             by_scale += f * gradient
             if QUERIES and query_inverse_norms is not None:
                 tl.store(product + at_row * width + d, gradient, mask=inside)
             elif QUERIES:
                 at = query_gradient + i * width + d
                 tl.store(at, (s * gradient).to(query_gradient.dtype.element_ty), mask=inside)
+
     if SCALE:
         tl.store(scale_gradient + i, tl.sum(by_scale, 0))
+
     if query_inverse_norms is not None:
         if QUERIES:
             store_through_norms(
@@ -140,18 +154,21 @@ def query_gradient_kernel(
                 width,
                 BLOCK,
             )
+
         if ROW_NEGATIVE_GRADIENT:
             negative_norm = tl.load(row_negative_norms + i)
             # Of the cosine, and once more divided by the norm: both factors of r in what is subtracted.
             cosine = tl.sum(by_row_negative, 0) * norm / negative_norm
             cosine = tl.where(negative_norm > 1.0001 * LEAST_NORM, cosine, 0.0) / negative_norm
             c = s * tl.load(row_negative_coefficients + i) / negative_norm
+
             for start in range(0, width, BLOCK):
                 d = start + tl.arange(0, BLOCK)
                 inside = d < width
                 f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0)
                 r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
                 r = tl.load(r, mask=inside, other=0.0).to(tl.float32)
+
                 at = row_negative_gradient + i * width + d
                 gradient = c * (norm * f.to(tl.float32) - cosine * r)
                 tl.store(at, gradient.to(row_negative_gradient.dtype.element_ty), mask=inside)
@@ -219,17 +236,21 @@ def candidate_gradient_kernel(
     j = tl.program_id(0).to(tl.int64)
     s = tl.load(scale)
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
+
     if TARGETS:
         by_column = column_starts, column_targets, target_rows, offsets, K
         first, count = targets_of(first_column + j, True, by_column)
+
     norm = 1.0
     if candidate_inverse_norms is not None:
         norm = tl.load(candidate_inverse_norms + j)
+
     along = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
         gradient = factor * tl.load(product + j * width + d, mask=inside, other=0.0).to(tl.float32)
+
         if TARGETS:
             for k in range(first, first + count):
                 t = place_of(first_column + j, k, True, by_column)
@@ -240,6 +261,7 @@ def candidate_gradient_kernel(
                     if query_inverse_norms is not None:
                         coefficient *= norm * tl.load(query_inverse_norms + row)
                     gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
+
         if candidate_inverse_norms is None:
             at = candidate_gradient + j * width + d
             tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
@@ -247,6 +269,7 @@ def candidate_gradient_kernel(
             g = candidates + j * candidate_row_stride + d * candidate_stride
             along += norm * tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
             tl.store(product + j * width + d, gradient, mask=inside)
+
     if candidate_inverse_norms is not None:
         store_through_norms(
             candidate_gradient + j * width,
@@ -286,13 +309,17 @@ def bias_gradient_kernel(
     inside = j < columns
     factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
     gradient = factor * tl.load(column_sums + j, mask=inside, other=0.0)
+
     by_column = column_starts, column_targets, target_rows, offsets, K
     first, count = targets_of(j, inside, by_column)
+
+    # Columns have different numbers of targets: all of a program's take as many turns as the longest.
     for k in range(0, tl.max(count, 0)):
         listed = inside & (k < count)
         t = place_of(j, first + k, listed, by_column)
         there = listed & (t >= 0) & (t < targets)
         gradient += tl.load(target_coefficients + t, mask=there, other=0.0)
+
     tl.store(bias_gradient + j, gradient, mask=inside)
 
 
@@ -325,6 +352,7 @@ def query_gradient_epilogue(
     matrix, partners, _, norms, coefficients = cells.row_negative_tensors
     # A score that is given is no part of an embedding's gradient.
     kind = NO_ROW_NEGATIVE if matrix is None else cells.row_negative_kind
+
     with on_device(queries):
         query_gradient_kernel[(rows,)](
             queries,
@@ -379,6 +407,7 @@ def candidate_gradient_epilogue(
 ) -> None:
     """Finishes the gradients of some candidates. With inverse norms `product` is overwritten."""
     columns, D = product.shape
+
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
             queries,

@@ -31,8 +31,10 @@ def cells_of(
     line, width, scale, bias, columns = unscaled
     starts, target_columns, weights, dense, dense_row_stride, dense_stride, background = targets
     query_groups, candidate_groups, mask, mask_row_stride, mask_stride = excluded
+
     inside = j < width
     candidate = inside & (j < columns)
+
     T = tl.zeros(j.shape, dtype=tl.float32)
     if dense is not None:
         cell = dense + row * dense_row_stride + j.to(tl.int64) * dense_stride
@@ -113,15 +115,18 @@ def loss_rows_kernel(
     line = gradients + at * gradient_row_stride if gradients is not None else gradients
     w = tl.load(row_weights + row)
 
+    # No cell of a sigmoid depends on others: one walk gives the losses and the gradients.
     if SIGMOID:
         total = tl.full((), 0.0, tl.float64)
+
         if row_scores is not None:
-            own = tl.load(row_scores + row).to(tl.float64)
-            own_e = tl.exp(-tl.abs(own))
-            total += tl.maximum(own, 0.0) + log1p(own_e)
+            row_score = tl.load(row_scores + row).to(tl.float64)
+            row_score_e = tl.exp(-tl.abs(row_score))
+            total += tl.maximum(row_score, 0.0) + log1p(row_score_e)
             if gradients is not None:
-                dS_own = w * tl.where(own > 0, 1.0, own_e) / (1.0 + own_e)
-                tl.store(row_score_gradients + row, dS_own.to(tl.float32))
+                row_score_gradient = w * tl.where(row_score > 0, 1.0, row_score_e) / (1.0 + row_score_e)
+                tl.store(row_score_gradients + row, row_score_gradient.to(tl.float32))
+
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
@@ -132,38 +137,44 @@ def loss_rows_kernel(
             series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
             softplus = tl.where(x > 0, x, 0.0) + 2.0 * (z + z * series)
             total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
+
             if gradients is not None:
                 above = tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T)
                 dS = w.to(tl.float32) * (above / (1.0 + e))
                 store_row(line, dS, row, j, width, columns, DIAGONAL)
+
         tl.store(loss + row, total)
         return
 
-    top = float("-inf")
     # Online softmax: sums over cells with targets and over all others, both relative to the current maximum.
+    top = float("-inf")
     of_targets = tl.full((), 0.0, tl.float64)
     of_others = tl.full((), 0.0, tl.float64)
+
     if row_scores is not None:
         top = tl.load(row_scores + row)
         of_others = tl.where(top == float("-inf"), 0.0, 1.0).to(tl.float64)
+
     rho = tl.full((), 0.0, tl.float64)
     linear = tl.full((), 0.0, tl.float64)
     for start in range(0, width, BLOCK):
         j = start + tl.arange(0, BLOCK)
         T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
-        given = T > 0
+        is_target = T > 0
         rho += tl.sum(T, 0).to(tl.float64)
-        entropy = T * tl.log(tl.where(given, T, 1.0))
-        linear += tl.sum(tl.where(given, entropy - T * x, 0.0), 0).to(tl.float64)
+        entropy = T * tl.log(tl.where(is_target, T, 1.0))
+        linear += tl.sum(tl.where(is_target, entropy - T * x, 0.0), 0).to(tl.float64)
+
         higher = tl.maximum(top, tl.max(x, 0))
         # A row may begin with cells that are all excluded: there is nothing to rescale yet.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         rescale = tl.where(top == float("-inf"), 0.0, tl.exp(top - shift)).to(tl.float64)
         e = tl.exp(x - shift)
-        of_targets = of_targets * rescale + tl.sum(tl.where(given, e, 0.0), 0).to(tl.float64)
-        of_others = of_others * rescale + tl.sum(tl.where(given, 0.0, e), 0).to(tl.float64)
+        of_targets = of_targets * rescale + tl.sum(tl.where(is_target, e, 0.0), 0).to(tl.float64)
+        of_others = of_others * rescale + tl.sum(tl.where(is_target, 0.0, e), 0).to(tl.float64)
         top = higher
     shift = tl.where(top == float("-inf"), 0.0, top)
+
     total = of_targets + of_others
     lse = shift.to(tl.float64) + tl.log(total)
     tl.store(logsumexp + row, lse)
@@ -174,9 +185,11 @@ def loss_rows_kernel(
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
         rho32 = rho.to(tl.float32)
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
+
         if row_scores is not None:
-            e_own = tl.exp(tl.load(row_scores + row) - shift)
-            tl.store(row_score_gradients + row, factor * rho32 * e_own)
+            row_score_e = tl.exp(tl.load(row_scores + row) - shift)
+            tl.store(row_score_gradients + row, factor * rho32 * row_score_e)
+
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
@@ -192,19 +205,20 @@ def loss_rows(
     p: Problem,
     first_row: int,
     row_weights: Tensor,  # (N,) float64
-    found: tuple[Tensor, Tensor, Tensor],  # logsumexp and mass, of a softmax, and loss, (N,) float64
+    statistics: tuple[Tensor, Tensor, Tensor],  # logsumexp and mass, of a softmax, and loss, (N,) float64
     gradients: Tensor | None,  # (rows, width)
     row_score_gradients: Tensor | None = None,  # (N,) float32, given with the problem's row scores
 ) -> None:
     """Finds losses and row statistics of some rows, and their dL/dS where `gradients` is given."""
     rows, width = scores.shape
     t = p.targets
+
     with on_device(scores):
         loss_rows_kernel[(rows,)](
             scores,
             scale,
             row_weights,
-            *found,
+            *statistics,
             p.candidates.shape[0],
             width,
             first_row,

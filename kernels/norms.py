@@ -35,6 +35,7 @@ def inverse_norms_kernel(
     stride = tl.cast(stride, tl.int64)
     i = tl.program_id(0).to(tl.int64)
     row = rows + i * row_stride
+
     magnitudes = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
@@ -42,12 +43,14 @@ def inverse_norms_kernel(
         magnitudes = tl.maximum(magnitudes, tl.abs(x))
     largest = tl.max(magnitudes, 0)
     divisor = tl.where(largest > 0, largest, 1.0)
+
     squares = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         x = tl.load(row + d * stride, mask=d < width, other=0.0).to(tl.float32)
         x = tl.div_rn(x, tl.zeros_like(x) + divisor)
         squares += x * x
+
     norm = largest * tl.sqrt_rn(tl.sum(squares, 0))
     # A NaN stays: the comparison is false for it.
     tl.store(inverse_norms + i, tl.div_rn(1.0, tl.where(norm < LEAST_NORM, LEAST_NORM, norm)))
@@ -79,15 +82,15 @@ def store_through_norms(
 def inverse_norms(x: Tensor) -> Tensor:
     """1 / max(norm, 1e-12) of each row of (rows, D), (rows,) float32."""
     rows, D = x.shape
-    found = x.new_empty(rows, dtype=torch.float32)
+    inverses = x.new_empty(rows, dtype=torch.float32)
     with on_device(x):
         inverse_norms_kernel[(rows,)](
             x,
-            found,
+            inverses,
             D,
             *x.stride(),
             BLOCK=block(D, 1024),
             num_warps=4,
             enable_fp_fusion=True,
         )
-    return found
+    return inverses

@@ -80,15 +80,19 @@ class Planned:
         if JITFunction.run is not _TRITONS_RUN:
             self.jit_function.run(*args, grid=grid, warmup=False, **kwargs)
             return
+
         values = (*args, *kwargs.values())
         call = (len(args), *kwargs, *map(type, values))
         try:
             layout = self._layouts[call]
         except KeyError:
             layout = self._layouts[call] = _layout(self.jit_function, values, len(args), tuple(kwargs))
+
         if layout is None:
             self.jit_function.run(*args, grid=grid, warmup=False, **kwargs)
             return
+
+        # Whatever Triton would compile anew for is in the key; the addresses themselves are not.
         tensors = layout.tensors(values)
         addresses = [*map(Tensor.data_ptr, tensors)]
         device = driver.active.get_current_device()
@@ -101,6 +105,7 @@ class Planned:
             *_sizes(layout.unspecialised(values)),
             *[(x.base.dtype, *x.block_shape) for x in layout.descriptors(values)],
         )
+
         loaded = layout.loaded.get(key)
         if loaded is None:
             self._check_nothing_is_captured()
@@ -136,6 +141,7 @@ def _layout(
     """Where the arguments of a call are; None where Triton is to be asked at each launch."""
     places = {name: i for i, name in enumerate([*kernel.arg_names[:positional], *named])}
     nothing = len(values) + sum(isinstance(x, Tensor) for x in values)  # follows values and addresses
+
     tensors, integers, unspecialised, descriptors, order = [], [], [], [], []
     for p in kernel.params:
         if p.is_constexpr:
@@ -143,8 +149,10 @@ def _layout(
                 return None
             order.append(nothing)
             continue
+
         place = places.pop(p.name, None)
         value = p.default if place is None else values[place]
+
         if value is None:
             order.append(nothing)
         elif place is None:
@@ -160,6 +168,8 @@ def _layout(
                 descriptors.append(place)
             elif type(value) not in (float, bool):
                 return None
+
+    # What no parameter has taken is a constant of the kernel or an option of the launch.
     constants = list(places.values())
     return _Layout(*map(_picker, (constants, tensors, integers, unspecialised, descriptors, order)))
 

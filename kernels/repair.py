@@ -73,12 +73,16 @@ def exponentials_of_block(
     tile_maxima, tile_row_sums = of_tiles
     mask_n = offs_n < N - start_n
     row = first_n + start_n + offs_n
+
     if norms[0] is not None:
         scale_log2 = (scale_log2 * tl.load(norms[0] + row, mask=mask_n, other=0.0))[:, None]
+
+    # A value that the compiler moved out of this loop would be kept in registers during the products.
     for block_m in tl.range(number, tl.cdiv(M, BLOCK_M), splits, disable_licm=True):
         start_m = block_m * BLOCK_M
         offs_m = tl.arange(0, BLOCK_M)
         mask_m = offs_m < M - start_m
+
         scores = score_tile(
             queries,
             candidates,
@@ -95,22 +99,29 @@ def exponentials_of_block(
             BLOCK_M,
             BLOCK_D,
         )
+
         columns = start_m, offs_m, mask_m
         if norms[0] is not None:
             scores *= load_once(norms[1], columns)[None, :]
+
         x = add_bias(scores_log2(scores, scale_log2, None, mask_n, ROW_MAX), bias, start_m, offs_m, mask_m)
         x = tl.where(mask_m[None, :], x, LEAST)
+
         corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)
         x = exclude_groups_and_mask(x, corner, (offs_n, offs_m), indices, (mask_n, mask_m), groups, cell_mask)
         x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
 
         highest = tl.ceil(tl.max(x, 1))
+
+        # The shift is subtracted before the exponential in one rounding, as in the scores kernel.
         less = scores_log2(scores, scale_log2, highest, mask_n, EXP)
         less = add_bias(less, bias, start_m, offs_m, mask_m)
         e = tl.exp2(tl.where(x == LEAST, LEAST, less))
+
         at = tl.cast(block_m, tl.int64) * N + start_n + offs_n
         tl.store(tile_maxima + at, highest, mask=written)
         tl.store(tile_row_sums + at, tl.sum(e, 1), mask=written)
+
         if out[0] is not None:
             if norms[0] is not None:
                 e *= load_once(norms[1], columns)[None, :]
@@ -133,6 +144,7 @@ def combine_tiles(i, wanted, highest, of_tiles, N, blocks, BLOCK: tl.constexpr):
         inside = wanted[:, None] & (b < blocks)[None, :]
         of_tile = tl.load(tile_maxima + at, mask=inside, other=LEAST, cache_modifier=".cg")
         highest = tl.maximum(highest, tl.max(of_tile, 1))
+
     shift = tl.ceil(highest)
     total = tl.zeros(i.shape, dtype=tl.float64)
     for start in range(0, blocks, BLOCK):
@@ -238,19 +250,26 @@ def repair_rows_kernel(
         stride_out_n = tl.cast(stride_out_n, tl.int64)
     start_n, number = tl.program_id(0) // splits * BLOCK_N, tl.program_id(0) % splits
     offs_n = tl.arange(0, BLOCK_N)
+
     row = first_n + start_n + offs_n
     flagged = tl.load(shift_overflowed + row, mask=offs_n < N - start_n, other=0) > 0
+
+    # Most programs end here.
     if tl.max(flagged.to(tl.int32), 0) > 0:
         D *= UNIT
         tl.assume(D > 0)
         stride_qn *= UNIT
+
         scale_log2 = tl.load(scale) * LOG2_E
+
         row_targets = None
         if LISTED:
             targets = target_starts, target_columns, lowest_targets, highest_targets
             row_targets = load_row_targets(targets, row, offs_n < N - start_n)
+
         blocks = tl.cdiv(M, BLOCK_M)
         rows, split = (first_n, start_n, offs_n, flagged), (number, splits)
+
         exponentials_of_block(
             queries,
             candidates,
@@ -275,6 +294,7 @@ def repair_rows_kernel(
             BLOCK_M,
             BLOCK_D,
         )
+
         of_negatives = tl.cast(blocks, tl.int64) * N
         if negatives is not None:
             exponentials_of_block(
@@ -307,15 +327,18 @@ def repair_rows_kernel(
         tl.debug_barrier()
         if tl.atomic_add(repairs_done + first_n + start_n, 1) == splits - 1:
             exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
-            found = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
+            outputs = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
+
             for start in tl.range(start_n, min(start_n + BLOCK_N, N), BLOCK_ROWS, num_stages=1):
                 i = start + tl.arange(0, BLOCK_ROWS)
                 wanted = (i < N) & (tl.load(shift_overflowed + first_n + i, mask=i < N, other=0) > 0)
+
                 if tl.max(wanted.to(tl.int32), 0) > 0:
                     highest = tl.load(exact_max_log2 + first_n + i, mask=wanted, other=0.0)
                     of_tiles = tile_maxima, tile_row_sums
                     shift, others = combine_tiles(i, wanted, highest, of_tiles, N, blocks, BLOCK)
                     tl.store(row_shift_log2 + first_n + i, shift, mask=wanted)
+
                     conclude_rows(
                         first_n + i,
                         wanted,
@@ -323,11 +346,12 @@ def repair_rows_kernel(
                         others,
                         exact,
                         row_weights,
-                        found,
+                        outputs,
                         ZEROED,
                         ROW_NEGATIVE,
                         LOG_SUM_EXP,
                     )
+
                     if out is not None:
                         stored = out, stride_out_n
                         rescale_block(i, wanted, shift, tile_maxima, stored, (N, M), BLOCK_M, BLOCK_COLUMNS)
@@ -353,14 +377,18 @@ def repair_rows(
     tile, *others = tiles
     negatives = others[0].candidates if others else None
     matrices = [each.candidates for each in tiles]
+
     unit = elements_at_once(queries, *matrices)
     step = REPAIR.width if unit > 1 else 16
+
     D = queries.shape[1]
     blocks = sum(column_tiles(matrix.shape[0], REPAIR) for matrix in matrices)
     blocks_n = row_tiles(tile.rows, REPAIR)
     splits = min(max(multiprocessors(queries) // blocks_n, 1), blocks)
+
     of_tiles = queries.new_empty(2, blocks, tile.rows, dtype=scale.dtype)
     first, *second = ((matrix.stride(0) // unit, matrix.stride(1)) for matrix in matrices)
+
     with on_device(queries):
         repair_rows_kernel[(blocks_n * splits,)](
             queries,
@@ -373,8 +401,8 @@ def repair_rows(
             *of_tiles.unbind(),
             *cells.of_rows,
             state.weights,
-            *state.found,
-            *cells.found,
+            *state.statistics,
+            *cells.all_coefficients,
             tile.rows,
             tile.candidates.shape[0],
             0 if negatives is None else negatives.shape[0],

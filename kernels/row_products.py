@@ -76,30 +76,39 @@ def row_products_kernel(
     tl.assume(D > 0)
     stride_qn *= UNIT
     stride_cm *= UNIT
+
     blocks_d = tl.cdiv(D, BLOCK_WIDTH)
     start_n = tl.program_id(0) // blocks_d * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
     mask_n = offs_n < N - start_n
+
     row = first_n + start_n + offs_n
     written = mask_n & (tl.load(shift_overflowed + row, mask=mask_n, other=0) > 0)
+
+    # Nearly all programs end here.
     if tl.max(written.to(tl.int32), 0) > 0:
         scale_log2 = tl.load(scale) * LOG2_E
         if query_inverse_norms is not None:
             scale_log2 = (scale_log2 * tl.load(query_inverse_norms + row, mask=mask_n, other=0.0))[:, None]
+
         row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
         row_targets = None
         if target_starts is not None:
             targets = target_starts, target_columns, lowest_targets, highest_targets
             row_targets = load_row_targets(targets, row, mask_n)
+
+        # A program has some columns of the product, and computes E of its rows anew for them.
         d = tl.program_id(0) % blocks_d * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
         at = product + tl.cast(start_n, tl.int64) * D + offs_n[:, None] * D + d[None, :]
         cells = written[:, None] & (d < D)[None, :]
         total = tl.zeros((BLOCK_N, BLOCK_WIDTH), dtype=tl.float32)
         if ADD:
             total = tl.load(at, mask=cells, other=0.0)
+
         for start_m in tl.range(0, M, BLOCK_M, disable_licm=True):
             offs_m = tl.arange(0, BLOCK_M)
             mask_m = offs_m < M - start_m
+
             scores = score_tile(
                 queries,
                 candidates,
@@ -116,25 +125,31 @@ def row_products_kernel(
                 BLOCK_M,
                 BLOCK_D,
             )
+
             columns = start_m, offs_m, mask_m
             if query_inverse_norms is not None:
                 scores *= load_once(candidate_inverse_norms, columns)[None, :]
+
             x = scores_log2(scores, scale_log2, row_shift, mask_n, EXP)
             x = add_bias(x, bias, start_m, offs_m, mask_m)
             x = tl.where(mask_m[None, :], x, float("-inf"))
+
             corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)
             groups, cell_mask = (query_groups, candidate_groups), (mask, stride_mask_n, stride_mask_m)
             x = exclude_groups_and_mask(
                 x, corner, (offs_n, offs_m), indices, (mask_n, mask_m), groups, cell_mask
             )
             x = exclude_exact_cells(x, corner, indices, row_targets, target_columns, EXCLUDE_DIAGONAL)
+
             g_rows = candidates + tl.cast(start_m, tl.int64) * stride_cm + offs_m[:, None] * stride_cm
             inside = mask_m[:, None] & (d < D)[None, :]
             g = tl.load(g_rows + d[None, :] * stride_cd, mask=inside, other=0.0)
+
             e = tl.exp2(x)
             if query_inverse_norms is not None:
                 e *= load_once(candidate_inverse_norms, columns)[None, :]
             total = tl.dot(e.to(COMPUTE), g.to(COMPUTE), total, input_precision=PRECISION)
+
         tl.store(at, total, mask=cells)
 
 
@@ -149,11 +164,13 @@ def multiply_overflowed_rows(
 ) -> None:
     """product (+)= E candidates in the rows that are flagged, with their shift of now."""
     D, matrix = queries.shape[1], tile.candidates
+
     unit = elements_at_once(queries, matrix)
     step = 32 if unit > 1 else 16
     # Operands of four bytes, and addresses of single elements, take twice the registers.
     rows = ROWS if unit == 8 else ROWS // 2
     width = max(block(D, WIDTH), 16)
+
     with on_device(queries):
         row_products_kernel[(cdiv(tile.rows, rows) * cdiv(D, width),)](
             queries,

@@ -32,7 +32,7 @@ def row_shifts_kernel(
     scale,
     bias,  # (M,) float32, added to the scores of targets, if BIAS
     target_starts,
-    given_columns,  # (targets,) int64
+    listed_columns,  # (targets,) int64
     target_weights,  # (targets,) float64
     query_groups,  # (N,) int32, if GROUPS
     candidate_groups,  # (M,) int32
@@ -86,19 +86,25 @@ def row_shifts_kernel(
     # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
     query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
     row_negative_stride = tl.cast(row_negative_stride, tl.int64)
+
     i = tl.program_id(0).to(tl.int64)
+
     s = tl.load(scale)
     if query_inverse_norms is not None:
         s *= tl.load(query_inverse_norms + i)
+
     f = queries + i * query_row_stride
     first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
+
     exact_max = float("-inf")
     lowest, highest = tl.cast(NOWHERE, tl.int32), tl.cast(-1, tl.int32)
     faults = tl.cast(0, tl.int32)
+
     for t in range(first, last):
-        at = tl.load(given_columns + t)
+        at = tl.load(listed_columns + t)
         weight = tl.load(target_weights + t)
         there = (at >= 0) & (at < columns)
+
         possible = there
         if REPLACED:
             possible = possible & (at != i)
@@ -106,9 +112,12 @@ def row_shifts_kernel(
             cell = mask + i * mask_row_stride + at * mask_stride
             possible = possible & (tl.load(cell, mask=there, other=0) == 0)
         faults += tl.where((weight == 0) | ((weight > 0) & possible), 0, 1)
+
+        # Later kernels read the column from here: -1 is no target, so they need not look at its weight.
         at = tl.where(there & (weight != 0), at, -1)
         tl.store(target_columns + t, at)
         tl.store(target_rows + t, i)
+
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         if at >= 0:
             for start in range(0, width, BLOCK):
@@ -117,32 +126,40 @@ def row_shifts_kernel(
                 g = candidates + at * candidate_row_stride
                 b = tl.load(g + d * candidate_stride, mask=d < width, other=0.0)
                 dot += a.to(tl.float32) * b.to(tl.float32)
+
         score = s * tl.sum(dot, 0)
         if candidate_inverse_norms is not None:
             score *= tl.load(candidate_inverse_norms + at, mask=at >= 0, other=0.0)
         if BIAS:
             score += tl.load(bias + at, mask=at >= 0, other=0.0)
+
         tl.store(target_scores + t, score)
         if at >= 0:
             exact_max = tl.maximum(exact_max, score)
             lowest = tl.minimum(lowest, at.to(tl.int32))
             highest = tl.maximum(highest, at.to(tl.int32))
+
     tl.store(sound + i, faults == 0)
+
     if ZEROED:
         counts = i < columns
+
         if GROUPS:
             group = tl.load(candidate_groups + i, mask=counts, other=0)
             counts = counts & (tl.load(query_groups + i) != group)
         if MASK:
             at = mask + i * mask_row_stride + i * mask_stride
             counts = counts & (tl.load(at, mask=counts, other=0) == 0)
+
         tl.store(zeroed + i, counts)
         exact_max = tl.where(counts, tl.maximum(exact_max, 0.0), exact_max)
+
     if ROW_NEGATIVE == ROW_SCORE:
         exact_max = tl.maximum(exact_max, tl.load(row_negative_scores + i))
     elif ROW_NEGATIVE != NO_ROW_NEGATIVE:
         dot = tl.zeros((BLOCK,), dtype=tl.float32)
         square = tl.zeros((BLOCK,), dtype=tl.float32)
+
         for start in range(0, width, BLOCK):
             d = start + tl.arange(0, BLOCK)
             a = tl.load(f + d * query_stride, mask=d < width, other=0.0).to(tl.float32)
@@ -160,6 +177,7 @@ def row_shifts_kernel(
             )
             dot += a * r
             square += r * r
+
         if ROW_NEGATIVE != MIXED_ROW_NEGATIVE and query_inverse_norms is not None:
             norm = tl.load(row_negative_norms + i)
         else:
@@ -167,21 +185,26 @@ def row_shifts_kernel(
             if ROW_NEGATIVE == MIXED_ROW_NEGATIVE:
                 norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
             tl.store(row_negative_norms + i, norm)
+
         score = s * tl.sum(dot, 0) / norm
         tl.store(row_negative_scores + i, score)
         exact_max = tl.maximum(exact_max, score)
+
     exact_max *= LOG2_E
     shift = exact_max
     at = i
     for _ in tl.static_range(SAMPLE_TILES):
         shift = tl.maximum(shift, tl.load(sample_max_log2 + at))
         at += rows
+
     tl.store(exact_max_log2 + i, exact_max)
+
     if LOG_SUM_EXP:
         shift = tl.where(shift == float("-inf"), 0.0, shift)
     else:
         shift = tl.where(highest >= 0, shift, float("inf"))
     tl.store(row_shift_log2 + i, shift)
+
     tl.store(lowest_targets + i, lowest)
     tl.store(highest_targets + i, highest)
 
@@ -198,7 +221,9 @@ def choose_row_shifts(
     """Finds the exact cells, their scores, and from these the shifts of rows."""
     queries, candidates, mask = p.queries, p.candidates, p.mask
     N, D = queries.shape
+
     matrix, partners, scores, norms, _ = cells.row_negative_tensors
+
     with on_device(queries):
         row_shifts_kernel[(N,)](
             queries,

@@ -36,9 +36,9 @@ def load_target(
 ):
     """One target of each row: whether there is one, its weight, and its score in float64."""
     target_columns, target_weights, target_scores = targets
-    given = listed & (tl.load(target_columns + place, mask=listed, other=-1) >= 0)
-    T = tl.load(target_weights + place, mask=given, other=0.0)
-    return given, T, tl.load(target_scores + place, mask=given, other=0.0).to(tl.float64)
+    is_target = listed & (tl.load(target_columns + place, mask=listed, other=-1) >= 0)
+    T = tl.load(target_weights + place, mask=is_target, other=0.0)
+    return is_target, T, tl.load(target_scores + place, mask=is_target, other=0.0).to(tl.float64)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def conclude_rows(
     others,  # (rows,) float64: the sums of E
     exact,  # target_starts, target_columns, target_weights and target_scores; zeroed; row_negative_scores
     row_weights,
-    found,  # logsumexp, mass, loss and factors; target_coefficients; row_negative_coefficients
+    outputs,  # logsumexp, mass, loss and factors; target_coefficients; row_negative_coefficients
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,
@@ -60,11 +60,14 @@ def conclude_rows(
     scores less the row's shift. Returned are the sums of all exponentials, and the masses.
     """
     target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores = exact
-    logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients = found
+    logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients = outputs
+
     shift = shift_log2.to(tl.float64) * LN_2
+
     if ZEROED:
         counts = tl.load(zeroed + row, mask=inside, other=0) != 0
         others += tl.where(counts, tl.exp(-shift), 0.0)
+
     of_row_negative = tl.zeros(row.shape, dtype=tl.float64)
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
@@ -76,32 +79,41 @@ def conclude_rows(
     first = tl.load(target_starts + row, mask=inside, other=0)
     count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
     most = tl.max(count, 0)
+
     rho = tl.full(row.shape, 1.0 if LOG_SUM_EXP else 0.0, dtype=tl.float64)
     linear = tl.zeros(row.shape, dtype=tl.float64)
     of_targets = tl.zeros(row.shape, dtype=tl.float64)
+
     targets = target_columns, target_weights, target_scores
+
     for k in range(0, most):
-        given, T, score = load_target(first + k, inside & (k < count), targets)
+        is_target, T, score = load_target(first + k, inside & (k < count), targets)
         rho += T
-        linear += T * (tl.log(tl.where(given, T, 1.0)) - score)
-        of_targets += tl.where(given, tl.exp(score - shift), 0.0)
+        linear += T * (tl.log(tl.where(is_target, T, 1.0)) - score)
+        of_targets += tl.where(is_target, tl.exp(score - shift), 0.0)
+
     total = others + of_targets
     lse = shift + tl.log(total)
     row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
+
     has_gradient = rho > 0
     if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
         has_gradient = total != 0
+
     w = tl.load(row_weights + row, mask=inside, other=0.0)
     for k in range(0, most):
         listed = inside & (k < count)
-        given, T, score = load_target(first + k, listed, targets)
-        e = tl.where(given, tl.exp(score - shift), 0.0)
+        is_target, T, score = load_target(first + k, listed, targets)
+
+        e = tl.where(is_target, tl.exp(score - shift), 0.0)
         c = w * ((rho - T) * e - T * (others + (of_targets - e))) / total
-        c = tl.where(given, c, 0.0)
+        c = tl.where(is_target, c, 0.0)
         tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
+
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         c = tl.where(has_gradient, w * rho * of_row_negative / total, 0.0)
         tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
+
     tl.store(logsumexp + row, lse, mask=inside)
     tl.store(mass + row, rho, mask=inside)
     tl.store(loss + row, row_loss, mask=inside)
@@ -143,13 +155,17 @@ def row_stats_kernel(
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
+
     others = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
     shift_log2 = tl.load(row_shift_log2 + row, mask=inside, other=0.0)
+
     exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
-    found = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
+    outputs = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
     total, rho = conclude_rows(
-        row, inside, shift_log2, others, exact, row_weights, found, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
+        row, inside, shift_log2, others, exact, row_weights, outputs, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
     )
+
+    # Beyond these bounds the sum, or E as it is stored, may have overflowed or underflowed: the row is flagged.
     sound = ((total > LEAST) & (total < (MOST_OF_COSINES if COSINES else MOST))) | (rho == 0)
     tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
     tl.store(repairs_done + row, tl.zeros(row.shape, dtype=tl.int32), mask=inside)
@@ -161,6 +177,7 @@ def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_r
     It flags the rows whose shift was too far off.
     """
     blocks, rows = tile_row_sums.shape
+
     with on_device(tile_row_sums):
         row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
             tile_row_sums,
@@ -169,8 +186,8 @@ def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_r
             state.weights,
             state.shift_overflowed,
             state.repairs_done,
-            *state.found,
-            *cells.found,
+            *state.statistics,
+            *cells.all_coefficients,
             rows,
             blocks,
             first_row,

@@ -25,9 +25,8 @@ def sigmoids(
 ):
     """1 / (1 + 2^-exponent), with a small relative error where it is near 0 too."""
     numerator = tl.where(exponent > 0, 1.0, e)
-    if (
-        EXTERN
-    ):  # Denominators are in 1..2. A division for all denominators takes three times as many instructions.
+    # Denominators are in 1..2. A division for all denominators takes three times as many instructions.
+    if EXTERN:
         return libdevice.fast_dividef(numerator, 1.0 + e)
     return numerator / (1.0 + e)
 
@@ -90,10 +89,12 @@ def sigmoid_row_stats_kernel(
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row = first_row + i
     inside = i < rows
+
     total = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
     if ZEROED:
         counts = tl.load(zeroed + row, mask=inside, other=0) != 0
         total += tl.where(counts, LN_2, 0.0)
+
     w = tl.load(row_weights + row, mask=inside, other=0.0)
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         x = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
@@ -101,17 +102,21 @@ def sigmoid_row_stats_kernel(
         total += tl.maximum(x, 0.0) + log1p(e)
         c = w * tl.where(x > 0, 1.0, e) / (1.0 + e)
         tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
+
     first = tl.load(target_starts + row, mask=inside, other=0)
     count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
     for k in range(0, tl.max(count, 0)):
         listed = inside & (k < count)
-        given, T, x = load_target(first + k, listed, (target_columns, target_weights, target_scores))
+        is_target, T, x = load_target(first + k, listed, (target_columns, target_weights, target_scores))
+
         e = tl.exp(-tl.abs(x))
         # The loss is log(1 + exp x) - T x, and its derivative is (1 - T) p - T (1 - p).
         positive = tl.where(x > 0, (1.0 - T) * x, -T * x)
-        total += tl.where(given, positive + log1p(e), 0.0)
+        total += tl.where(is_target, positive + log1p(e), 0.0)
+
         c = w * tl.where(x > 0, (1.0 - T) - T * e, (1.0 - T) * e - T) / (1.0 + e)
-        tl.store(target_coefficients + first + k, tl.where(given, c, 0.0).to(tl.float32), mask=listed)
+        tl.store(target_coefficients + first + k, tl.where(is_target, c, 0.0).to(tl.float32), mask=listed)
+
     tl.store(loss + row, total, mask=inside)
 
 
@@ -119,6 +124,7 @@ def sigmoid_row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState,
     """Finds losses and coefficients of exact cells of some rows, once the sums over other cells are known."""
     blocks, rows = tile_row_sums.shape
     _, _, scores, _, coefficients = cells.row_negative_tensors
+
     with on_device(tile_row_sums):
         sigmoid_row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
             tile_row_sums,

@@ -113,6 +113,7 @@ def three_block_rows_kernel(
     row = (first_row + at) % N
     before, after = (row + N - 1) % N, (row + 1) % N
     line, below = cosines + at * row_stride, cosines + (at + 1) % N * row_stride
+
     s = tl.load(scale) * LOG2_E
     if BOTH:
         own_row, next_row = s * tl.load(own_rows + row), s * tl.load(next_rows + row)
@@ -123,19 +124,25 @@ def three_block_rows_kernel(
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
         inside, on_diagonal = j < N, j == row
+
         near = tl.load(line + j, mask=inside, other=0.0)
         right = tl.load(line + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
+
         own_column = s * tl.load(own_columns + j, mask=inside, other=0.0)
         next_column = s * tl.load(next_columns + j, mask=inside, other=0.0)
+
         first = tl.where(inside, s * near, float("-inf"))
         second = mixed_exponents(own_column, near, next_column, right, 0.0, on_diagonal, weight, WEIGHT)
         second = tl.where(inside, tl.where(j == before, masked_score, second), float("-inf"))
+
         highest = tl.maximum(first, second)
         if BOTH:
             far = tl.load(below + j, mask=inside, other=0.0)
             third = mixed_exponents(own_row, near, next_row, far, 0.0, on_diagonal, weight, WEIGHT)
             third = tl.where(inside, tl.where(j == after, masked_score, third), float("-inf"))
             highest = tl.maximum(highest, third)
+
+        # Online softmax: what was summed so far is rescaled to the new maximum.
         higher = tl.maximum(top, tl.max(highest, 0))
         e = tl.where(on_diagonal, 0.0, tl.exp2(first - higher)) + tl.exp2(second - higher)
         if BOTH:
@@ -147,6 +154,7 @@ def three_block_rows_kernel(
     # The loss is log(1 + others / exp(gap)). In this form it is precise near 0 as well as far from 0.
     odds = tl.log(others) - gap
     tl.store(loss + row, tl.where(odds > 0, odds, 0.0) + log1p(tl.exp(-tl.abs(odds))))
+
     if WEIGHTED:
         factor = tl.load(row_weights + row) / (tl.exp(gap) + others)
         tl.store(largest + row, top)
@@ -164,6 +172,7 @@ def three_block_rows(
     """Finds the losses of all rows with a line below theirs, and their statistics if `sums` is given."""
     held, N = lines.cosines.shape
     m = mixtures
+
     with on_device(loss):
         three_block_rows_kernel[(held if held == N else held - 1,)](
             lines.cosines,

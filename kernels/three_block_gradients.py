@@ -56,10 +56,12 @@ def three_block_gradients_kernel(
     """One tile of dL/dC per program: the sum over all scores that its cosines are a part of."""
     i = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
     j = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+
     inside_rows, inside_columns = i < rows, j < N
     inside = inside_rows & inside_columns
     row, line = first_row + i, lead + i
     before, after = tl.where(row > 0, row - 1, N - 1), tl.where(row + 1 < N, row + 1, 0)
+
     start = cosines + line.to(tl.int64) * row_stride
     near = tl.load(start + j, mask=inside, other=0.0)
 
@@ -68,6 +70,7 @@ def three_block_gradients_kernel(
     top = tl.load(largest + row, mask=inside_rows, other=0.0)
     factor = tl.load(factors + row, mask=inside_rows, other=0.0)
     others = tl.load(all_others + row, mask=inside_rows, other=0.0)
+
     on_diagonal = j == row
     # For a positive this is p - 1, computed from the other cells so that it does not cancel.
     first = tl.where(on_diagonal, -others, tl.exp2(s * near - top))
@@ -75,9 +78,11 @@ def three_block_gradients_kernel(
 
     own_column = tl.load(own_columns + j, mask=inside_columns, other=0.0)
     next_column = tl.load(next_columns + j, mask=inside_columns, other=0.0)
+
     far = tl.load(start + tl.where(j + 1 < N, j + 1, 0), mask=inside, other=0.0)
     second = mixed_exponents(s * own_column, near, s * next_column, far, top, on_diagonal, weight, WEIGHT)
     second = tl.where(j == before, 0.0, tl.exp2(second))
+
     if SCALE:
         of_scale += second * (own_column * near + next_column * far)
     if SHARES:
@@ -85,6 +90,7 @@ def three_block_gradients_kernel(
         of_own, of_next = factor * second * near, factor * second * far
         tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
         tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
+
     if QUERIES:
         # This cosine is also the second part of the score in the column to the left, in block 2.
         left = tl.where(j > 0, j - 1, N - 1)
@@ -101,9 +107,11 @@ def three_block_gradients_kernel(
         next_row = tl.load(next_rows + row, mask=inside_rows, other=0.0)
         line_below = tl.where(line + 1 < N, line + 1, 0)
         beneath = tl.load(cosines + line_below.to(tl.int64) * row_stride + j, mask=inside, other=0.0)
+
         third = mixed_exponents(s * own_row, near, s * next_row, beneath, top, on_diagonal, weight, WEIGHT)
         third = tl.where(j == after, 0.0, tl.exp2(third))
         of_candidates += third * own_row
+
         if SCALE:
             of_scale += third * (own_row * near + next_row * beneath)
         if SHARES:
@@ -111,6 +119,7 @@ def three_block_gradients_kernel(
             of_own, of_next = tl.where(inside, third * near, 0.0), tl.where(inside, third * beneath, 0.0)
             tl.store(sums, factor * tl.sum(of_own, 1, keep_dims=True), mask=inside_rows)
             tl.store(sums + rows, factor * tl.sum(of_next, 1, keep_dims=True), mask=inside_rows)
+
     of_candidates *= factor
     if BOTH and (CANDIDATES or JOINED):
         # This cosine is also the second part of the score in the row above, in block 3.
@@ -120,6 +129,7 @@ def three_block_gradients_kernel(
         next_above = tl.load(next_rows + before, mask=inside_rows, other=0.0)
         top_above = tl.load(largest + before, mask=inside_rows, other=0.0)
         factor_above = tl.load(factors + before, mask=inside_rows, other=0.0) * next_above
+
         there = mixed_exponents(
             own_above, above, s * next_above, near, top_above, j == before, weight, WEIGHT
         )
@@ -129,6 +139,7 @@ def three_block_gradients_kernel(
         sums = by_scale + tl.program_id(1).to(tl.int64) * rows + i
         of_scale = tl.where(inside, of_scale, 0.0)
         tl.store(sums, factor * tl.sum(of_scale, 1, keep_dims=True), mask=inside_rows)
+
     cell = i.to(tl.int64) * gradient_row_stride + j
     if QUERIES:
         folded = of_candidates if JOINED else factor * of_queries
@@ -157,11 +168,13 @@ def three_block_gradients(
     N, count = lines.cosines.shape[1], rows.stop - rows.start
     m, new = mixtures, lines.cosines.new_empty
     tiles = cdiv(count, BLOCK_ROWS), cdiv(N, BLOCK_COLUMNS)
-    found = (
+
+    tile_sums = (
         new(tiles[1], count) if scale else None,
         new(tiles[1], 2, count) if shares and m.both else None,
         new(tiles[0], 2, N) if shares else None,
     )
+
     written = to_candidates if to_queries is None else to_queries
     with on_device(lines.cosines):
         three_block_gradients_kernel[tiles](
@@ -176,7 +189,7 @@ def three_block_gradients(
             sums.factors,
             to_queries,
             to_candidates,
-            *found,
+            *tile_sums,
             m.weight * LOG2_E.value,
             N,
             rows.start,
@@ -196,5 +209,6 @@ def three_block_gradients(
             num_warps=8,
             enable_fp_fusion=True,
         )
-    by_scale, by_row, by_column = (x if x is None else x.sum(0) for x in found)
+
+    by_scale, by_row, by_column = (x if x is None else x.sum(0) for x in tile_sums)
     return by_scale, by_row, by_column

@@ -55,16 +55,19 @@ def score_config(
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
+
     name = torch.cuda.get_device_name(device)
     for entry in tables().get(name, {}).get(str(dtype).removeprefix("torch."), ()):
         if entry["most_scores"] >= N * M and entry["most_width"] >= D:
             return Config(**entry["config"])
+
     gpu = torch.cuda.get_device_properties(device)
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY
     if wide and (gpu.major == 10 or dtype is torch.float32) and dtype in NARROW:
         return NARROW[dtype]
+
     tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
@@ -85,5 +88,5 @@ def sample_config(config: Config) -> Config:
 def tables() -> dict[str, Any]:
     """The table of every GPU that has one, by the name that CUDA gives the GPU."""
     files = resources.files("fastqt.kernels.tuned").iterdir()
-    found = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
-    return {table["device"]: table["scores"] for table in found}
+    measured = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
+    return {table["device"]: table["scores"] for table in measured}

@@ -77,7 +77,9 @@ def scale_gradients(gradients: Sequence[Tensor], upstream: Tensor, multiplier: f
         first, *others = gradients[start : start + AT_ONCE]
         sizes = [x.numel() for x in (first, *others)]
         names = ("second", "third", "fourth")
+
         programs = min(cdiv(max(sizes), BLOCK), PROGRAMS * multiprocessors(first))
+
         with on_device(first):
             scale_gradients_kernel[(max(programs, 1),)](
                 upstream,

@@ -54,9 +54,11 @@ def store_tile(
     matrix, stride_out_n = out
     start_n, offs_n, mask_n = rows
     start_m, offs_m, mask_m = columns
+
     # Offsets within a tile have as many bits as the stride. 32 bits halve the registers that addresses take.
     start = matrix + tl.cast(start_n, tl.int64) * stride_out_n + start_m
     cell = start + offs_n[:, None] * stride_out_n + offs_m[None, :]
+
     inside = mask_n[:, None]
     if not EVEN_M:
         inside = inside & mask_m[None, :]
@@ -141,6 +143,7 @@ def exp_rows_and_columns_epilogue(
     is both, each times its factor, added up.
     """
     row_sums_at, column_sums_at = sums
+
     # Columns come first, because the values that each thread holds of them take many registers.
     column_shift = load_columns(column_shift_log2, columns)
     of_columns = tl.exp2(x - column_shift[None, :])
@@ -148,13 +151,16 @@ def exp_rows_and_columns_epilogue(
         tl.store(column_sums_at, tl.sum(of_columns, 0), mask=columns[2])
     if column_factors is not None:
         of_columns *= load_columns(column_factors, columns)[None, :]
+
     x -= row_shift[:, None]
     e = tl.exp2(x)
     if row_sums_at is not None:
         tl.store(row_sums_at, tl.sum(e, 1), mask=rows[2])
+
     if row_factor is not None:
         e *= row_factor[:, None]
         e += of_columns
+
     if out[0] is not None:
         if norms[0] is not None:
             e *= norms[0][:, None]

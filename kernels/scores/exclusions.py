@@ -62,10 +62,12 @@ def exclude_groups_and_mask(
     mask_n, mask_m = inside
     query_groups, candidate_groups = groups
     mask, stride_mask_n, stride_mask_m = cell_mask
+
     if query_groups is not None:
         of_row = tl.load(query_groups + row, mask=mask_n, other=0)
         of_column = tl.load(candidate_groups + column, mask=mask_m, other=0)
         x = tl.where(of_row[:, None] == of_column[None, :], float("-inf"), x)
+
     if mask is not None:
         start = mask + tl.cast(first_n, tl.int64) * stride_mask_n
         start += tl.cast(first_m, tl.int64) * stride_mask_m
@@ -92,6 +94,7 @@ def exclude_exact_cells(
     BLOCK_M: tl.constexpr = x.shape[1]
     first_n, left = corner
     row, column = indices
+
     # Turn k removes the k-th target of every row, turn -1 the diagonal.
     first_turn, turns = 0, 0
     if target_columns is not None:
@@ -101,12 +104,14 @@ def exclude_exact_cells(
     if EXCLUDE_DIAGONAL:
         ahead = first_n - left
         first_turn = tl.where((ahead < BLOCK_M) & (ahead > -BLOCK_N), -1, 0)
+
     for turn in tl.range(first_turn, turns, num_stages=1):
         at = row
         if target_columns is not None:
             known = (turn >= 0) & (turn < count)
             target = tl.load(target_columns + first + turn, mask=known, other=-1).to(tl.int32)
             at = tl.where(turn < 0, row, target)
+
         if tl.max(((at >= left) & (at < left + BLOCK_M)).to(tl.int32), 0) > 0:
             x = tl.where(at[:, None] == column[None, :], float("-inf"), x)
     return x

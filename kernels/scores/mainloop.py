@@ -79,6 +79,7 @@ def score_tile(
     """Inner products of BLOCK_N queries and BLOCK_M candidates, float32."""
     first_query, first_candidate = start
     scores = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+
     if DESCRIPTORS:  # They read zeros beyond all ends.
         for d in range(0, D, BLOCK_D):
             a = queries.load([first_query, d]).to(COMPUTE)
@@ -88,15 +89,18 @@ def score_tile(
         stride_qn, stride_qd, stride_cm, stride_cd = strides
         offs_n, offs_m = offsets
         left_n, left_m = sizes
+
         # Rows beyond the end are read as the last one, and their results are dropped. Unless strides have 64
         # bits, offsets within a tile have 32, which halves the registers that addresses take.
         offs_d = tl.arange(0, BLOCK_D)
         offs_qn = tl.minimum(offs_n, left_n - 1)
         f = queries + tl.cast(first_query, tl.int64) * stride_qn
         f += offs_qn[:, None] * stride_qn + offs_d[None, :] * stride_qd
+
         offs_cm = tl.minimum(offs_m, left_m - 1)
         g = candidates + tl.cast(first_candidate, tl.int64) * stride_cm
         g += offs_cm[None, :] * stride_cm + offs_d[:, None] * stride_cd
+
         for d in range(0, D, BLOCK_D):
             if EVEN_D:
                 a = tl.load(f)
@@ -104,6 +108,7 @@ def score_tile(
             else:
                 a = tl.load(f, mask=(d + offs_d < D)[None, :], other=0.0)
                 b = tl.load(g, mask=(d + offs_d < D)[:, None], other=0.0)
+
             scores = tl.dot(a.to(COMPUTE), b.to(COMPUTE), scores, input_precision=PRECISION)
             f += BLOCK_D * stride_qd
             g += BLOCK_D * stride_cd
@@ -161,18 +166,22 @@ def scores_kernel(
 ):
     blocks_n = tl.cdiv(N, BLOCK_N)
     blocks_m = tl.cdiv(M, BLOCK_M)
+
     if FAR:
         stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
         stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
         stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
         stride_out_n = tl.cast(stride_out_n, tl.int64)
+
     # As products with UNIT the compiler knows what they are multiples of.
     D *= UNIT
     tl.assume(D > 0)
     stride_qn *= UNIT
     stride_cm *= UNIT
+
     tiles = blocks_n * blocks_m
     scale_log2 = tl.load(scale) * LOG2_E
+
     # Values that the compiler moved out of this loop would take the registers of the products.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         block_n, block_m = grouped_blocks(tile, blocks_n, blocks_m, GROUP_N)
@@ -180,6 +189,7 @@ def scores_kernel(
         offs_n, offs_m = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
         mask_n, mask_m = offs_n < N - start_n, offs_m < M - start_m
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
+
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
         row_shift, row_factor, row_norm, row_targets = None, None, None, None
         if row_shift_log2 is not None:
@@ -219,6 +229,7 @@ def scores_kernel(
         x = add_bias(x, bias, start_m, offs_m, mask_m)
         if not EVEN_M:
             x = tl.where(mask_m[None, :], x, float("-inf"))
+
         corner, indices = (first_n + start_n, first_m + start_m), (row, column)
         groups, cell_mask = (query_groups, candidate_groups), (mask, stride_mask_n, stride_mask_m)
         x = exclude_groups_and_mask(x, corner, offsets, indices, (mask_n, mask_m), groups, cell_mask)
@@ -233,6 +244,7 @@ def scores_kernel(
         sums, stored = (row_sums_at, column_sums_at), (out, stride_out_n)
         norms = row_norm, candidate_inverse_norms
         rows, columns = (start_n, offs_n, mask_n), (start_m, offs_m, mask_m)
+
         if EPILOGUE == ROW_MAX:
             row_max_epilogue(x, sums, rows, columns)
         elif EPILOGUE == EXP:

@@ -57,24 +57,29 @@ def copy_operands(matrices, ring, barriers, sizes, corner, GROUP_N: gl.constexpr
     query_ring, candidate_ring = ring
     filled, read, _ = barriers
     N, M, D = sizes
+
     GROUP_ROWS: gl.constexpr = queries.block_type.shape[0]
     BLOCK_D: gl.constexpr = queries.block_type.shape[1]
     BLOCK_M: gl.constexpr = candidates.block_type.shape[0]
     copied: gl.constexpr = GROUPS * queries.block_type.nbytes + candidates.block_type.nbytes
+
     blocks_n = gl.cdiv(N, GROUPS * GROUP_ROWS)
     blocks_m = gl.cdiv(M, BLOCK_M)
     stage, phase = 0, 1  # All stages are free at first: a wait for the phase before the first one returns.
     for tile in range(gl.program_id(0), blocks_n * blocks_m, gl.num_programs(0)):
         block_n, block_m = grouped_blocks(tile, blocks_n, blocks_m, GROUP_N)
         row, column = corner + block_n * (GROUPS * GROUP_ROWS), block_m * BLOCK_M
+
         for d in range(0, D, BLOCK_D):
             mbarrier.wait(read.index(stage), phase)
             bar = filled.index(stage)
             mbarrier.expect(bar, copied)
+
             async_load(candidates, [column, d], bar, candidate_ring.index(stage))
             for group in gl.static_range(GROUPS):
                 at = query_ring.index(stage * GROUPS + group)
                 async_load(queries, [row + group * GROUP_ROWS, d], bar, at)
+
             stage, phase = next_stage(stage, phase, STAGES)
 
 
@@ -119,23 +124,28 @@ def make_exponentials(
     N, M, D = sizes
     first_n, first_m = firsts
     scale, row_shift_log2, row_factors, tile_row_sums = of_rows
+
     GROUP_ROWS: gl.constexpr = query_ring.shape[1]
     BLOCK_D: gl.constexpr = query_ring.shape[2]
     BLOCK_M: gl.constexpr = candidate_ring.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+
     scale_log2 = gl.load(scale) * LOG2_E
     blocks_n = gl.cdiv(N, GROUPS * GROUP_ROWS)
     blocks_m = gl.cdiv(M, BLOCK_M)
     stage, phase, lead_phase = 0, 0, 0
+
     # Values that the compiler moved out of this loop would take the registers of the products.
     for tile in tl.range(gl.program_id(0), blocks_n * blocks_m, gl.num_programs(0), disable_licm=True):
         block_n, block_m = grouped_blocks(tile, blocks_n, blocks_m, GROUP_N)
         start_n = block_n * (GROUPS * GROUP_ROWS) + GROUP * GROUP_ROWS
         start_m = block_m * BLOCK_M
+
         offs_n = gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, layout))
         offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, layout))
         mask_n = offs_n < N - start_n
         row, column = first_n + start_n + offs_n, first_m + start_m + offs_m
+
         # What the epilogue needs of each row is loaded first: it arrives while the products are made.
         row_shift = gl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
         row_factor, row_targets = None, None
@@ -147,28 +157,35 @@ def make_exponentials(
         if GROUP == 1:
             mbarrier.wait(led, lead_phase)
             lead_phase ^= 1
+
         # Products that add to nothing need no zeros in registers.
         scores = gl.zeros((GROUP_ROWS, BLOCK_M), gl.float32, layout)
         scores = multiply(scores, ring, barriers, stage, phase, 0, BLOCK_D, False, GROUP, LEAD)
         before = stage
         stage, phase = next_stage(stage, phase, STAGES)
+
         for d in range(BLOCK_D, D, BLOCK_D):
             scores = multiply(scores, ring, barriers, stage, phase, d, BLOCK_D, True, GROUP, LEAD)
             mbarrier.arrive(read.index(before))
             before = stage
             stage, phase = next_stage(stage, phase, STAGES)
+
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(read.index(before))
 
         x = scores_log2(scores, scale_log2, row_shift, mask_n, EXP)
         if M - start_m < BLOCK_M:
             x = gl.where((offs_m < M - start_m)[None, :], x, float("-inf"))
+
         corner = first_n + start_n, first_m + start_m
         x = exclude_exact_cells(x, corner, (row, column), row_targets, targets[1], EXCLUDE_DIAGONAL)
+
         at = tile_row_sums
         if tile_row_sums is not None:
             at = tile_row_sums + gl.cast(block_m, gl.int64) * N + start_n + offs_n
+
         write_exponentials(x, row_factor, at, mask_n, stored, (start_n, start_m), GROUP)
+
     if stored[0] is not None:
         tma.store_wait(0)  # The memory that is copied from must outlive the copies.
 
@@ -190,14 +207,17 @@ def write_exponentials(x, row_factor, row_sums_at, mask_n, stored, start, GROUP:
     WIDTH: gl.constexpr = x.shape[1] // 4
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
+
     left, right = halves(x)
     pieces = halves(left) + halves(right)
     if row_factor is not None:
         row_factor = gl.convert_layout(row_factor, by_row, assert_trivial=True)
     sums = gl.zeros((ROWS,), gl.float32, by_row)
+
     for piece in gl.static_range(4):
         e = gl.exp2(gl.convert_layout(pieces[piece], layout, assert_trivial=True))
         sums += gl.sum(e, 1)
+
         if out is not None:
             if row_factor is not None:
                 e *= row_factor[:, None]
@@ -206,6 +226,7 @@ def write_exponentials(x, row_factor, row_sums_at, mask_n, stored, start, GROUP:
             buffer.store(e.to(out.dtype))
             fence_async_shared()
             async_store(out, [start_n, start_m + piece * WIDTH], buffer)
+
     if row_sums_at is not None:
         sums = gl.convert_layout(sums, row_sums_at.type.layout, assert_trivial=True)
         gl.store(row_sums_at, sums, mask=mask_n)
@@ -238,19 +259,23 @@ def warp_specialized_scores_kernel(
     GROUP_ROWS: gl.constexpr = queries.block_type.shape[0]
     BLOCK_D: gl.constexpr = queries.block_type.shape[1]
     BLOCK_M: gl.constexpr = candidates.block_type.shape[0]
+
     query_ring = gl.allocate_shared_memory(
         queries.dtype, [STAGES * GROUPS, GROUP_ROWS, BLOCK_D], queries.layout
     )
     candidate_ring = gl.allocate_shared_memory(
         candidates.dtype, [STAGES, BLOCK_M, BLOCK_D], candidates.layout
     )
+
     stored = out, None
     if out is not None:
         pieces: gl.constexpr = [2 * GROUPS, GROUP_ROWS, BLOCK_M // 4]
         stored = out, gl.allocate_shared_memory(out.dtype, pieces, out.layout)
+
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     read = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     led = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+
     for stage in gl.static_range(STAGES):
         mbarrier.init(filled.index(stage), count=1)
         mbarrier.init(read.index(stage), count=GROUPS)
