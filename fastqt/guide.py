@@ -72,16 +72,19 @@ class Guide:
         normalize: bool = True,
         negatives: Tensor | None = None,
     ) -> None:
-        given = {"queries": queries, "candidates": candidates, "negatives": negatives}
+        embeddings = {"queries": queries, "candidates": candidates, "negatives": negatives}
         # A process of a group may have no rows.
-        check_embeddings(("negatives",), **{name: _with_a_row(x) for name, x in given.items()})
+        check_embeddings(("negatives",), **{name: _with_a_row(x) for name, x in embeddings.items()})
+
         check_number("margin", margin)
         check_option("margin_strategy", margin_strategy, MARGIN_STRATEGIES)
         check_flag("normalize", normalize)
+
         if thresholds is not None:
             _check_thresholds(thresholds, queries)
             if margin != 0:
                 raise ValueError(f"margin: want 0 where thresholds are given, got {margin}")
+
         self.queries, self.candidates = queries.detach(), candidates.detach()
         self.negatives = None if negatives is None else negatives.detach()
         self.margin, self.margin_strategy, self.normalize = float(margin), margin_strategy, normalize
@@ -131,9 +134,11 @@ class Guide:
         """
         if self.thresholds is not None:
             return self.thresholds.float()
+
         if positives is None:
             check_paired("queries", len(self.queries), "guide candidates", len(self.candidates))
             positives = self.candidates
+
         return pair_thresholds(
             self.queries,
             positives,
@@ -147,12 +152,12 @@ def pair_thresholds(
     queries: Tensor, positives: Tensor, *, margin: float, strategy: str, normalize: bool = True
 ) -> Tensor:
     """The score of each query with its positive less the margin, (N,) float32; rows beyond are not read."""
-    found = [
+    chunks = [
         (scorable(q, normalize) * scorable(p, normalize)).sum(1).float()
         for q, p in zip(queries.split(PAIR_ROWS), positives[: len(queries)].split(PAIR_ROWS), strict=True)
     ]
-    own = torch.cat(found)
-    return own - (margin if strategy == "absolute" else own.abs() * margin)
+    scores = torch.cat(chunks)
+    return scores - (margin if strategy == "absolute" else scores.abs() * margin)
 
 
 def scorable(x: Tensor, normalize: bool) -> Tensor:

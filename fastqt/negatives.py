@@ -122,9 +122,11 @@ class Noise:
             raise ValueError(f"counts: want shape (M,), got {tuple(counts.shape)}")
         if counts.dtype not in INTEGERS | FLOATING:
             raise TypeError(f"counts: want integers or floating-point numbers, got {counts.dtype}")
+
         check_number("power", power)
         if power < 0:
             raise ValueError(f"power: want at least 0, got {power}")
+
         weights = counts.detach().double()
         require((weights.isfinite() & (weights >= 0)).all(), "counts: want finite numbers >= 0")
         require((weights > 0).any(), "counts: want at least one above 0")
@@ -149,5 +151,5 @@ class Noise:
         places = torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
         # To the right of a share's end begins the next that is not 0, so that no candidate without a share is
         # drawn. A place is less than 1, but rounding may make it the end of the last share.
-        found = torch.searchsorted(self._ends, places * self._ends[-1], right=True)
-        return found.clamp(max=self._last)
+        drawn = torch.searchsorted(self._ends, places * self._ends[-1], right=True)
+        return drawn.clamp(max=self._last)

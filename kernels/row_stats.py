@@ -165,7 +165,7 @@ def row_stats_kernel(
         row, inside, shift_log2, others, exact, row_weights, outputs, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
     )
 
-    # Beyond these bounds the sum, or E as it is stored, may have overflowed or underflowed: the row is flagged.
+    # Beyond these bounds the sum, or E as it is stored, may have overflowed or underflowed.
     sound = ((total > LEAST) & (total < (MOST_OF_COSINES if COSINES else MOST))) | (rho == 0)
     tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
     tl.store(repairs_done + row, tl.zeros(row.shape, dtype=tl.int32), mask=inside)

@@ -84,6 +84,7 @@ def cached_backward(
         raise TypeError(f"loss: want a function of embeddings, got {type(loss).__name__}")
     if scaler is not None and not callable(getattr(scaler, "scale", None)):
         raise TypeError(f"scaler: want a torch.amp.GradScaler, got {type(scaler).__name__}")
+
     if not torch.is_grad_enabled():
         raise RuntimeError("cached_backward: want gradients enabled, got a call within no_grad")
     if within_ddp():
@@ -91,6 +92,7 @@ def cached_backward(
             "cached_backward: want a call outside of the forward pass of DistributedDataParallel, which "
             "learns of gradients in its backward pass; fastqt.nn.CachedContrastive may be inside"
         )
+
     encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check)
     encoding.first_pass()
     # Other tensors of the same memory, so that a graph ends here.
@@ -98,14 +100,17 @@ def cached_backward(
         x.detach().requires_grad_(trainable)
         for x, trainable in zip(encoding.embeddings, encoding.trainable, strict=True)
     ]
+
     value = loss(*embeddings)
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"loss: want a function that returns a scalar tensor, got {got}")
+
     if not value.requires_grad:
         raise ValueError(
             "loss: want one that depends on a parameter of an encoder or of its own, got one without gradient"
         )
+
     with encoding.autocast.off():
         (value if scaler is None else scaler.scale(value)).backward()
     encoding.second_pass([x.grad for x in embeddings])

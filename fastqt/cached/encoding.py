@@ -41,8 +41,8 @@ class Tower:
 
     name: str  # of the encoder, in errors
     encoder: Encoder
-    given_name: str
-    given: Inputs
+    input_name: str
+    inputs: Inputs
     used: list[nn.Module]  # all that are known
     modules: list[nn.Module]  # that reduce gradients over ranks
     trainable: bool = True  # False once it is known that embeddings have no gradient
@@ -74,23 +74,28 @@ class Encoding:
     def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: Recheck) -> None:
         check_size("chunk_size", chunk_size)
         check_option("check", check, CHECKS)
-        names, encoders, given_names, given = zip(*pair(encoders, inputs), strict=True)
+        names, encoders, input_names, all_inputs = zip(*pair(encoders, inputs), strict=True)
+
         by_encoder: dict[int, list[nn.Module]] = {}
         for name, encoder in zip(names, encoders, strict=True):
             if id(encoder) not in by_encoder:
                 by_encoder[id(encoder)] = modules_of(name, encoder)
                 check_no_batch_norm(name, by_encoder[id(encoder)])
+
         used = [by_encoder[id(encoder)] for encoder in encoders]
         modules = reducing_modules(names, encoders, used, ddp)
         self.towers = [
-            Tower(*parts) for parts in zip(names, encoders, given_names, given, used, modules, strict=True)
+            Tower(*parts)
+            for parts in zip(names, encoders, input_names, all_inputs, used, modules, strict=True)
         ]
+
         self.check = check
         rows = []
         for tower in self.towers:
-            tensors = tensors_of(tower.given_name, tower.given)
-            rows.append(row_count(tower.given_name, tensors))
+            tensors = tensors_of(tower.input_name, tower.inputs)
+            rows.append(row_count(tower.input_name, tensors))
             tower.trainable = _may_be_trainable(tower, tensors)
+
         counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], modules)
         cut = [
             (i, *span)
@@ -98,6 +103,7 @@ class Encoding:
             for span in spans(n, chunk_size, count)
         ]
         self.chunks = [Chunk(number, *span) for number, span in enumerate(cut)]
+
         self._leaves: list[Tensor] | None = None
         self.embeddings: list[Tensor] = []
         self._kept: tuple[Chunk, Tensor] | None = None
@@ -126,7 +132,7 @@ class Encoding:
                     f"{tower.name}: want a module without DistributedDataParallel, since all of this runs "
                     "within the forward pass of one"
                 )
-            tensors = *tensors_of(tower.given_name, tower.given).values(), *_parameters(tower)
+            tensors = *tensors_of(tower.input_name, tower.inputs).values(), *_parameters(tower)
             leaves |= dict.fromkeys(x for x in tensors if x.requires_grad)
         self._leaves = list(leaves)
         return self._leaves
@@ -135,19 +141,23 @@ class Encoding:
         """Encodes all chunks, with the graph of one of them or of none."""
         self.autocast = Autocast()
         outputs: list[list[Tensor]] = [[] for _ in self.towers]
+
         for chunk in self.chunks:
             if with_graph:
                 self._states[chunk] = random_states()
+
             # The kept chunk is the first and not the last: DDP talks to other ranks in the first forward pass
             # of a step, and also in the first one with gradients. These are one pass this way on every rank,
             # however many chunks it has.
             first = with_graph and self._kept is None and not outputs[chunk.tower]
+
             if first and self.towers[chunk.tower].trainable:
                 output = self._keep(chunk)
             else:
                 with torch.no_grad():
                     output = self._encode(chunk)
             outputs[chunk.tower].append(output)
+
         self.embeddings = [torch.cat(rows) if len(rows) > 1 else rows[0] for rows in outputs]
 
     def second_pass(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -164,11 +174,14 @@ class Encoding:
         """
         if self._kept is None and any(self.trainable):
             raise RuntimeError("backward: want one call for each forward pass, got a second one")
+
         self._sums: list[Tensor | None] = [None] * len(self._leaves or ())
         last = self._last_chunks()
+
         kept, self._kept = self._kept, None
         # The kept chunk comes first, so that its graph is gone when the next one is made.
         chunks = [kept[0], *(c for c in self.chunks if c != kept[0])] if kept else []
+
         with torch.enable_grad(), random_states_kept():
             for chunk in chunks:
                 tower, gradient = self.towers[chunk.tower], gradients[chunk.tower]
@@ -217,8 +230,8 @@ class Encoding:
             if self._leaves is None:
                 torch.autograd.backward(output, part)
                 return
-            found = torch.autograd.grad(output, self._leaves, part, allow_unused=True)
-        for i, g in enumerate(found):
+            gradients = torch.autograd.grad(output, self._leaves, part, allow_unused=True)
+        for i, g in enumerate(gradients):
             if g is not None:
                 total = self._sums[i]
                 self._sums[i] = g.clone() if total is None else total.add_(g)  # parameters may share a g
@@ -234,13 +247,15 @@ class Encoding:
 
     def _encode(self, chunk: Chunk) -> Tensor:
         tower = self.towers[chunk.tower]
-        output, changed = call(tower.encoder, tower.given, chunk.begin, chunk.end)
+        output, changed = call(tower.encoder, tower.inputs, chunk.begin, chunk.end)
         tower.changes_inputs |= changed
+
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"{tower.name}: want an encoder that returns a tensor, got {type(output).__name__}; "
                 "wrap it in a function that returns the embeddings"
             )
+
         rows = chunk.end - chunk.begin
         if output.dim() == 0 or len(output) != rows or not output.is_floating_point():
             raise ValueError(
@@ -258,12 +273,14 @@ class Encoding:
             return
         else:
             got = f"a difference of {error:.2g} of the largest value"
+
         tower = self.towers[chunk.tower]
         reason = (
-            f"it changes its {tower.given_name} in place"
+            f"it changes its {tower.input_name} in place"
             if tower.changes_inputs
             else "does it draw from a generator that is not torch's own, or change its parameters or buffers?"
         )
+
         raise RuntimeError(
             f"{tower.name}: want the same embeddings of rows {chunk.begin} to {chunk.end - 1} in both "
             f"passes, got {got}; {reason}"
@@ -276,8 +293,10 @@ def difference(first: Tensor, again: Tensor) -> float:
         return 0.0
     if first.dtype.itemsize < 4:
         first, again = first.float(), again.float()
+
     # What overflowed in both passes is for a gradient scaler to find.
     same = (first == again) | (first.isnan() & again.isnan())
+
     largest = first.masked_fill(~first.isfinite(), 0).abs().amax()
     differences = (again - first).abs().masked_fill(same, 0)
     return float((differences / largest.clamp_min(torch.finfo(first.dtype).tiny)).amax().nan_to_num(math.inf))

@@ -26,11 +26,11 @@ def pair(encoders: Encoder | Sequence[Encoder], inputs: Any) -> list[tuple[str, 
         pairs = [("encoders", encoders, "inputs", inputs)]
     else:
         if not isinstance(inputs, list | tuple) or len(inputs) != len(encoders):
-            given = f"{len(inputs)}" if isinstance(inputs, list | tuple) else type(inputs).__name__
-            raise ValueError(f"inputs: want a list of {len(encoders)}, one for each encoder, got {given}")
+            part = f"{len(inputs)}" if isinstance(inputs, list | tuple) else type(inputs).__name__
+            raise ValueError(f"inputs: want a list of {len(encoders)}, one for each encoder, got {part}")
         pairs = [
-            (f"encoders[{i}]", encoder, f"inputs[{i}]", given)
-            for i, (encoder, given) in enumerate(zip(encoders, inputs, strict=True))
+            (f"encoders[{i}]", encoder, f"inputs[{i}]", part)
+            for i, (encoder, part) in enumerate(zip(encoders, inputs, strict=True))
         ]
     if not pairs:
         raise ValueError("encoders: want at least one, got none")
@@ -57,21 +57,22 @@ def check_no_batch_norm(name: str, modules: Iterable[nn.Module]) -> None:
                 )
 
 
-def tensors_of(name: str, given: Inputs) -> dict[str, Tensor]:
+def tensors_of(name: str, inputs: Inputs) -> dict[str, Tensor]:
     """The tensors among the inputs of an encoder that have rows, by the names that errors use.
 
     Raises:
         TypeError: neither a tensor nor a tuple or dict.
         ValueError: a tensor that another computation made, whose graph each chunk would need again.
     """
-    if isinstance(given, Tensor):
-        parts: dict[str, Any] = {name: given}
-    elif isinstance(given, tuple):
-        parts = {f"{name}[{i}]": part for i, part in enumerate(given)}
-    elif isinstance(given, Mapping):
-        parts = {f"{name}[{key!r}]": part for key, part in given.items()}
+    if isinstance(inputs, Tensor):
+        parts: dict[str, Any] = {name: inputs}
+    elif isinstance(inputs, tuple):
+        parts = {f"{name}[{i}]": part for i, part in enumerate(inputs)}
+    elif isinstance(inputs, Mapping):
+        parts = {f"{name}[{key!r}]": part for key, part in inputs.items()}
     else:
-        raise TypeError(f"{name}: want a tensor, or a tuple or dict of tensors, got {shown(given)}")
+        raise TypeError(f"{name}: want a tensor, or a tuple or dict of tensors, got {shown(inputs)}")
+
     tensors = {part: x for part, x in parts.items() if isinstance(x, Tensor) and x.dim() > 0}
     for part, x in tensors.items():
         if x.requires_grad and not x.is_leaf:
@@ -114,7 +115,7 @@ def spans(rows: int, chunk_size: int, count: int | None = None) -> list[tuple[in
     return [(rows * k // count, rows * (k + 1) // count) for k in range(count)]
 
 
-def call(encoder: Encoder, given: Inputs, begin: int, end: int) -> tuple[Tensor, bool]:
+def call(encoder: Encoder, inputs: Inputs, begin: int, end: int) -> tuple[Tensor, bool]:
     """Calls an encoder with some of the rows of its inputs.
 
     Returns:
@@ -131,10 +132,10 @@ def call(encoder: Encoder, given: Inputs, begin: int, end: int) -> tuple[Tensor,
         parts.append(x.data[begin:end])
         return parts[-1]
 
-    if isinstance(given, Tensor):
-        output = encoder(part(given))
-    elif isinstance(given, tuple):
-        output = encoder(*map(part, given))
+    if isinstance(inputs, Tensor):
+        output = encoder(part(inputs))
+    elif isinstance(inputs, tuple):
+        output = encoder(*map(part, inputs))
     else:
-        output = encoder(**{key: part(x) for key, x in given.items()})
+        output = encoder(**{key: part(x) for key, x in inputs.items()})
     return output, any(x._version > 0 for x in parts if not x.is_inference())

@@ -101,6 +101,7 @@ class _Search:
     def _look_at(self, value: Any) -> None:
         if _is_gone(value):
             return
+
         if isinstance(value, nn.Module):
             self._add_module(value)
         elif isinstance(value, FunctionType):
@@ -244,6 +245,7 @@ class _Search:
                 return owner._modules[name]
             if name in owner._parameters or name in owner._buffers:
                 return MISSING
+
         raw = _in_class(type(owner), name)
         if not isinstance(owner, type):
             held = _held(owner)
@@ -253,6 +255,7 @@ class _Search:
                 return _slot(raw, owner)
             if not isinstance(owner, nn.Module) and not isinstance(raw, (FunctionType, cached_property)):
                 self._add_hooks(owner, raw)
+
         if isinstance(owner, (nn.Module, *HOLDING)) and not isinstance(raw, property):
             self.add(owner)
         return self._attribute_of_class(owner, name)
@@ -270,10 +273,12 @@ class _Search:
         raw: Any = _in_class(cls, name)
         if raw is MISSING:
             raw = MISSING if isinstance(owner, nn.Module) else _in_class(cls, "__getattr__")
+
         if isinstance(raw, property):
             raw = raw.fget
         elif isinstance(raw, cached_property):
             raw = raw.func
+
         if isinstance(raw, FunctionType):
             self.follow(raw, MISSING if isinstance(owner, type) else owner)
         elif isinstance(raw, classmethod) and isinstance(raw.__func__, FunctionType):

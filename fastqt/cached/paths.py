@@ -40,11 +40,13 @@ def _read(code: CodeType, *, is_outer: bool) -> Iterator[Path]:
             continue
         if operation in ("COPY", "DUP_TOP", "EXTENDED_ARG", "NOP"):  # COPY is before `self.calls += 1`
             continue
+
         if operation in ("STORE_ATTR", "LOAD_SUPER_ATTR"):  # which use no more of the object than its name
             path = None
         if path is not None:
             yield path
             path = None
+
         if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
             path = Path(True, names, ())
         elif operation in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
@@ -54,8 +56,10 @@ def _read(code: CodeType, *, is_outer: bool) -> Iterator[Path]:
             *before, last = names if isinstance(names, tuple) else (names,)
             yield from (Path(False, name, ()) for name in before if name not in shared)
             path = Path(False, last, ()) if last not in shared else None
+
     if path is not None:
         yield path
+
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _read(constant, is_outer=False)

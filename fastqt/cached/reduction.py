@@ -18,7 +18,7 @@ def reducing_modules(
     names: Sequence[str],
     encoders: Sequence[Encoder],
     used: Sequence[Sequence[nn.Module]],
-    given: nn.Module | Sequence[nn.Module | None] | None,
+    ddp: nn.Module | Sequence[nn.Module | None] | None,
 ) -> list[list[nn.Module]]:
     """The modules of each encoder that reduce gradients over ranks.
 
@@ -26,35 +26,36 @@ def reducing_modules(
         names: of the encoders, for errors.
         encoders: what has these names.
         used: the modules that each encoder uses, which are looked through where none are given.
-        given: the user's `ddp`: one module that all encoders use, or one for each encoder.
+        ddp: the user's: one module that all encoders use, or one for each encoder.
 
     Raises:
-        TypeError: a given module that does not reduce gradients.
+        TypeError: a module of the user's that does not reduce gradients.
         ValueError: another number of modules than of encoders; a function that names several, of which
             nobody knows which it uses; or a DDP module with a static graph.
     """
-    if given is None:
-        found = [_outermost_of_all(modules) for modules in used]
-        for name, encoder, modules in zip(names, encoders, found, strict=True):
+    if ddp is None:
+        by_encoder = [_outermost_of_all(modules) for modules in used]
+        for name, encoder, modules in zip(names, encoders, by_encoder, strict=True):
             if len(modules) > 1 and not isinstance(encoder, nn.Module):
                 raise ValueError(
                     f"ddp: want it given, one for each encoder: {name} is a function that names "
                     f"{len(modules)} modules that reduce gradients"
                 )
-    elif isinstance(given, nn.Module):
-        found = [_reducing("ddp", given) for _ in encoders]
+    elif isinstance(ddp, nn.Module):
+        by_encoder = [_reducing("ddp", ddp) for _ in encoders]
     else:
-        if len(given) != len(encoders):
+        if len(ddp) != len(encoders):
             raise ValueError(
-                f"ddp: want one module, or one for each of {len(encoders)} encoders, got {len(given)}"
+                f"ddp: want one module, or one for each of {len(encoders)} encoders, got {len(ddp)}"
             )
-        found = [_reducing(f"ddp[{i}]", module) for i, module in enumerate(given)]
-    for module in (module for modules in found for module in modules):
+        by_encoder = [_reducing(f"ddp[{i}]", module) for i, module in enumerate(ddp)]
+
+    for module in (module for modules in by_encoder for module in modules):
         if getattr(module, "static_graph", False):
             raise ValueError(
                 "ddp: want a module without static_graph=True, which counts on one backward pass a step"
             )
-    return found
+    return by_encoder
 
 
 def _reducing(name: str, module: nn.Module | None) -> list[nn.Module]:
@@ -76,9 +77,9 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
 
 def _outermost_of_all(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """What `_outermost` finds in any of the modules, each once and none that lies in another."""
-    found = list(dict.fromkeys(part for module in modules for part in _outermost(module)))
-    inner = {part for module in found for part in module.modules() if part is not module}
-    return [module for module in found if module not in inner]
+    reducing = list(dict.fromkeys(part for module in modules for part in _outermost(module)))
+    inner = {part for module in reducing for part in module.modules() if part is not module}
+    return [module for module in reducing if module not in inner]
 
 
 def _is_sharded(module: nn.Module) -> bool:
@@ -114,6 +115,7 @@ def _sharded_no_sync(module: nn.Module) -> Iterator[None]:
         if groups:
             reduces = all(group.reduce_grads for group in groups)
             before.append((part, reduces, all(group.all_reduce_grads for group in groups)))
+
     try:
         for part, *_ in before:
             part.set_requires_gradient_sync(False, recurse=False)

@@ -59,12 +59,15 @@ class ContrastiveModule(lightning.LightningModule):
         group: str | Mapping[str, Any] | None = "auto",
     ) -> None:
         super().__init__()
+
         for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
             check_number(name, value)
             if value < 0:
                 raise ValueError(f"{name}: want a number of at least 0, got {value}")
+
         if not isinstance(loss, nn.Module):
             raise TypeError(f"loss: want a module, got {shown(loss)}")
+
         if isinstance(group, Mapping):
             if not isinstance(loss, Loss):
                 raise TypeError(
@@ -72,6 +75,7 @@ class ContrastiveModule(lightning.LightningModule):
                 )
         elif group is not None:
             check_option("group", group, ("auto",))
+
         single = isinstance(encoders, nn.Module) and not isinstance(encoders, nn.ModuleList)
         several = cast("Sequence[nn.Module]", [encoders] if single else encoders)
         listed = isinstance(several, (Sequence, nn.ModuleList))
@@ -79,8 +83,10 @@ class ContrastiveModule(lightning.LightningModule):
             raise TypeError(f"encoders: want a module or a sequence of modules, got {shown(encoders)}")
         if not len(several):
             raise ValueError("encoders: want at least one, got none")
+
         self.encoders = nn.ModuleList(several)
         self.shares_encoder = single
+
         self.loss: Any = loss
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         has_group = isinstance(loss, Loss) and loss.options.get("group") is not None
@@ -116,27 +122,29 @@ class ContrastiveModule(lightning.LightningModule):
             {"params": list(self.encoders.parameters())},
             {"params": list(self.loss.parameters()), "weight_decay": 0.0},
         ]
-        given = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(given, lr=self.learning_rate, weight_decay=self.weight_decay)
+        filled = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(filled, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def _loss_of(self, batch: Sequence[Any], name: str) -> Tensor:
         embeddings = self(*batch)
         loss: Tensor = self.loss(*embeddings)
         rows = len(embeddings[0])
+
         # In a group it is the same on all ranks, and nothing is left to reduce.
         alone = getattr(self.loss, "options", {}).get("group") is None
         self.log(name, loss, prog_bar=True, batch_size=rows, sync_dist=alone)
+
         if name == "train_loss" and getattr(self.loss, "log_scale", None) is not None:
             self.log("scale", self.loss.scale.detach(), batch_size=rows)
         return loss
 
 
 def _encoded(encoder: nn.Module, view: Any) -> Tensor:
-    found: Tensor
+    embeddings: Tensor
     if isinstance(view, Mapping):
-        found = encoder(**view)
+        embeddings = encoder(**view)
     elif isinstance(view, (tuple, list)):
-        found = encoder(*view)
+        embeddings = encoder(*view)
     else:
-        found = encoder(view)
-    return found
+        embeddings = encoder(view)
+    return embeddings

@@ -85,14 +85,18 @@ def view_figures(
     unit, N = F.normalize(z2, dim=1), len(z1)
     if partners is None:
         partners = torch.arange(1, N + 1, device=z1.device) % max(N, 1)
+
     here = (partners >= 0) & (partners < N)
     mixable = unit if mixes_unit_rows else z2
     z1, z2 = F.normalize(z1, dim=1), unit
+
     positive = (z1 * z2).sum(1)
     mixed = F.normalize(mix * mixable[here] + (1 - mix) * mixable[partners[here]], dim=1)
     mixed_cosines = (z1[here] * mixed).sum(1)
+
     pairs = max(N * (N - 1), 1)
     hard = [(z1 * F.normalize(z.double(), dim=1)).sum(1) for z in negatives]
+
     return {
         "positive_cosine": positive.mean().item(),
         "negative_cosine": ((z1.sum(0) @ z2.sum(0) - positive.sum()) / pairs).item(),
@@ -124,6 +128,7 @@ def uniformity(
     """
     N = len(x)
     norms = x.square().sum(1)
+
     total = 0.0
     for begin in range(0, N, ROWS):
         rows = torch.arange(begin, min(begin + ROWS, N), device=x.device)

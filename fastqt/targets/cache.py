@@ -96,21 +96,27 @@ class RowsCache:
         """
         if torch.compiler.is_compiling():
             return lower(N, M, device)
+
         key = (of, N, M, device)
         entry = self._entries.get(key)
         if entry is not None and entry.made is None:  # There are no streams.
             return entry.rows
+
         # A device "cuda" without an index is whichever device is the current one.
         if device.type == "cuda" and device.index is None:
             return lower(N, M, device)
+
         if is_capturing(device):
             # Tensors made during a capture live in the graph's memory pool, so they must not enter the cache.
             return self._get_for_graph(key) or lower(N, M, device)
+
         if entry is not None:
             return entry.for_current_stream()
+
         # A later call may save these tensors for backward, which inference tensors do not allow.
         with torch.inference_mode(False):
             rows = replace(lower(N, M, device), cached=True)
+
         # Fake tensors of a tracer must not be cached, nor those that a transform of torch.func has wrapped.
         if type(rows.columns) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(rows.columns):
             self._add(key, rows, device)

@@ -333,7 +333,7 @@ def given_or_window(
         if context_size is None and document_ids is None:
             return NEIGHBOURS[normalize]
         return Window(context_size, document_ids=document_ids, normalize=normalize)
-    for name, given in (("context_size", context_size), ("document_ids", document_ids)):
-        if given is not None:
+    for name, value in (("context_size", context_size), ("document_ids", document_ids)):
+        if value is not None:
             raise ValueError(f"{name}: want it in Window(...) when targets are given, got it beside them")
     return as_targets(targets)

@@ -80,20 +80,24 @@ class Window(Targets):
             check_smoothing(smoothing)
         if size is not None and offsets is not None:
             raise ValueError(f"size (context_size): want None beside offsets, got {shown(size)}")
+
         if offsets is None:
             size = 1 if size is None else size
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"size (context_size): want an integer >= 1, got {shown(size)}")
-            given: tuple[int, ...] = ()
+            distinct: tuple[int, ...] = ()
             self._size, count = size, 2 * size
         else:
-            given = _checked_offsets(offsets)
-            self._size, count = 0, len(given)
-        self._given = given
+            distinct = _checked_offsets(offsets)
+            self._size, count = 0, len(distinct)
+
+        self._offsets = distinct
         self._count = count
+
         # Beside smoothing no row's sum is 0, and `smoothed_rows` lets none overflow.
         divided = normalize and smoothing is None
         self._weights = None if weights is None else _checked_weights(weights, count, divided)
+
         self.normalize = normalize
         self._smoothing = None if smoothing is None else float(smoothing)
         self.document_ids = None if document_ids is None else as_ids("document_ids", document_ids)
@@ -102,7 +106,7 @@ class Window(Targets):
     def offsets(self) -> tuple[int, ...]:
         """The offsets o, of which row i has the targets i + o."""
         # They are made when they are used: those of a size far beyond the batch do not fit into memory.
-        return self._given or (*range(-self._size, 0), *range(1, self._size + 1))
+        return self._offsets or (*range(-self._size, 0), *range(1, self._size + 1))
 
     def check(self, N: int, M: int, diagonal: str) -> None:
         self.check_reach(N, M, diagonal)
@@ -116,14 +120,16 @@ class Window(Targets):
         """Checks the offsets and the diagonal alone, as `check` does."""
         if self._smoothing is not None:
             check_diagonal_of_smoothed(diagonal)
-        reach = self._size or max(map(abs, self._given))
+
+        reach = self._size or max(map(abs, self._offsets))
         if reach >= max(N, M):
             name = "size (context_size)" if self._size else "offsets"
             raise ValueError(
                 f"{name}: want a reach of fewer rows than the batch, N={N} queries and M={M} candidates, "
                 f"got {reach}; take a smaller one, or a larger batch"
             )
-        if 0 in self._given and diagonal != "keep":
+
+        if 0 in self._offsets and diagonal != "keep":
             raise ValueError(
                 f"targets: Window has offset 0, on the diagonal that diagonal={diagonal!r} replaces; "
                 "use diagonal='keep'"
@@ -176,7 +182,7 @@ class Window(Targets):
 
     def _key(self) -> tuple[Hashable, ...]:
         """What tells windows without document_ids from each other."""
-        return Window, self._size, self._given, self._weights, self.normalize
+        return Window, self._size, self._offsets, self._weights, self.normalize
 
     def _lowered_rows(
         self,
@@ -188,19 +194,23 @@ class Window(Targets):
         document_ids: Tensor | None = None,
     ) -> TargetRows:
         row, offsets = torch.arange(first, first + N, device=device), self.offsets
+
         # Python numbers reach a GPU as kernel arguments. A tensor of the offsets or weights would have to be
         # copied from the host first, and the host would wait for that copy.
         columns = torch.stack([row + offset for offset in offsets], 1)
         of_first_row = columns[0].clone()
+
         low, high = within or (0, M)
         valid = (columns >= low) & (columns < high)
         # A column that is clamped into range may repeat another target of the row, so its weight becomes 0.
         columns = columns.clamp(0, M - 1)
+
         if document_ids is not None:
             ids = document_ids.to(device)
             valid = valid & (ids[columns] == ids[row][:, None])
-        given = self._weights or (1.0,) * self._count
-        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(given)], 1)
+        offset_weights = self._weights or (1.0,) * self._count
+        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(offset_weights)], 1)
+
         if self._smoothing is not None:
             rows = rows_of_equal_length(columns, weights)
             return smoothed_rows(rows, N, M, self._smoothing, self.normalize)

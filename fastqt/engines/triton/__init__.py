@@ -98,14 +98,14 @@ def gradients_in_forward(p: Problem) -> bool:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    found = _computed(p, 1.0, Needs())
-    return Rows(found.loss, (found.logsumexp, found.mass))
+    computed = _computed(p, 1.0, Needs())
+    return Rows(computed.loss, (computed.logsumexp, computed.mass))
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    found = _computed(p, row_weight, needs)
-    return weighted_sum(found.loss, row_weight), found.gradients()
+    computed = _computed(p, row_weight, needs)
+    return weighted_sum(computed.loss, row_weight), computed.gradients()
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:

@@ -47,16 +47,18 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
     pairs = _pairs(p)
-    found = _sums(pairs, Norms.of(pairs))
-    return Rows(found[3], (found[:3],))
+    sums_of_pairs = _sums(pairs, Norms.of(pairs))
+    return Rows(sums_of_pairs[3], (sums_of_pairs[:3],))
 
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     pairs = _pairs(p)
     norms = Norms.of(pairs)
-    found = _sums(pairs, norms)
-    return weighted_sum(found[3], row_weight), _gradients(pairs, norms, found[:3], row_weight, needs)
+    sums_of_pairs = _sums(pairs, norms)
+    return weighted_sum(sums_of_pairs[3], row_weight), _gradients(
+        pairs, norms, sums_of_pairs[:3], row_weight, needs
+    )
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
@@ -70,10 +72,12 @@ def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
     if not p.has_cells:
         return reference_clip.sums(p)
+
     norms = Norms.of(_pairs(p))
     new = p.queries.new_empty
     row_others, column_others = (new(len(x), dtype=torch.float64) for x in (p.queries, p.candidates))
     transposed = replace(p, queries=p.candidates, candidates=p.queries)
+
     problems = (_problem(side, NoTargets(), "log_sum_exp") for side in (p, transposed))
     _sum_up(*_both_ways(problems, norms, (row_others, column_others), pairs=p.pairs != 0))
     return ClipSums(_pair_scores(p, norms), row_others, column_others)
@@ -85,16 +89,18 @@ def gradients_from(
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
     if not p.has_cells:
         return reference_clip.gradients_from(p, rows, columns, pairs, needs)
+
     problem = _pairs(p)
     # No cell's dL/dS is larger than this, so that divided by it all of them fit float16.
     largest = rows.weights.abs().amax() + columns.weights.abs().amax()
     operands = Operands(problem, largest.expand(len(p.queries)), needs)
+
     of_rows, of_columns = (
         _shifted(side.logsumexp, operands.prob_scale * side.weights / operands.weight_norm)
         for side in (rows, columns)
     )
     shifts, weights = zip(of_rows, of_columns, strict=True)
-    return _found(_RowsAndColumns(operands, Norms.of(problem), shifts, weights, pairs.float()))
+    return _computed(_RowsAndColumns(operands, Norms.of(problem), shifts, weights, pairs.float()))
 
 
 def _pairs(p: ClipProblem) -> Problem:
@@ -116,14 +122,16 @@ def _sums(pairs: Problem, norms: Norms) -> Tensor:
 
     These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
     """
-    found = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
+    sums_of_pairs = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
+
     transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
-    rows, columns = _both_ways((pairs, transposed), norms, found[:2], pairs=True)
+    rows, columns = _both_ways((pairs, transposed), norms, sums_of_pairs[:2], pairs=True)
     _sum_up(rows, columns)
-    torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=found[2])
-    torch.add(rows.operands.loss, columns.operands.loss, out=found[3])
-    found[2:].div_(2)
-    return found
+
+    torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=sums_of_pairs[2])
+    torch.add(rows.operands.loss, columns.operands.loss, out=sums_of_pairs[3])
+    sums_of_pairs[2:].div_(2)
+    return sums_of_pairs
 
 
 def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
@@ -157,10 +165,13 @@ def _sum_up(rows: Softmax, columns: Softmax) -> None:
     o, height = rows.operands, _chunk_rows(rows)
     column_shifts = columns.scores.state.row_shift_log2
     chunks = list(ranges(o.N, height))
+
     column_sums = column_shifts.new_empty(len(chunks), o.M)
     for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
         _sum_chunk(rows, chunk, column_shifts, chunk_sums)
+
     row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
+
     for side, length in ((rows, o.N), (columns, o.M)):
         for chunk in ranges(length, height):
             side.repair(chunk)
@@ -172,6 +183,7 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
     tile = scores.tile(o.blocks[0], chunk)
     tile_row_sums, _ = scores.tile_row_sums(chunk)
     tile_column_sums = tile_row_sums.new_empty(row_tiles(tile.rows, scores.config), o.M)
+
     row_and_column_scores(
         tile,
         o.p.queries,
@@ -181,6 +193,7 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
         tile_row_sums=tile_row_sums,
         tile_column_sums=tile_column_sums,
     )
+
     row_stats(tile_row_sums, scores.cells, scores.state, chunk.start)
     torch.sum(tile_column_sums, 0, out=column_sums)
 
@@ -200,10 +213,10 @@ def _gradients(
     halves = operands.prob_scale / 2 * operands.weights / operands.weight_norm
     coefficients = torch.empty_like(halves, dtype=torch.float32)
     torch.mul(operands.weights, sums[2], out=coefficients)
-    return _found(_RowsAndColumns(operands, norms, *_shifted(sums[:2], halves), coefficients))
+    return _computed(_RowsAndColumns(operands, norms, *_shifted(sums[:2], halves), coefficients))
 
 
-def _found(link: _RowsAndColumns) -> Gradients:
+def _computed(link: _RowsAndColumns) -> Gradients:
     walks.run_cells(link)
     return link.operands.gradients()
 

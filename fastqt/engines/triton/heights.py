@@ -71,8 +71,8 @@ def within_a_wave(length: int, most: int, width: int, sms: int, multiple: int) -
     """Heights of products whose tiles are at most one wave, and enough for one in splits."""
     wave = TILE_ROWS * max(sms // math.ceil(width / TILE_COLUMNS), 1)
     largest = min(wave, most, math.ceil(length / multiple) * multiple)
-    found = multiples(largest, multiple)
-    return [height for height in found if height * MOST_SPLITS >= min(found[0], wave)]
+    heights = multiples(largest, multiple)
+    return [height for height in heights if height * MOST_SPLITS >= min(heights[0], wave)]
 
 
 @functools.lru_cache(maxsize=256)

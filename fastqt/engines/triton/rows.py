@@ -24,31 +24,39 @@ def run(o: Operands) -> None:
         torch._assert_async(_sound(p), TARGETS_WANTED)
     if p.partners is not None:  # The mixed rows are small beside such targets.
         p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
+
     queries, itemsize = p.queries, p.queries.element_size()
     width = o.width + (p.row_negatives is not None)
     cell_bytes = 4 if itemsize == 4 else 4 + itemsize
     height = chunk_rows(o, cell_bytes * aligned(width) + 4 * o.D)
+
     S = queries.new_empty(height, aligned(width), dtype=torch.float32)
     dS = S if itemsize == 4 else queries.new_empty(S.shape)
     weights = o.prob_scale / o.weight_norm * o.weights
+
     o.make_products()
     if p.link == "sigmoid":
         o.logsumexp.zero_(), o.mass.zero_()
     if o.bias_gradient is not None:
         o.bias_gradient.zero_()
+
     for rows in ranges(o.N, height):
         f, scores = queries[rows], S[: rows.stop - rows.start, :width]
         for block in o.blocks:
             multiply(scores[:, block.columns], f, block.matrix.T, add=False)
+
         if p.row_negatives is not None:
             scores[:, -1] = (f.float() * p.row_negatives[rows].float()).sum(1)
+
         out = dS[: len(scores), :width] if any(o.needs) else None
         found = o.logsumexp, o.mass, o.loss
         loss_rows(scores, o.scale, p, rows.start, weights, found, out, o.row_score_gradient)
         if out is not None:
             _differentiate(o, p.row_negatives, rows, out)
+
     if o.row_score_gradient is not None:
         o.row_score_gradient.mul_(_unscaled(o))
+
     factor = _factor(o)
     for block in o.blocks:
         if block.gradient is not None and block.product is not None:
@@ -58,21 +66,26 @@ def run(o: Operands) -> None:
 def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: Tensor) -> None:
     """Adds the gradients that some rows of dS give."""
     f, factor, unscaled = o.p.queries[rows], _factor(o), _unscaled(o)
+
     for block in o.blocks:
         if block.product is not None:
             multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
+
     if o.bias_gradient is not None:
         by_column = dS[:, : o.M].sum(0, dtype=torch.float32)
         o.bias_gradient.add_(by_column * unscaled)
     if o.row_negative_gradient is not None:
         o.row_negative_gradient[rows] = (factor * dS[:, -1:].float() * f.float()).to(f.dtype)
+
     if o.query_gradient is None and o.scale_gradient is None:
         return
+
     product = f.new_empty(f.shape, dtype=torch.float32)
     for block in o.blocks:
         multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
     if row_negatives is not None:
         product.addcmul_(dS[:, -1:].float(), row_negatives[rows].float())
+
     if o.scale_gradient is not None:
         o.scale_gradient[rows] = (product * f.float()).sum(1) * unscaled
     if o.query_gradient is not None:
@@ -99,9 +112,11 @@ def _sound(p: Problem) -> Tensor:
         if p.mask is not None:
             sound &= ~((t.dense != 0) & p.mask).any()
         return sound
+
     starts, columns, weights = t.compressed()
     row = torch.arange(starts.numel() - 1, device=starts.device)
     row = row.repeat_interleave(starts.diff(), output_size=columns.numel())
+
     fault = (columns < 0) | (columns >= M)
     if p.diagonal != "keep":
         fault |= row == columns

@@ -66,11 +66,13 @@ class Scores:
         self.operands, self.pairs = operands, pairs
         p = operands.p
         self.norms = norms or Norms.of(p)
+
         shape = operands.N, operands.width, operands.D
         wide = p.normalize and (p.mask is not None or both_ways)
         heavy = p.mask is not None or p.link == "sigmoid" or wide
         few_columns = pairs is not None or p.normalize
         self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide)
+
         self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = _exact_cells(operands, self.norms)
         self.state = _row_state(operands, operands.logsumexp if logsumexp is None else logsumexp)
@@ -86,6 +88,7 @@ class Scores:
             sampled,
             self.norms.of_pair(self.operands.blocks[0]),
         )
+
         # Nobody has looked at the targets on a GPU yet. Those of a band are the library's own.
         p = self.operands.p
         if p.queries.is_cuda and (p.targets.offsets is None or p.mask is not None):
@@ -102,8 +105,10 @@ class Scores:
         p, height = self.operands.p, rows.stop - rows.start
         columns = columns or slice(0, block.matrix.shape[0])
         matrix = block.matrix[columns]
+
         of_queries, of_columns = self.norms.of_pair(block, columns)
         norms = {"query_inverse_norms": of_queries, "candidate_inverse_norms": of_columns}
+
         if self.pairs is not None:
             return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=self.pairs, **norms)
         if block.first:
@@ -145,6 +150,7 @@ class Scores:
 def _exact_cells(operands: Operands, norms: Norms) -> ExactCells:
     p, N, new = operands.p, operands.N, operands.p.queries.new_empty
     starts, columns, weights = p.targets.compressed()
+
     row_negatives = None
     if p.row_scores is not None and operands.row_score_gradient is not None:
         row_negatives = RowNegatives(None, p.row_scores, None, operands.row_score_gradient)
@@ -154,6 +160,7 @@ def _exact_cells(operands: Operands, norms: Norms) -> ExactCells:
         if norms.row_negatives is not None:
             torch.reciprocal(norms.row_negatives, out=lengths)
         row_negatives = RowNegatives(matrix, scores, lengths, coefficients, p.partners, p.mix)
+
     return ExactCells(
         starts,
         weights,

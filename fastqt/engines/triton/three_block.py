@@ -64,28 +64,34 @@ class _Walk:
         rows = Problem(u, v, None, None, p.scale, targets, "keep", None, None, None, p.memory)
         wanted = Needs(queries=needs.queries, candidates=needs.candidates, scale=needs.scale)
         self.p, self.needs, self.operands = p, needs, Operands(rows, weights, wanted)
+
         o = self.operands
         inputs = p.own_columns, p.next_columns, p.own_rows, p.next_rows
         shares = [x.detach().float().contiguous() for x in inputs]
         self.mixtures = Mixtures(*shares, o.scale, p.own_mixture_weight, p.third_block, p.masks_excluded)
+
         # Without a stop gradient both sides are parts of all scores, and have the same dL/dC.
         self.joined = not p.stop_gradient
+
         weight_norm = o.weight_norm
         if o.prob_scale != 1:
             # A cell has parts of its own row and of the row above, each at most the largest share times the
             # weight; and shares are large where the parts of a mixture all but cancel.
             largest = torch.stack(shares).abs().nan_to_num_(1.0).amax().clamp(min=1)
             weight_norm = weight_norm * (2 * largest)
+
         # Sums of dL/dS are to be multiplied by `unit`, and those of dL/dC by `factor`.
         self.unit = (weight_norm / o.prob_scale).float()
         self.factor = o.scale * self.unit
+
         self.by_column, self.by_row = (
-            u.new_zeros(2, o.N, dtype=torch.float32) if own or neighbour else None
-            for own, neighbour in (
+            u.new_zeros(2, o.N, dtype=torch.float32) if share or next_share else None
+            for share, next_share in (
                 (needs.own_columns, needs.next_columns),
                 (needs.own_rows, needs.next_rows),
             )
         )
+
         self.sums = self.weights = None
         if any(needs):
             self.weights = o.prob_scale / weight_norm * o.weights
@@ -94,23 +100,30 @@ class _Walk:
     def run(self) -> None:
         o = self.operands
         v, N, width = o.p.candidates, o.N, aligned(o.N)
+
         queries, candidates = bool(self.needs.queries), bool(self.needs.candidates)
         folded = (queries or candidates, False) if self.joined else (queries, candidates)
         cell_bytes = 4 + sum(folded) * v.element_size()
+
         fitting = o.room_beside_products // (cell_bytes * width + (4 + v.element_size()) * o.D)
         # A chunk needs the lines above and below it, which are its own where it has all rows.
         step = rows_that_fit(o, fitting if fitting >= N else fitting - 2)
+
         cosines = v.new_empty(N if step == N else step + 2, width, dtype=torch.float32)
         matrices = [v.new_empty(step, width) if x else None for x in folded]
+
         o.make_products()
         for rows in ranges(N, step):
             first, around = self._around(rows)
             lines = Lines(cosines[: len(around), :N], first)
+
             multiply(lines.cosines, around, v.T, add=False)
             three_block_rows(lines, self.mixtures, self.weights, o.loss, self.sums)
+
             if self.sums is not None:
                 dS = [x if x is None else x[: rows.stop - rows.start, :N] for x in matrices]
                 self._differentiate(lines, self.sums, rows, *dS)
+
         for block in o.blocks:
             if block.gradient is not None and block.product is not None:
                 torch.mul(block.product, self.factor, out=block.gradient)
@@ -145,33 +158,36 @@ class _Walk:
             scale=o.scale_gradient is not None,
             shares=any((needs.own_columns, needs.next_columns, needs.own_rows, needs.next_rows)),
         )
+
         if o.scale_gradient is not None and by_scale is not None:
             o.scale_gradient[rows] = by_scale * self.unit
         if self.by_row is not None and by_row is not None:
             self.by_row[:, rows] = by_row
         if self.by_column is not None and by_column is not None:
             self.by_column += by_column
+
         if o.query_gradient is not None and to_queries is not None:
             product = to_queries.new_empty(len(to_queries), o.D, dtype=torch.float32)
             multiply(product, to_queries, o.p.candidates, add=False)
             torch.mul(product, self.factor, out=o.query_gradient[rows])
+
         matrix, total = to_queries if self.joined else to_candidates, o.blocks[0].product
         if matrix is not None and total is not None:
             multiply(total, matrix.T, o.p.queries[rows], add=rows.start > 0)
 
     def gradients(self) -> ThreeBlockGradients:
         """Those that are needed."""
-        found = self.operands.gradients()
+        gradients = self.operands.gradients()
         own_columns, next_columns = self._shares(self.by_column)
         own_rows, next_rows = self._shares(self.by_row)
         return ThreeBlockInputs(
-            queries=found.queries,
-            candidates=found.candidates,
+            queries=gradients.queries,
+            candidates=gradients.candidates,
             own_columns=own_columns if self.needs.own_columns else None,
             next_columns=next_columns if self.needs.next_columns else None,
             own_rows=own_rows if self.needs.own_rows else None,
             next_rows=next_rows if self.needs.next_rows else None,
-            scale=found.scale,
+            scale=gradients.scale,
         )
 
     def _shares(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -67,18 +67,22 @@ class HuggingFaceEncoder(Encoder):
     ) -> None:
         check_option("pooling", pooling, POOLINGS)
         check_size("max_length", max_length)
+
         loaded: Any = model
         if not isinstance(model, nn.Module):
             loaded, own_tokenizer = load_model(directory_of("model", model))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
         elif tokenizer is None:
             raise ValueError("tokenizer: want the loaded model's, got None")
+
         if pooling == "cls" and getattr(loaded, "pooler", None) is None:
             raise ValueError(
                 f"pooling: want 'cls_before_pooler' or 'mean' for a {type(loaded).__name__}, which has "
                 "no pooler, got 'cls'"
             )
+
         check_tokenizer(tokenizer)
+
         super().__init__()
         self.model = loaded
         self.tokenizer = tokenizer

@@ -32,16 +32,16 @@ def load_masked_word_head(head: MaskedWordHead, directory: str | Path) -> bool:
         InputError: a file is damaged.
     """
     for prefix, (dense, norm, bias) in NAMES.items():
-        found = tensors_of(Path(directory), prefix)
+        tensors = tensors_of(Path(directory), prefix)
         named = {
-            **{f"dense.{each}": found.get(f"{dense}.{each}") for each in ("weight", "bias")},
-            **{f"norm.{each}": found.get(f"{norm}.{each}") for each in ("weight", "bias")},
-            "bias": found.get(bias),
+            **{f"dense.{each}": tensors.get(f"{dense}.{each}") for each in ("weight", "bias")},
+            **{f"norm.{each}": tensors.get(f"{norm}.{each}") for each in ("weight", "bias")},
+            "bias": tensors.get(bias),
         }
-        own = head.state_dict()
-        if all(tensor is not None and tensor.shape == own[name].shape for name, tensor in named.items()):
+        weights = head.state_dict()
+        if all(tensor is not None and tensor.shape == weights[name].shape for name, tensor in named.items()):
             with torch.no_grad():
                 for name, tensor in named.items():
-                    own[name].copy_(tensor)
+                    weights[name].copy_(tensor)
             return True
     return False

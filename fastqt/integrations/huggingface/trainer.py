@@ -109,9 +109,11 @@ class ContrastiveModel(_PreTrainedModel):
             directory = directory_of("encoder", encoder)
             longest = 128 if max_length is None else max_length
             encoder = HuggingFaceEncoder(directory, pooling=pooling or "cls", max_length=longest)
+
         function, fixed = _function(loss)
         _check_options(loss, fixed, options)
         parameters = inspect.signature(function).parameters
+
         if fixed.get("group") is not None:  # the module passes it itself
             group = None
         elif isinstance(group, str):
@@ -122,18 +124,23 @@ class ContrastiveModel(_PreTrainedModel):
             )
         elif group is not None and "group" not in parameters:
             raise ValueError("group: want 'auto' or None for a loss without this argument, got another")
+
         # The class of transformers chooses how a configuration that it is given computes attention, which is
         # not to change that of the encoder's model.
         super().__init__(_library.PreTrainedConfig())
+
         self.config, self.name_or_path = encoder.model.config, encoder.model.config.name_or_path
         self._no_split_modules = getattr(encoder.model, "_no_split_modules", None)
         self.supports_gradient_checkpointing = getattr(
             encoder.model, "supports_gradient_checkpointing", False
         )
+
         self.encoder, self.loss, self.options, self.group = encoder, loss, options, group
         self._takes_labels, self._takes_group = "labels" in parameters, "group" in parameters
+
         if encoder.pooling != "cls" and getattr(encoder.model, "pooler", None) is not None:
             encoder.model.pooler.requires_grad_(False)  # DDP would wait for its gradients
+
         if directory is not None:
             self._load_loss(directory)
 

@@ -57,17 +57,19 @@ class _ScoresOfPairs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         ctx.save_for_backward(x, y, rows, columns)
-        found = x.new_empty(len(rows))
+        scores = x.new_empty(len(rows))
         for chunk in _chunks(x, len(rows)):
-            torch.sum(x[rows[chunk]] * y[columns[chunk]], 1, out=found[chunk])
-        return found
+            torch.sum(x[rows[chunk]] * y[columns[chunk]], 1, out=scores[chunk])
+        return scores
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_not_recorded("fastqt.integrations.metric_learning")
         x, y, rows, columns = ctx.saved_tensors
+
         of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         of_y = torch.zeros_like(y) if ctx.needs_input_grad[1] else None
+
         for chunk in _chunks(x, len(rows)):
             a, b, weights = rows[chunk], columns[chunk], upstream[0][chunk, None]
             if of_x is not None:

@@ -108,9 +108,9 @@ class _FromLabels(losses.BaseMetricLossFunction):
         if temperature <= 0:
             raise ValueError(f"temperature: want a positive number, got {shown(temperature)}")
         for name, kind in KINDS.items():
-            given = options.get(name)
-            if given is not None and not isinstance(given, kind):
-                raise TypeError(f"{name}: want a {kind.__name__} or None, got {shown(given)}")
+            option = options.get(name)
+            if option is not None and not isinstance(option, kind):
+                raise TypeError(f"{name}: want a {kind.__name__} or None, got {shown(option)}")
         super().__init__(temperature=temperature, **options)
         check_memory(memory)
         check_flag("fallback", fallback)
@@ -135,17 +135,21 @@ class _FromLabels(losses.BaseMetricLossFunction):
                 embeddings, labels, indices_tuple, ref_emb, ref_labels
             )
             return computed
+
         common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
         self._record_norms(embeddings, ref_emb)
-        given = Given(embeddings, labels, ref_emb, ref_labels)
+
+        arguments = Given(embeddings, labels, ref_emb, ref_labels)
         if indices_tuple is None or isinstance(indices_tuple, OwnColumns):
-            found = self._of_labels(given, indices_tuple)
+            computed_losses = self._of_labels(arguments, indices_tuple)
         else:
-            found = self._of_lists(given, indices_tuple)
-        if found is None:
+            computed_losses = self._of_lists(arguments, indices_tuple)
+
+        if computed_losses is None:
             nothing: dict[str, dict[str, Any]] = self.zero_losses()
             return nothing
-        losses_of, indices, reduction_type = found
+
+        losses_of, indices, reduction_type = computed_losses
         of_all = {
             "losses": losses_of.to(embeddings.dtype),
             "indices": indices,
@@ -153,9 +157,9 @@ class _FromLabels(losses.BaseMetricLossFunction):
         }
         return {"loss": of_all}
 
-    def _of_labels(self, given: Given, own: OwnColumns | None) -> tuple[Tensor, Any, str] | None:
+    def _of_labels(self, arguments: Given, own_columns: OwnColumns | None) -> tuple[Tensor, Any, str] | None:
         """Losses, their indices, and what a reducer calls them; None where there are no pairs."""
-        x = _labelled(given, own)
+        x = _labelled(arguments, own_columns)
         if not len(x.embeddings) or not len(x.candidates):
             return None
         positives = positives_of(x, self.memory)
@@ -167,13 +171,13 @@ class _FromLabels(losses.BaseMetricLossFunction):
     def _of_positives(self, x: Labelled, positives: Positives) -> tuple[Tensor, Any, str]:
         raise NotImplementedError
 
-    def _of_lists(self, given: Given, indices_tuple: Any) -> tuple[Tensor, Any, str] | None:
+    def _of_lists(self, arguments: Given, indices_tuple: Any) -> tuple[Tensor, Any, str] | None:
         """The same from lists of pairs or triplets."""
         to_pairs = loss_and_miner_utils.convert_to_pairs
-        a1, p, a2, n = to_pairs(indices_tuple, given.labels, given.ref_labels)
+        a1, p, a2, n = to_pairs(indices_tuple, arguments.labels, arguments.ref_labels)
         if not len(a1) or not len(a2) or _too_few(len(a1), len(a2)):
             return None
-        queries, candidates = self._rows(given.embeddings), self._rows(given.ref_emb)
+        queries, candidates = self._rows(arguments.embeddings), self._rows(arguments.ref_emb)
 
         def score(rows: Tensor, columns: Tensor) -> Tensor:
             return self._scale() * scores_of_pairs(queries, candidates, rows, columns)
@@ -322,14 +326,14 @@ def _too_few(positive: int, negative: int) -> bool:
     return positive == 0 or negative == 0 or (positive <= 1 and negative <= 1)
 
 
-def _labelled(given: Given, own: OwnColumns | None) -> Labelled:
+def _labelled(arguments: Given, own_columns: OwnColumns | None) -> Labelled:
     """The rows and candidates of a call; their labels may be of any dtype."""
-    labels, ref_labels = given.labels, given.ref_labels
+    labels, ref_labels = arguments.labels, arguments.ref_labels
     assert labels is not None
     if ref_labels is None:
         raise ValueError("ref_labels: want labels of ref_emb, or an indices_tuple, got None")
-    if own is not None:
-        columns = own.columns
+    if own_columns is not None:
+        columns = own_columns.columns
     else:  # Without ref_emb, the library gives the labels themselves.
         columns = row_numbers(len(labels), labels.device) if ref_labels is labels else None
     if labels.dtype not in INTEGERS or ref_labels.dtype not in INTEGERS:
@@ -337,4 +341,4 @@ def _labelled(given: Given, own: OwnColumns | None) -> Labelled:
         labels, ref_labels = ids[: len(labels)], ids[len(labels) :]
     if columns is not None:
         columns = columns.to(labels.device)
-    return Labelled(given.embeddings, labels.long(), given.ref_emb, ref_labels.long(), columns)
+    return Labelled(arguments.embeddings, labels.long(), arguments.ref_emb, ref_labels.long(), columns)

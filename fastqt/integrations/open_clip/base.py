@@ -33,25 +33,30 @@ class LossOfRanks(nn.Module):
         **group_options: Any,
     ) -> None:
         super().__init__()
+
         check_flag("cache_labels", cache_labels)
         check_flag("use_horovod", use_horovod)
         check_memory(memory)
         if backend is not None:
             check_option("backend", backend, tuple(ENGINES))
+
         if use_horovod:
             raise ValueError(
                 "use_horovod: want False, as the ranks talk through torch.distributed here, got True"
             )
+
         check_size("world_size", world_size, least=0)  # open_clip takes 0 for one process, too.
         check_size("rank", rank, least=0)
         if rank >= world_size > 1:
             raise ValueError(f"rank: want 0..{world_size - 1}, got {rank}")
+
         self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
         self.options: dict[str, Any] = {"normalize": False, "memory": memory, "backend": backend}
         self.group_options = group_options
         self._made: Group | None = None
         self.prev_num_logits = 0
         self.labels: dict[Any, Tensor] = {}
+
         if world_size > 1 and dist.is_available() and dist.is_initialized():
             self.group()
 
@@ -62,10 +67,10 @@ class LossOfRanks(nn.Module):
         """All processes, which are to be as many as `world_size` says."""
         if self._made is None:
             group = Group(**self.group_options)
-            for name, found in (("world_size", group.size), ("rank", group.rank)):
-                if getattr(self, name) != found:
+            for name, actual in (("world_size", group.size), ("rank", group.rank)):
+                if getattr(self, name) != actual:
                     raise ValueError(
-                        f"{name}: want {found}, as torch.distributed has it, got {getattr(self, name)}"
+                        f"{name}: want {actual}, as torch.distributed has it, got {getattr(self, name)}"
                     )
             self._made = group
         return self._made

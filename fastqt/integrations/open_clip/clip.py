@@ -103,16 +103,18 @@ class ClipLoss(LossOfRanks):
 
     def _of_ranks(self, images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
         options: dict[str, Any] = {"scale": scale, **self.options}
+
         if self.local_loss and not self.gather_with_grad:
             shards = self.agreed(images, texts, scale=scale)
             first = shards.first("rows")
-            own = torch.arange(first, first + len(images), device=images.device)
+            pairs = torch.arange(first, first + len(images), device=images.device)
             options |= {"diagonal": "keep"}
             losses = [
-                contrastive_loss(x, self.gathered(y, with_grad=False), own, **options)
+                contrastive_loss(x, self.gathered(y, with_grad=False), pairs, **options)
                 for x, y in ((images, texts), (texts, images))
             ]
             return (losses[0] + losses[1]) / 2
+
         if self.local_loss:
             return clip_loss(images, texts, reduction="none", group=self.group(), **options).mean()
         if not self.gather_with_grad:
@@ -143,8 +145,8 @@ class ClipLoss(LossOfRanks):
             all_images, all_texts = (self.gathered(x, self.gather_with_grad) for x in (images, texts))
             if not self.local_loss:
                 if not self.gather_with_grad:
-                    own = slice(self.rank * len(images), (self.rank + 1) * len(images))
-                    all_images[own], all_texts[own] = images, texts
+                    local_rows = slice(self.rank * len(images), (self.rank + 1) * len(images))
+                    all_images[local_rows], all_texts[local_rows] = images, texts
                 images, texts = all_images, all_texts
         per_image, per_text = logit_scale * images @ all_texts.T, logit_scale * texts @ all_images.T
         if logit_bias is not None:

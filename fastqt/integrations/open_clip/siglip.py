@@ -86,8 +86,8 @@ class SigLipLoss(LossOfRanks):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        given = image_features, text_features, logit_scale, logit_bias
-        loss = self._loss(*given) if self.world_size <= 1 else self._of_ranks(*given)
+        arguments = image_features, text_features, logit_scale, logit_bias
+        loss = self._loss(*arguments) if self.world_size <= 1 else self._of_ranks(*arguments)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _of_ranks(
@@ -99,8 +99,8 @@ class SigLipLoss(LossOfRanks):
         if group.takes_ring(len(texts) * self.world_size, texts):
             return siglip_loss(images, texts, reduction="none", group=group, **options).mean()
         shards = self.agreed(images, texts, scale=options["scale"], bias=options["bias"])
-        own = torch.arange(len(images), device=images.device) + shards.first("rows")
-        return sigmoid_loss(images, self.gathered(texts), own, **options)
+        pairs = torch.arange(len(images), device=images.device) + shards.first("rows")
+        return sigmoid_loss(images, self.gathered(texts), pairs, **options)
 
     def _loss(
         self,

@@ -170,9 +170,11 @@ def _loss(loss: Any, texts: Texts, guides: Texts, first: int) -> Tensor:
         texts = Texts(
             texts.anchors.float(), texts.positives.float(), tuple(x.float() for x in texts.negatives)
         )
+
     if first:
         texts = texts._replace(positives=texts.positives.roll(-first, 0))
         guides = guides._replace(positives=guides.positives.roll(-first, 0))
+
     with torch.autocast(texts.anchors.device.type, enabled=False):
         return loss_of_own_rows(
             texts,

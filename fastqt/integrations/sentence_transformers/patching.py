@@ -94,10 +94,10 @@ def _names_of(original: type, homes: set[str]) -> list[tuple[Any, str]]:
 
     Not the modules here, which derive their classes from the library's.
     """
-    own = {f"{PACKAGE}.{home}" for home in homes}
-    found = []
-    for module in {id(x): x for name, x in list(sys.modules.items()) if name not in own}.values():
+    replacements = {f"{PACKAGE}.{home}" for home in homes}
+    names = []
+    for module in {id(x): x for name, x in list(sys.modules.items()) if name not in replacements}.values():
         held = getattr(module, "__dict__", None)
         if isinstance(held, dict):
-            found += [(module, name) for name, value in list(held.items()) if value is original]
-    return found
+            names += [(module, name) for name, value in list(held.items()) if value is original]
+    return names

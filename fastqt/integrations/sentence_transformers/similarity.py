@@ -25,17 +25,19 @@ def scores_cosines(function: Callable[..., Any]) -> bool:
     Raises:
         ValueError: any other function.
     """
-    given = function
-    while isinstance(given, partial) and not given.args and not given.keywords:
-        given = given.func
-    owner: Any = getattr(given, "__self__", None)
-    if getattr(given, "__name__", "") == "similarity" and hasattr(owner, "similarity_fn_name"):
-        given = similarity.SimilarityFunction.to_similarity_fn(owner.similarity_fn_name)
-    found = NORMALIZES.get(given) if callable(given) and getattr(given, "__hash__", None) else None
-    if found is None:
+    scored = function
+    while isinstance(scored, partial) and not scored.args and not scored.keywords:
+        scored = scored.func
+
+    owner: Any = getattr(scored, "__self__", None)
+    if getattr(scored, "__name__", "") == "similarity" and hasattr(owner, "similarity_fn_name"):
+        scored = similarity.SimilarityFunction.to_similarity_fn(owner.similarity_fn_name)
+    normalizes = NORMALIZES.get(scored) if callable(scored) and getattr(scored, "__hash__", None) else None
+
+    if normalizes is None:
         name = getattr(function, "__name__", None) or repr(function)
         raise ValueError(
             "similarity_fct: want cos_sim or dot_score of sentence_transformers.util, whose scores are not "
             f"stored, got {name}; others need their matrix, and with it the library's own loss"
         )
-    return found
+    return normalizes
