@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure.tables import table
 from benchmarks.paths import ROOT
-from benchmarks.predict.cuda_phases import STRIP, WINDOW, Part, Small, parts
+from benchmarks.predict.cuda_phases import M16, WINDOW, Part, Small, parts
 from benchmarks.predict.roofline import Rates, Stored
 
 DOCUMENT = Path(__file__).with_name("cuda_estimates.md")
@@ -180,7 +180,7 @@ The model takes each phase's busiest block. It assumes
 - {rates.l2 / 1e12:.0f} TB/s from the L2 cache, which holds all of inputs, scores and gradients, and at most
   {small.l2_a_clock} bytes a clock for one multiprocessor;
 - {small.shared_a_clock} bytes a clock to and from a multiprocessor's shared memory;
-- targets of a window of {2 * WINDOW + 1}: coefficients in a block of {STRIP} x {STRIP} with a target are
+- targets of a window of {2 * WINDOW + 1}: coefficients in a block of {M16} x {M16} with a target are
   multiplied twice, the second time what rounding took from them;
 - {small.launch * 1e6:.1f} µs for a cooperative launch in a CUDA graph,
   {small.barrier * 1e6:.1f} µs for a barrier of the grid,

@@ -11,7 +11,12 @@ from dataclasses import astuple, dataclass
 from benchmarks.predict.roofline import Rates, Stored
 
 DEPTH = 32  # of csrc/cuda/small_problem.h
-STRIP, EIGHT, HALVES, QUARTERS = 16, 8, 2, 4  # of csrc/cuda/tiling.h
+M16, N8, HALVES, QUARTERS = (
+    16,
+    8,
+    2,
+    4,
+)  # of csrc/cuda/tiling.h: rows and columns of mma.sync, and shares of warps
 AHEAD = 3  # steps of DEPTH that csrc/cuda/tile_product.cuh fetches before the first product
 WINDOW = 1  # of the targets; blocks with targets are multiplied a second time, with their rounding errors
 
@@ -74,19 +79,19 @@ class Part:
 
 def parts(N: int, D: int, tiles: Stored, rates: Rates, small: Small, itemsize: int = 2) -> list[Part]:
     """The phases for N = M in the kernel's order; tiles are dealt to blocks as the kernel does it."""
-    blocks, strips, steps = rates.multiprocessors, math.ceil(N / STRIP), math.ceil(D / DEPTH)
+    blocks, m16_tiles, steps = rates.multiprocessors, math.ceil(N / M16), math.ceil(D / DEPTH)
     scores, gradients, ahead = [], [], []
-    columns = _pieces(math.ceil(N / EIGHT), tiles["score_across"])
+    columns = _pieces(math.ceil(N / N8), tiles["score_across"])
     for depth in _pieces(steps, tiles["splits"]):
         for across in columns:
-            for down in _pieces(strips, tiles["score_down"]):
+            for down in _pieces(m16_tiles, tiles["score_down"]):
                 scores.append(_tile(len(down), len(across), len(depth) * DEPTH, 0, itemsize, 4))
     for down_parts in (tiles["query_down"], tiles["candidate_down"]):
-        for across in _pieces(math.ceil(D / EIGHT), tiles["gradient_across"]):
-            for down in _pieces(strips, down_parts):
-                exact = sum(abs(strip - k) <= WINDOW for strip in down for k in range(strips))
+        for across in _pieces(math.ceil(D / N8), tiles["gradient_across"]):
+            for down in _pieces(m16_tiles, down_parts):
+                exact = sum(abs(m16_tile - k) <= WINDOW for m16_tile in down for k in range(m16_tiles))
                 gradients.append(_tile(len(down), len(across), N, exact, itemsize, itemsize))
-                ahead.append(Work(itemsize * EIGHT * len(across) * min(AHEAD * DEPTH, N)))
+                ahead.append(Work(itemsize * N8 * len(across) * min(AHEAD * DEPTH, N)))
     for block, fetched in enumerate(ahead[:blocks]):
         gradients[block] += Work(-fetched.bytes, tiles=0)
     row_bytes = N * (4.0 * tiles["splits"] + 2 * itemsize)
@@ -105,32 +110,32 @@ def _pieces(total: int, pieces: int) -> list[range]:
     return [range(total * n // pieces, total * (n + 1) // pieces) for n in range(pieces)]
 
 
-def _tile(strips: int, eights: int, depth: int, exact: int, itemsize: int, out_itemsize: int) -> Work:
-    """A tile's work; `exact` blocks of STRIP x STRIP of its first operand are multiplied twice."""
-    rows, columns = STRIP * strips, EIGHT * eights
-    again = exact * STRIP**2
-    # The blocks that are multiplied twice are spread evenly over the strips.
-    products = busiest_quarter(strips, eights) * (depth + again / rows)
-    lines = rows + columns + sum(STRIP * s + 2 * EIGHT * math.ceil(e / 2) for s, e in shares(strips, eights))
+def _tile(m16_tiles: int, n8_tiles: int, depth: int, exact: int, itemsize: int, out_itemsize: int) -> Work:
+    """A tile's work; `exact` blocks of M16 x M16 of its first operand are multiplied twice."""
+    rows, columns = M16 * m16_tiles, N8 * n8_tiles
+    again = exact * M16**2
+    # The blocks that are multiplied twice are spread evenly over the m16 tiles.
+    products = busiest_quarter(m16_tiles, n8_tiles) * (depth + again / rows)
+    lines = rows + columns + sum(M16 * s + 2 * N8 * math.ceil(e / 2) for s, e in shares(m16_tiles, n8_tiles))
     return Work(
         itemsize * ((rows + columns) * depth + again) + out_itemsize * rows * columns,
-        2.0 * STRIP * EIGHT * QUARTERS * products,
+        2.0 * M16 * N8 * QUARTERS * products,
         itemsize * (lines * depth + (1 + QUARTERS) * again),
     )
 
 
-def shares(strips: int, eights: int) -> list[tuple[int, int]]:
-    """Strips and eights of a tile for each warp; warps on the same quarter are QUARTERS apart."""
+def shares(m16_tiles: int, n8_tiles: int) -> list[tuple[int, int]]:
+    """A tile's m16 tiles and n8 tiles for each warp; warps on the same quarter are QUARTERS apart."""
     found = []
     for warp in range(HALVES * QUARTERS):
         half, quarter = warp // QUARTERS, (warp % QUARTERS + warp // QUARTERS) % QUARTERS
-        found.append(((strips + 1 - half) // HALVES, len(_pieces(eights, QUARTERS)[quarter])))
+        found.append(((m16_tiles + 1 - half) // HALVES, len(_pieces(n8_tiles, QUARTERS)[quarter])))
     return found
 
 
-def busiest_quarter(strips: int, eights: int) -> int:
-    """How many products of STRIP x EIGHT the busiest quarter has in a step of the depth."""
-    each = [s * e for s, e in shares(strips, eights)]
+def busiest_quarter(m16_tiles: int, n8_tiles: int) -> int:
+    """How many products of M16 x N8 the busiest quarter has in a step of the depth."""
+    each = [s * e for s, e in shares(m16_tiles, n8_tiles)]
     return max(each[quarter] + each[quarter + QUARTERS] for quarter in range(QUARTERS))
 
 

@@ -154,11 +154,13 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
   check_scores(queries, candidates, tile_rows, tile_columns);
   check_walk(queries, candidates, sums, loss, weights, dqueries, dcandidates, dscale);
   STD_TORCH_CHECK(kept_tiles >= 1, "kept_tiles: want at least 1, got ", kept_tiles);
+
   const std::optional<Tensor> none;
   const int64_t n = queries.size(0);
   double* const first = sums.mutable_data_ptr<double>();
   const PairSums pairs{first, first + n, first + 2 * n, n};
   const double* const w = weights ? weights->const_data_ptr<double>() : nullptr;
+
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale, {dqueries, dcandidates, none, none, dscale, none},
                  normalize);
@@ -167,6 +169,7 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
     if (w && known) clip.find_gradients(WholeBatch(pairs, w).sides(), tile_rows, tile_columns);
     if (w && !known) clip.find_gradients(WholeBatch(pairs, w).sides());
   });
+
   double* const losses = loss.mutable_data_ptr<double>();
   for (int64_t i = 0; i < n; ++i)
     losses[i] = (softplus(pairs.row_others[i] - pairs.positive[i]) +

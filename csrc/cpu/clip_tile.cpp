@@ -25,11 +25,13 @@ template <class S>
 void add_rows(const Tile<S>& tile, const PairSums& sums) {
   using T = Computed<S>;
   constexpr T kExcluded = -std::numeric_limits<T>::infinity();
+
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     ComputedRow<S> computed(tile.columns);
     for (int64_t i = begin; i < end; ++i) {
       S* const stored = tile.scores + i * tile.row_stride;
       T* const scores = computed.read(stored, tile.columns);
+
       const int64_t row = tile.first_row + i;
       tile.scale_row(i, scores);
       if (const auto pair = pair_column(tile, row, sums.pairs)) {
@@ -37,6 +39,7 @@ void add_rows(const Tile<S>& tile, const PairSums& sums) {
         scores[*pair] = kExcluded;
         stored[*pair] = S(kExcluded);
       }
+
       const T largest = row_max(scores, tile.columns);
       // Where no score is larger than -inf, all are -inf or NaN, and so is their sum.
       const double total = largest == kExcluded
@@ -54,10 +57,12 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
   constexpr int64_t kStripe = 256;  // columns whose sums one thread keeps at a time
   constexpr int64_t kBlock = 64;    // rows after which a sum in fp32 is added to one in double
   const int64_t stripes = (tile.columns + kStripe - 1) / kStripe;
+
   in_parallel(stripes, kStripe * tile.rows, [&](int64_t begin, int64_t end) {
     T largest[kStripe], part[kStripe];
     double total[kStripe];
     ComputedRow<S> computed(kStripe);
+
     // A row of the stripe. `add_rows` has left the factors in the scores, unless those are rounded.
     const auto scores = [&](int64_t i, int64_t first, int64_t width) {
       T* const row = computed.read(tile.scores + i * tile.row_stride + first, width);
@@ -65,10 +70,12 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
         row_scale(row, tile.column_factors + first, width, tile.row_factors[i]);
       return row;
     };
+
     for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns); first += kStripe) {
       const int64_t width = std::min(kStripe, tile.columns - first);
       std::fill_n(largest, width, std::numeric_limits<T>::lowest());  // not -inf, since -inf - -inf is NaN
       for (int64_t i = 0; i < tile.rows; ++i) row_raise(largest, scores(i, first, width), width);
+
       std::fill_n(total, width, 0.0);
       for (int64_t block = 0; block < tile.rows; block += kBlock) {
         std::fill_n(part, width, T(0));
@@ -76,6 +83,7 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
           row_exp_add(part, scores(i, first, width), largest, width);
         for (int64_t j = 0; j < width; ++j) total[j] += part[j];
       }
+
       for (int64_t j = 0; j < width; ++j) {
         double& others = sums.column_others[tile.first_column + first + j];
         others = log_add(others, largest[j] + std::log(total[j]));

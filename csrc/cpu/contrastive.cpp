@@ -156,12 +156,12 @@ Gradients new_gradients(const Problem& p, const std::vector<bool>& needs) {
 }
 
 std::vector<Tensor> present(const Gradients& gradients) {
-  std::vector<Tensor> found;
+  std::vector<Tensor> tensors;
 #define FASTQT_ADD(name) \
-  if (gradients.name) found.push_back(*gradients.name);
+  if (gradients.name) tensors.push_back(*gradients.name);
   FASTQT_INPUTS(FASTQT_ADD)
 #undef FASTQT_ADD
-  return found;
+  return tensors;
 }
 
 // Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64.
@@ -188,11 +188,13 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
   STD_TORCH_CHECK(p.link == kSigmoid || !tile_columns,
                   "tile_columns: want None for a softmax, whose gradients in the forward pass take whole rows, got ",
                   *tile_columns);
+
   const Gradients gradients = new_gradients(p, needs);
   const int64_t N = p.rows();
-  std::vector<double> found(3 * N);
+  std::vector<double> statistics(3 * N);
   const std::vector<double> row_weights(N, row_weight);
-  const RowSums sums{found.data(), found.data() + N, found.data() + 2 * N};
+  const RowSums sums{statistics.data(), statistics.data() + N, statistics.data() + 2 * N};
+
   const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses) {
     if (p.link == kSigmoid) {
       const int64_t columns = tile_columns.value_or(std::numeric_limits<int64_t>::max());
@@ -201,6 +203,7 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
       losses.softmax_with_gradients(tile_rows, row_weights.data(), sums);
     }
   });
+
   const double loss = row_weight * std::accumulate(sums.loss, sums.loss + N, 0.0);
   const Tensor total = scalar_loss(p.queries.scalar_type(), loss);
   return {total, present(gradients), status, row, column};

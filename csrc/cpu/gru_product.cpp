@@ -80,9 +80,9 @@ static_assert(sizeof(Packing) <= kHeader * sizeof(float));
 // Whether `packed` is what pack_matrix has made of a matrix (K, N), and still is where it was made.
 bool is_packing_of(const Tensor& packed, int64_t K, int64_t N) {
   if (!packed.is_cpu() || packed.scalar_type() != ScalarType::Float || packed.numel() <= kHeader) return false;
-  Packing found;
-  std::memcpy(&found, packed.data_ptr(), sizeof(found));
-  return packed.is_contiguous() && found == Packing{packed.data_ptr(), K, N};
+  Packing header;
+  std::memcpy(&header, packed.data_ptr(), sizeof(header));
+  return packed.is_contiguous() && header == Packing{packed.data_ptr(), K, N};
 }
 
 // The packed form of `matrix` (K, N), for left factors of at most `rows` rows. It is empty where this BLAS cannot
@@ -90,6 +90,7 @@ bool is_packing_of(const Tensor& packed, int64_t K, int64_t N) {
 Tensor pack_matrix(Tensor matrix, int64_t rows) {
   const Lines by_rows(matrix, 0), by_columns(matrix, 1);
   const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
+
   int64_t elements = 0;
 #ifdef FASTQT_MKL
   if (packs) {
@@ -97,6 +98,7 @@ Tensor pack_matrix(Tensor matrix, int64_t rows) {
     elements = kHeader + static_cast<int64_t>((bytes + sizeof(float) - 1) / sizeof(float));
   }
 #endif
+
   Tensor packed = torch::stable::new_empty(matrix, {&elements, 1});
 #ifdef FASTQT_MKL
   if (packs) {

@@ -91,6 +91,7 @@ void UnitRows<S>::scale_rows(const std::vector<double>& norms) {
 template <class S>
 void UnitRows<S>::finish_gradient(const Tensor& gradient) const {
   constexpr auto kLargestInverse = static_cast<T>(1 / kLeastNorm);
+
   in_parallel(rows_.size(0), rows_.size(1), [&](int64_t begin, int64_t end) {
     Reader<S> rows(rows_);
     const RowsOf<S> gradients(gradient);
@@ -100,14 +101,17 @@ void UnitRows<S>::finish_gradient(const Tensor& gradient) const {
       // A row of the least norm is divided by a constant, so that its gradient has a part along the row.
       const bool has_norm = inverse < kLargestInverse, was_scaled = !exponents_.empty() && exponents_[i] != 0;
       if (!has_norm && !was_scaled) continue;
+
       T* const dx = computed.read(gradients[i], gradients.width);
       if (has_norm) {
         const T* const x = rows[i];
         const double along = row_dot(x, dx, gradients.width) * inverse * inverse;
         row_multiple(dx, x, gradients.width, static_cast<T>(-along), true);
       }
+
       if (was_scaled)
         for (int64_t d = 0; d < gradients.width; ++d) dx[d] = std::ldexp(dx[d], exponents_[i]);
+
       computed.write(gradients[i], gradients.width);
     }
   });

@@ -178,11 +178,13 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
   const Outputs gradients{dqueries, dcandidates, dshares, dscale};
   check(queries, candidates, shares, loss, weights, gradients);
   STD_TORCH_CHECK(chunk_rows >= 1, "chunk_rows: want at least 1, got ", chunk_rows);
+
   const int64_t n = queries.size(0);
   const auto run = [&]<class T>(T) {
     const T* const first = shares.const_data_ptr<T>();
     std::vector<T> before(n);
     std::rotate_copy(first + n, first + 2 * n - 1, first + 2 * n, before.begin());
+
     const ThreeBlocks<T> blocks{n,
                                 static_cast<T>(scale),
                                 third_block,
@@ -193,9 +195,11 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
                                 first + 2 * n,
                                 first + 3 * n,
                                 before.data()};
+
     ThreeBlockWalk<T>(queries, candidates, blocks, stop_gradient, chunk_rows)
         .run(loss.mutable_data_ptr<double>(), weights ? weights->const_data_ptr<double>() : nullptr, gradients);
   };
+
   queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
 }
 

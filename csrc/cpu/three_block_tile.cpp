@@ -182,6 +182,7 @@ void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& c
   const int64_t n = blocks.n, pieces = (chunk.rows + kPiece - 1) / kPiece;
   std::vector<T> columns(sums == nullptr ? 0 : pieces * 2 * n);
   std::vector<double> positives(pieces);
+
   in_parallel(pieces, 3 * kPiece * n, [&](int64_t begin, int64_t end) {
     Row<T> row(blocks);
     for (int64_t piece = begin; piece < end; ++piece) {
@@ -191,8 +192,10 @@ void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& c
         if (chunk.weights != nullptr) row.weigh(chunk.weights[r]);
         return loss;
       };
+
       const int64_t first = piece * kPiece, last = std::min(first + kPiece, chunk.rows);
       if (chunk.weights != nullptr && blocks.third_block && piece == begin) enter(first - 1);
+
       for (int64_t i = first; i < last; ++i) {
         chunk.loss[chunk.first_row + i] = enter(i);
         if (chunk.to_queries.data == chunk.to_candidates.data) {
@@ -201,11 +204,13 @@ void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& c
           if (chunk.to_queries.data != nullptr) row.write_to_queries(chunk.to_queries[i]);
           if (chunk.to_candidates.data != nullptr) row.write_to_candidates(chunk.to_candidates[i]);
         }
+
         if (sums != nullptr)
           row.add_to_shares(&columns[2 * piece * n], &columns[(2 * piece + 1) * n], *sums, positives[piece]);
       }
     }
   });
+
   if (sums == nullptr) return;
   for (int64_t piece = 0; piece < pieces; ++piece) {
     *sums->positives += positives[piece];

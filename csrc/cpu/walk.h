@@ -30,22 +30,24 @@ class Walk {
   using T = Computed<S>;
 
   // With `normalize`, the rows of all embeddings count at norm 1.
-  Walk(const Embeddings& given, double scale, const Gradients& gradients, bool normalize)
-      : scale_(scale), gradients_(gradients), queries_(with_readable_rows(given.queries)) {
+  Walk(const Embeddings& inputs, double scale, const Gradients& gradients, bool normalize)
+      : scale_(scale), gradients_(gradients), queries_(with_readable_rows(inputs.queries)) {
     const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
       blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false, {}, {}});
       width_ += columns;
     };
-    add(with_readable_rows(given.candidates), gradients.candidates, given.candidates.size(0));
-    if (given.negatives) add(with_blas_layout(*given.negatives), gradients.negatives, given.negatives->size(0));
-    if (given.row_negatives) {
-      add(with_adjacent_columns(*given.row_negatives), gradients.row_negatives, 1);
+
+    add(with_readable_rows(inputs.candidates), gradients.candidates, inputs.candidates.size(0));
+    if (inputs.negatives) add(with_blas_layout(*inputs.negatives), gradients.negatives, inputs.negatives->size(0));
+    if (inputs.row_negatives) {
+      add(with_adjacent_columns(*inputs.row_negatives), gradients.row_negatives, 1);
       blocks_.back().is_row_negatives = true;
     }
+
     for (const auto* written :
          {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
       ask_for_large_pages(*written);
-    if (given.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
+    if (inputs.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
     if (normalize) find_norms();
   }
 

@@ -56,7 +56,7 @@ FASTQT_DEVICE uint32_t shared_address(const void* at) {
 }
 
 // Copies 16 bytes, of which those beyond the first `bytes` become 0 and are not read.
-FASTQT_DEVICE void copy_ahead(void* to, const void* from, int bytes) {
+FASTQT_DEVICE void cp_async_16B(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }

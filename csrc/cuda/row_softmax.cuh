@@ -55,8 +55,8 @@ struct PrivateRow {
     if (p.partners != nullptr) second = matrix + p.partners[row] * p.D;
   }
   FASTQT_DEVICE float operator[](int d) const {
-    const float own = to_float(first[d]);
-    return second != nullptr ? mix * own + (1 - mix) * to_float(second[d]) : own;
+    const float x = to_float(first[d]);
+    return second != nullptr ? mix * x + (1 - mix) * to_float(second[d]) : x;
   }
 };
 
@@ -71,12 +71,15 @@ class RowSoftmax {
   static FASTQT_DEVICE void write_targets(const SmallProblem& p, int row, RowMemory& memory) {
     const int lane = thread_index() % 32;
     sync_warp();  // all are done with the row before
+
     for (int column = lane; column < p.pitch; column += 32) memory.targets[column] = 0;
     sync_warp();
+
     for (int64_t n = p.starts[row] + lane; n < p.starts[row + 1]; n += 32) {
       const double weight = p.weights[n];
       const int64_t column = p.columns[n];
       if (weight == 0) continue;
+
       require(weight > 0, "targets: want weights >= 0");
       require(column >= 0 && column < p.M, "targets: want columns of candidates");
       require(column != row || p.diagonal == kKeep, "targets: want none on a replaced diagonal");
@@ -103,19 +106,22 @@ class RowSoftmax {
   FASTQT_DEVICE void read_products() const {
     constexpr int kAtOnce = 4;  // vectors of a lane, so that their loads, and those of four parts, overlap
     const int64_t part = int64_t{p_.N} * p_.pitch;
-    const float* const own = p_.products + int64_t{row_} * p_.pitch;
+    const float* const products = p_.products + int64_t{row_} * p_.pitch;
+
     FASTQT_UNROLL_BY(1)
     for (int first = 4 * lane_; first < p_.pitch; first += 128 * kAtOnce) {
       Four sums[kAtOnce] = {};
       FASTQT_UNROLL_BY(4)
       for (int split = 0; split < p_.tiles.splits; ++split)
+
         FASTQT_UNROLL
         for (int k = 0; k < kAtOnce; ++k) {
           if (first + 128 * k >= p_.pitch) continue;
-          const Four more = *reinterpret_cast<const Four*>(own + split * part + first + 128 * k);
+          const Four more = *reinterpret_cast<const Four*>(products + split * part + first + 128 * k);
           FASTQT_UNROLL
           for (int n = 0; n < 4; ++n) sums[k].at[n] += more.at[n];
         }
+
       FASTQT_UNROLL
       for (int k = 0; k < kAtOnce; ++k)
         if (first + 128 * k < p_.pitch) *reinterpret_cast<Four*>(memory_.products + first + 128 * k) = sums[k];
@@ -125,6 +131,7 @@ class RowSoftmax {
   FASTQT_DEVICE void multiply_private() {
     const V* const query = static_cast<const V*>(p_.queries) + int64_t{row_} * p_.D;
     const PrivateRow<V> negative(p_, row_);
+
     float product = 0, square = 0;
     FASTQT_UNROLL_BY(8)
     for (int d = lane_; d < p_.D; d += 32) {
@@ -132,6 +139,7 @@ class RowSoftmax {
       product += to_float(query[d]) * r;
       square += r * r;
     }
+
     product = warp_sum(product);
     const float inverse = p_.partners != nullptr ? 1 / fmaxf(sqrtf(warp_sum(square)), 1e-12f) : 1;
     private_product_ = product * inverse;
@@ -182,6 +190,7 @@ class RowSoftmax {
         }
       }
     });
+
     total_ = warp_sum(plain + apart);
     if (p_.has_private()) total_ += private_exponential();
     mass_ = warp_sum(mass_);
@@ -193,8 +202,10 @@ class RowSoftmax {
     const float plain_factor = mass_ > 0 ? static_cast<float>(weight * mass_) : 0;
     V* const coefficients = static_cast<V*>(p_.coefficients) + int64_t{row_} * p_.pitch;
     V* const remainders = static_cast<V*>(p_.remainders) + int64_t{row_} * p_.pitch;
+
     uint64_t exact_blocks = 0;
     double by_scale = 0;
+
     for_fours([&](int column) {
       FourOf<V> kept, lost;
       FASTQT_UNROLL
@@ -205,17 +216,21 @@ class RowSoftmax {
           c = static_cast<float>(weight * ((mass_ - t) * e - t * (total_ - e)));
           exact_blocks |= uint64_t{1} << column / 16;
         }
+
         by_scale += static_cast<double>(c) * memory_.products[column + n];
         c *= units_;
         kept.at[n] = rounded_to<V>(c);
         if constexpr (sizeof(V) == 2) lost.at[n] = rounded_to<V>(t > 0 ? c - to_float(kept.at[n]) : 0);
       }
+
       *reinterpret_cast<FourOf<V>*>(coefficients + column) = kept;
       if constexpr (sizeof(V) == 2) *reinterpret_cast<FourOf<V>*>(remainders + column) = lost;
     });
+
     exact_blocks = warp_or(exact_blocks);
     by_scale = warp_sum(by_scale);
     if (lane_ != 0) return;
+
     p_.exact_blocks[row_] = exact_blocks;
     if (p_.has_private()) {
       const float c = mass_ > 0 ? plain_factor * private_exponential() : 0;

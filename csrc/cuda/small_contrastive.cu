@@ -27,11 +27,13 @@ int blocks_at_once(int device) {
   static std::mutex mutex;
   static std::unordered_map<int, int> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (const auto found = known.find(device); found != known.end()) return found->second;
+  if (const auto entry = known.find(device); entry != known.end()) return entry->second;
+
   int cooperative = 0, multiprocessors = 0, blocks = 0;
   FASTQT_CHECK(cudaDeviceGetAttribute, &cooperative, cudaDevAttrCooperativeLaunch, device);
   STD_TORCH_CHECK(cooperative, "the GPU has no cooperative launch");
   FASTQT_CHECK(cudaDeviceGetAttribute, &multiprocessors, cudaDevAttrMultiProcessorCount, device);
+
   constexpr int kBytes = SmallKernel<P>::kSharedBytes;
   FASTQT_CHECK(cudaFuncSetAttribute, reinterpret_cast<const void*>(&small_kernel<P>),
                cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);

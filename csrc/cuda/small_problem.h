@@ -66,7 +66,7 @@ struct SmallProblem {
   void* coefficients;            // (N, M): dL/dS, rounded to the elements' type
   void* remainders;              // (N, M): what rounding took from the coefficients of exact cells
   uint64_t* exact_blocks;        // (N,): bit b is set if columns 16 b .. 16 b + 15 have an exact cell
-  float* influence;              // (N,): |row weight| * mass
+  float* coefficient_bound;      // (N,): |row weight| * mass, which no coefficient of the row exceeds
   float* private_coefficients;   // (N,)
   float* private_inverse_norms;  // (N,)
   double* scale_terms;           // (N,)
@@ -91,7 +91,7 @@ inline int64_t lay_out_workspace(SmallProblem& p, int element_bytes, void* memor
   take(p.coefficients, cells * element_bytes);
   take(p.remainders, element_bytes == 2 ? cells * element_bytes : 0);
   take(p.exact_blocks, int64_t{p.N} * 8);
-  take(p.influence, int64_t{p.N} * 4);
+  take(p.coefficient_bound, int64_t{p.N} * 4);
   take(p.private_coefficients, int64_t{p.N} * 4);
   take(p.private_inverse_norms, int64_t{p.N} * 4);
   take(p.scale_terms, int64_t{p.N} * 8);

@@ -69,9 +69,9 @@ class HostKernels:
         return int(self._module.shared_bytes(arithmetic))
 
     def largest_tile(self, arithmetic: str) -> tuple[int, int]:
-        """Strips of 16 rows and eights of columns of the largest tile."""
-        strips, eights = self._module.largest_tile(arithmetic)
-        return strips, eights
+        """The m16 tiles and n8 tiles of the largest tile."""
+        m16_tiles, n8_tiles = self._module.largest_tile(arithmetic)
+        return m16_tiles, n8_tiles
 
     def tiles(
         self, arithmetic: str, N: int, M: int, D: int, blocks: int, wanted: str = "fg"
@@ -86,10 +86,10 @@ class HostKernels:
         return {name: getattr(tiles, name) for name in TILES}
 
     def areas(
-        self, index: int, strips: int, down: int, eights: int, across: int
+        self, index: int, m16_tiles: int, down: int, n8_tiles: int, across: int
     ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-        """A tile, and its warps' shares of it: first strip, strips, first eight, eights."""
-        tile, *shares = self._module.areas(index, strips, down, eights, across)
+        """A tile, and its warps' shares of it: the first m16 tile and how many, and so for n8."""
+        tile, *shares = self._module.areas(index, m16_tiles, down, n8_tiles, across)
         return tile, shares
 
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from tests.csrc.cuda.test_small_kernel import problem
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
-STRIP, EIGHT = 16, 8
+M16, N8 = 16, 8
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +25,16 @@ def kernels() -> HostKernels:
 @pytest.mark.parametrize("seed", range(20))
 def test_tiles_and_shares_of_warps_cover_each_cell_once(kernels, seed):
     rng = np.random.default_rng(seed)
-    strips, eights = (int(n) for n in rng.integers(1, 70, 2))
-    down, across = int(rng.integers(1, strips + 1)), int(rng.integers(1, eights + 1))
-    covered = np.zeros((strips, eights), int)
+    m16_tiles, n8_tiles = (int(n) for n in rng.integers(1, 70, 2))
+    down, across = int(rng.integers(1, m16_tiles + 1)), int(rng.integers(1, n8_tiles + 1))
+    covered = np.zeros((m16_tiles, n8_tiles), int)
     for index in range(down * across):
-        tile, shares = kernels.areas(index, strips, down, eights, across)
-        assert tile[1] <= -(-strips // down)
-        assert tile[3] <= -(-eights // across)
-        for strip, height, eight, width in shares:
-            rows = slice(tile[0] + strip, tile[0] + strip + height)
-            covered[rows, tile[2] + eight : tile[2] + eight + width] += 1
+        tile, shares = kernels.areas(index, m16_tiles, down, n8_tiles, across)
+        assert tile[1] <= -(-m16_tiles // down)
+        assert tile[3] <= -(-n8_tiles // across)
+        for m16_tile, height, n8_tile, width in shares:
+            rows = slice(tile[0] + m16_tile, tile[0] + m16_tile + height)
+            covered[rows, tile[2] + n8_tile : tile[2] + n8_tile + width] += 1
             assert height <= -(-tile[1] // 2)
             assert width <= -(-tile[3] // 4)
     assert (covered == 1).all()
@@ -43,7 +43,7 @@ def test_tiles_and_shares_of_warps_cover_each_cell_once(kernels, seed):
 @by_arithmetic
 def test_chosen_tiles_are_not_larger_than_a_block_can_hold(kernels, arithmetic):
     rng = np.random.default_rng(0)
-    most_strips, most_eights = kernels.largest_tile(arithmetic)
+    most_m16_tiles, most_n8_tiles = kernels.largest_tile(arithmetic)
     for _ in range(300):
         N, M = (int(n) for n in rng.integers(1, 1025, 2))
         D, blocks = int(rng.integers(1, 4801)), int(rng.integers(1, 200))
@@ -51,19 +51,19 @@ def test_chosen_tiles_are_not_larger_than_a_block_can_hold(kernels, arithmetic):
         t = kernels.tiles(arithmetic, N, M, D, blocks, wanted)
         assert 1 <= t["splits"] <= 16
         assert t["splits"] <= -(-D // 32)
-        sides = [(N, "score_down", STRIP, most_strips), (M, "score_across", EIGHT, most_eights)]
+        sides = [(N, "score_down", M16, most_m16_tiles), (M, "score_across", N8, most_n8_tiles)]
         assert (t["query_down"] > 0) == ("f" in wanted)
         assert (t["candidate_down"] > 0) == ("g" in wanted)
-        sides += [(N, "query_down", STRIP, most_strips)] if "f" in wanted else []
-        sides += [(M, "candidate_down", STRIP, most_strips)] if "g" in wanted else []
-        sides += [(D, "gradient_across", EIGHT, most_eights)] if wanted else []
+        sides += [(N, "query_down", M16, most_m16_tiles)] if "f" in wanted else []
+        sides += [(M, "candidate_down", M16, most_m16_tiles)] if "g" in wanted else []
+        sides += [(D, "gradient_across", N8, most_n8_tiles)] if wanted else []
         for size, name, piece, most in sides:
             pieces = -(-size // piece)
             assert -(-pieces // most) <= t[name] <= pieces, (name, N, M, D, t)
 
 
 def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, splits: int) -> dict[str, int]:
-    strips, eights = kernels.largest_tile(p.arithmetic)
+    m16_tiles, n8_tiles = kernels.largest_tile(p.arithmetic)
     (N, D), M = p.queries.shape, len(p.candidates)
 
     def number(size: int, piece: int, most: int) -> int:
@@ -72,11 +72,11 @@ def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, split
 
     return {
         "splits": splits,
-        "score_down": number(N, STRIP, strips),
-        "score_across": number(M, EIGHT, eights),
-        "query_down": number(N, STRIP, strips),
-        "candidate_down": number(M, STRIP, strips),
-        "gradient_across": number(D, EIGHT, eights),
+        "score_down": number(N, M16, m16_tiles),
+        "score_across": number(M, N8, n8_tiles),
+        "query_down": number(N, M16, m16_tiles),
+        "candidate_down": number(M, M16, m16_tiles),
+        "gradient_across": number(D, N8, n8_tiles),
     }
 
 
@@ -97,15 +97,15 @@ def test_the_choice_of_tiles_does_not_change_the_result(kernels, arithmetic):
 @by_arithmetic
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_sizes_close_to_that_of_the_largest_tile(kernels, arithmetic, beyond):
-    strips, eights = kernels.largest_tile(arithmetic)
-    N, D = STRIP * strips + beyond, EIGHT * eights + beyond
+    m16_tiles, n8_tiles = kernels.largest_tile(arithmetic)
+    N, D = M16 * m16_tiles + beyond, N8 * n8_tiles + beyond
     M = D if beyond == 0 else 40
     p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
-    fewest = {"splits": 1, "score_down": -(-N // (STRIP * strips)), "score_across": -(-M // (EIGHT * eights))}
-    across = -(-D // (EIGHT * eights))
+    fewest = {"splits": 1, "score_down": -(-N // (M16 * m16_tiles)), "score_across": -(-M // (N8 * n8_tiles))}
+    across = -(-D // (N8 * n8_tiles))
     p.tiles = fewest | {
         "query_down": fewest["score_down"],
-        "candidate_down": -(-M // (STRIP * strips)),
+        "candidate_down": -(-M // (M16 * m16_tiles)),
         "gradient_across": across,
     }
     errors = random_problems.errors(p, kernels.run(p, blocks=2), random_problems.expected(p))
@@ -134,7 +134,7 @@ def test_the_estimate_uses_the_tiles_of_the_kernel(kernels):
 
 
 def test_the_estimate_uses_the_shares_of_the_kernel(kernels):
-    for strips in range(1, 11):
-        for eights in range(1, 29):
-            _, shares = kernels.areas(0, strips, 1, eights, 1)
-            assert cuda_phases.shares(strips, eights) == [(int(s[1]), int(s[3])) for s in shares]
+    for m16_tiles in range(1, 11):
+        for n8_tiles in range(1, 29):
+            _, shares = kernels.areas(0, m16_tiles, 1, n8_tiles, 1)
+            assert cuda_phases.shares(m16_tiles, n8_tiles) == [(int(s[1]), int(s[3])) for s in shares]

@@ -40,7 +40,9 @@ void bind_pointer(py::class_<SmallProblem>& problem, const char* name, Element* 
   problem.def_property(name, nullptr, py::cpp_function(set, py::is_method(problem), py::keep_alive<1, 2>()));
 }
 
-py::tuple numbers(const Area& area) { return py::make_tuple(area.strip, area.strips, area.eight, area.eights); }
+py::tuple numbers(const Area& area) {
+  return py::make_tuple(area.m16_tile, area.m16_tiles, area.n8_tile, area.n8_tiles);
+}
 
 }  // namespace
 
@@ -89,11 +91,11 @@ PYBIND11_MODULE(small_host, module) {
   module.def("shared_bytes", &fastqt::host::shared_bytes);
   module.def("largest_tile", [](const std::string& arithmetic) {
     const auto costs = fastqt::host::tile_costs(arithmetic);
-    return py::make_tuple(costs.strips, costs.eights);
+    return py::make_tuple(costs.m16_tiles, costs.n8_tiles);
   });
-  module.def("areas", [](int index, int strips, int down, int eights, int across) {
+  module.def("areas", [](int index, int m16_tiles, int down, int n8_tiles, int across) {
     py::list found;
-    for (const Area& area : fastqt::host::areas(index, strips, down, eights, across)) found.append(numbers(area));
+    for (const Area& area : fastqt::host::areas(index, m16_tiles, down, n8_tiles, across)) found.append(numbers(area));
     return found;
   });
 }

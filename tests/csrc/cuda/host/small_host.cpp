@@ -49,8 +49,8 @@ int shared_bytes(const std::string& arithmetic) {
   return with_arithmetic(arithmetic, []<class P>(P) { return int{SmallKernel<P>::kSharedBytes}; });
 }
 
-std::vector<Area> areas(int index, int strips, int down, int eights, int across) {
-  std::vector<Area> found{tile_at(index, strips, down, eights, across)};
+std::vector<Area> areas(int index, int m16_tiles, int down, int n8_tiles, int across) {
+  std::vector<Area> found{tile_at(index, m16_tiles, down, n8_tiles, across)};
   for (int warp = 0; warp < kWarps; ++warp) found.push_back(warp_share(found.front(), warp));
   return found;
 }

@@ -22,8 +22,8 @@ cuda::Tiles chosen_tiles(const cuda::SmallProblem& problem, const std::string& a
 cuda::TileCosts tile_costs(const std::string& arithmetic);
 int shared_bytes(const std::string& arithmetic);
 
-// Of the strips and eights of a matrix in `down` x `across` tiles: the tile of an index, and then the share of each
-// of its warps.
-std::vector<cuda::Area> areas(int index, int strips, int down, int eights, int across);
+// Of the m16 tiles and n8 tiles of a matrix in `down` x `across` tiles: the tile of an index, and then the share of
+// each of its warps.
+std::vector<cuda::Area> areas(int index, int m16_tiles, int down, int n8_tiles, int across);
 
 }  // namespace fastqt::host

@@ -60,9 +60,9 @@ inline void carry_out(const host::Copy& copy) {
 }
 
 // An asynchronous copy takes place at once or when it is awaited, at random: the kernel may count on neither.
-inline void copy_ahead(void* to, const void* from, int bytes) {
+inline void cp_async_16B(void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
-    grid->fail("copy_ahead: want addresses that are multiples of 16");
+    grid->fail("cp_async_16B: want addresses that are multiples of 16");
   const host::Copy copy{to, from, bytes, grid->self->groups};
   grid->coin() ? carry_out(copy) : grid->self->copies.push_back(copy);
 }
