@@ -55,19 +55,24 @@ def test_bfloat16(benchmark, name, N, D, memory):
     leaves = [x.detach().bfloat16().requires_grad_() for x in embeddings(N, N, D=D)]
     values = [x.detach() for x in leaves]
     loss, eager_loss = losses(name, N, memory)
+
     fused = forward_and_backward(lambda: loss(*leaves), *leaves)
     fused()
     fused_bytes = peak_above_gradients(fused, leaves)
+
     eager = forward_and_backward(lambda: eager_loss(*leaves), *leaves)
     eager_bytes = peak_above_gradients(eager, leaves)
+
     wide = [x.float().requires_grad_() for x in values]
     others = {
         "gemm": partial(loss_products(*leaves), *values),
         "eager": eager,
         "float32": forward_and_backward(lambda: loss(*wide), *wide),
     }
+
     rounds = max(3, min(60, int(2e11 / (N * N * D))))
     ours, seconds = in_turns_with(benchmark, fused, others, rounds)
+
     benchmark.extra_info.update(
         loss=name,
         N=N,

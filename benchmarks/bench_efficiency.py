@@ -39,12 +39,14 @@ def test_quickthoughts_beside_skip_thoughts(benchmark):
     tokens, lengths = sentences(B, V)
     quick = QuickThoughts(*(GRUEncoder(V, W, H, sparse=True) for _ in range(2)))
     skip = SkipThoughts(V, W, H, sparse=True)
+
     seconds, others = in_turns_with(
         benchmark,
         training_step(quick, lambda: fastqt.contrastive_loss(*quick(tokens, lengths))),
         {"skip-thoughts": training_step(skip, lambda: skip.loss(tokens, lengths))},
         ROUNDS,
     )
+
     skip_seconds = others["skip-thoughts"]
     benchmark.extra_info.update(
         B=B,

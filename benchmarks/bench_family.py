@@ -109,13 +109,16 @@ def test_family(benchmark, call, make, N, M, D):
     ours, eager = (forward_and_backward(function, *leaves) for function in (loss, eager_loss))
     products = loss_products(*leaves[:2])
     torch.testing.assert_close(loss(), eager_loss())  # they are the same loss
+
     rounds = 9 if N <= 4096 else 3
     peaks = []
     for run in (ours, eager):
         run()
         peaks.append(peak_above_gradients(run, leaves))
+
     others = {"gemm": partial(products, *(x.detach() for x in leaves[:2])), "eager": eager}
     median, seconds = in_turns_with(benchmark, ours, others, rounds)
+
     benchmark.extra_info.update(
         loss=call,
         N=N,

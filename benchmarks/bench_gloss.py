@@ -50,13 +50,16 @@ def test_inference_step(benchmark, decoder, sentences):
     gloss = Gloss(V, D, decoder=decoder, radius=RADIUS)
     tokens = torch.randint(V, (sentences, WORDS))
     lengths = torch.full((sentences,), WORDS)
+
     # The safeguard would evaluate the loss once more.
     ours = partial(gloss.infer, tokens, lengths, steps=1, safeguard=False)
     eager = partial(plain_inference, gloss, tokens, 1)
     peaks = [peak_above_results(lambda run=run: [run()])[1] for run in (ours, eager)]
+
     latents = ours()
     others = {"gemm": partial(products, gloss.weight.detach(), latents), "eager": eager}
     median, seconds = in_turns_with(benchmark, ours, others, rounds=5)
+
     benchmark.extra_info.update(
         decoder=decoder,
         sentences=sentences,

@@ -25,16 +25,21 @@ def test_loss(benchmark, N, D, memory):
     leaves = queries, candidates = embeddings(N, N, D=D)
     fused = forward_and_backward(lambda: fastqt.contrastive_loss(*leaves, memory=memory), *leaves)
     rounds = max(3, min(60, int(2e11 / (N * N * D))))
+
     fused()
     fused_bytes = peak_above_gradients(fused, leaves)
+
     products = loss_products(queries, candidates)
     others = {"gemm": partial(products, queries.detach(), candidates.detach())}
+
     eager_bytes = None
     if (N, D) not in BEYOND_EAGER and memory == "fast":
         targets = window_matrix(N, 1)
         others["eager"] = forward_and_backward(lambda: eager_contrastive_loss(*leaves, targets), *leaves)
         eager_bytes = peak_above_gradients(others["eager"], leaves)
+
     ours, seconds = in_turns_with(benchmark, fused, others, rounds)
+
     benchmark.extra_info.update(
         N=N,
         D=D,

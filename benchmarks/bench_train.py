@@ -53,14 +53,17 @@ def test_training_step(benchmark, corpus, vocabulary, tmp_path, encoder, hidden_
         config.batch_size,
         config.context_size,
     )
+
     found = list(itertools.islice(batches([corpus], vocabulary, config.batch_size), BATCHES))
     ours, theirs = itertools.cycle(found), itertools.cycle(found)
+
     seconds, others = in_turns_with(
         benchmark,
         lambda: trainer.step(next(ours)),
         {"plain": lambda: plain.step(*next(theirs)[:2])},
         ROUNDS[encoder],
     )
+
     plain_seconds = others["plain"]
     benchmark.extra_info.update(
         N=config.batch_size,

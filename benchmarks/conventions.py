@@ -178,12 +178,14 @@ def of_fastqt() -> Iterator[Convention]:
     for exchange in ("gather", "ring"):
         options: dict[str, Any] = {"group": Group(exchange=exchange), "normalize": False}
         given = f'(…, group=Group(exchange="{exchange}"))'
+
         yield Convention(
             f"clip_loss{given}",
             source,
             lambda a, b, scale, _, options=options: fastqt.clip_loss(a, b, scale=scale, **options),
             clip,
         )
+
         yield Convention(
             f"siglip_loss{given}",
             source,
@@ -192,6 +194,7 @@ def of_fastqt() -> Iterator[Convention]:
             ),
             siglip,
         )
+
         yield Convention(
             f"info_nce_loss{given}",
             source,

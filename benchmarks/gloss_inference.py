@@ -95,12 +95,14 @@ def measure(gloss: Gloss, way: Way, tokens: Tensor, lengths: Tensor) -> dict[str
     """What a way costs and finds."""
     gloss = gloss.to(way.dtype)
     together, seconds = timed(gloss, way, tokens, lengths)
+
     differences, alone_seconds = [], []
     for row in range(0, len(tokens), len(tokens) // ALONE):
         own = slice(row, row + 1)
         alone, spent = timed(gloss, way, tokens[own], lengths[own])
         differences.append((alone[0] - together[row]).norm().item())
         alone_seconds.append(spent)
+
     return {
         "decoder": gloss.decoder,
         "steps": way.how.steps,
@@ -122,14 +124,17 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="a .txt.xz with a sentence per line")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
+
     torch.set_num_threads(1)
     with lzma.open(arguments.text, "rt", encoding="utf-8") as file:
         sentences = [line.strip() for line in file if line.strip()]
+
     unseen = sentences[TRAINED : TRAINED + INFERRED]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.txt"
         corpus.write_text("\n".join(sentences[:TRAINED]) + "\n")
+
         for model in ("gloss-bow", "gloss-pos"):
             train(TrainConfig((str(corpus),), model=model, **SETTINGS), Path(folder) / model)
             encoder = SentenceEncoder.load(Path(folder) / model, "cpu")
@@ -138,6 +143,7 @@ def main() -> None:
             for way in WAYS:
                 rows.append(measure(encoder.model, way, tokens, lengths))
                 print(rows[-1], flush=True)
+
     numbers = {"trained": TRAINED, "inferred": INFERRED, "alone": len(range(0, INFERRED, INFERRED // ALONE))}
     settings = {name: value for name, value in SETTINGS.items() if name != "device"}
     made = {"machine": processor_and_versions(), "settings": settings, "sentences": numbers, "rows": rows}

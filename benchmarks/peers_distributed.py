@@ -145,6 +145,7 @@ def conventions_table(found: Iterable[Found]) -> str:
         "bias",
         "loss of rank 0 / loss of the batch",
     )
+
     return table(
         header,
         (

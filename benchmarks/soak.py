@@ -102,18 +102,22 @@ def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str])
     Returns:
         Whether memory, descriptors and threads stayed flat and the training ended as it was asked to.
     """
+
     with tempfile.TemporaryDirectory() as folder:
         text, held_out, run = (Path(folder) / name for name in ("text.txt", "held_out.txt", "run"))
         write_corpus(text, 20_000, seed=0)
         write_corpus(held_out, 2_000, seed=1)
+
         settings = [*SETTINGS, "--valid", str(held_out), *options]
         command = [sys.executable, "-m", "fastqt", "train", corpus or str(text), "--out", str(run), *settings]
+
         stored: dict[str, Any] = {
             "machine_info": processor_and_versions(),
             "command": " ".join(["fastqt", "train", *SETTINGS, *options]),
             "corpus": "a file" if corpus else "synthetic",
             "minutes": minutes,
         }
+
         with open(Path(folder) / "stderr", "w+") as stderr:
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as training:
                 _wait_for(run / "metrics.jsonl", training)
@@ -122,8 +126,10 @@ def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str])
                 status = training.wait(PATIENCE)
             stderr.seek(0)
             print("".join(stderr.readlines()[-3:]), end="")
+
         metrics = run / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
+
         stored |= {"exit_status": status, "steps": json.loads(lines[-1])["step"] if lines else 0}
         # SIGTERM saves a checkpoint and ends the training with 128 + its number.
         stopped = status == 128 + signal.SIGTERM and (run / "checkpoint.safetensors").exists()

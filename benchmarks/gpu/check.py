@@ -101,24 +101,29 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
+
     options = Options(given.quick, given.dry_run)
     if options.dry_run and given.out is None:
         parser.error(
             "--dry-run wants --out: its results are not those of a GPU, so they have no default place"
         )
+
     reason = None if options.dry_run else no_device()
     if reason is not None:
         parser.error(f"{reason}; --dry-run needs none")
+
     path = given.out
     if path is None:
         path = default_path(importlib.import_module("torch").cuda.get_device_name(), given.stage)
     report = Report(given.stage, options, path)
+
     present = importable_peers()
     if given.stage in ("all", "speed"):
         absent = {
             name: f"{module} is not installed" for name, module in MODULES.items() if name not in present
         }
         report.content["dropped"] = absent
+
     found = waves(given.stage, options)
     run(patient(found) if options.dry_run else found, options, report)
     print(report.text())

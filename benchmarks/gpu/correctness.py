@@ -143,17 +143,21 @@ def problem_verdict(
         f, g = (x.to(device, dtype).requires_grad_() for x in INPUTS[problem.kind](problem, seed))
         exact = true_losses(problem, f.detach(), g.detach())
         assert_kind(problem, exact[0])
+
         loss = partial(fused_loss(problem), f, g, memory=memory, backend=backend)
         rows = taken(loss, reduction="none")
         mean = torch.autograd.grad(taken(loss), (f, g))
         ours.append(_errors((rows.detach(), *mean), exact))
+
         rows = eager_rows(f, g, problem.offsets, problem.diagonal)
         if problem.clip:
             rows = (rows + eager_rows(g, f, problem.offsets, problem.diagonal)) / 2
         eagers.append(_errors((rows.detach(), *torch.autograd.grad(rows.mean(), (f, g))), exact))
+
     # Eager PyTorch may round to the exact value by chance, so half an ulp is always allowed.
     slack = (torch.finfo(torch.float32).eps / 2, *(torch.finfo(dtype).eps / 2,) * 2)
     names = ("loss", "queries", "candidates")
+
     bounds = {}
     for k, name in enumerate(names):
         bound = EAGER_FACTOR * sum(e[k] for e in eagers) / len(eagers) + slack[k]
@@ -171,6 +175,7 @@ def fused_loss(p: Problem) -> Callable[..., Tensor]:
 def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their mean, in float64."""
     found = truth(f, g, p.offsets, p.diagonal)
+
     if not p.clip:
         return found
     losses, dG, dF = truth(g, f, p.offsets, p.diagonal)

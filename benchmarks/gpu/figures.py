@@ -117,12 +117,15 @@ def measure(
     entrants: dict[str, Contestant] = {"GEMMs": peers.products, **contestants}
     if graphed:
         entrants = {name: in_graph(make) for name, make in entrants.items()}
+
     clock = Clock(device)
     inputs = make_inputs(shape, dtype, device)
     results = in_turns(entrants, inputs, clock, effort, len(inputs.sets) if graphed else 1)
     del inputs
     clock.free()
+
     gemm_seconds = results["GEMMs"].seconds
+
     return [
         {
             "shape": shape.name,

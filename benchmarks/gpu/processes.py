@@ -58,25 +58,30 @@ def run_section(
         lines = Path(folder) / "lines"
         asked = json.dumps({"section": asdict(section), "options": asdict(options)})
         command = [*prefix, sys.executable, "-m", "benchmarks.gpu.processes", asked, str(lines)]
+
         variables = {**os.environ, **section.environment, **(environment or {})}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         if options.dry_run:
             variables["TRITON_INTERPRET"] = "1"
         if section.own_cache:
             variables["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+
         with (Path(folder) / "output").open("w+", errors="replace") as output:
             outcome.exit_code = _run(command, variables, output, section.seconds + GRACE)
             output.seek(0)
             outcome.output = output.read()
         found = read_lines(lines)
+
     ends = [record for record in found if record["kind"] == "end"]
     outcome.records = [record for record in found if record["kind"] != "end"]
+
     if ends:
         outcome.status, outcome.message = ends[-1]["status"], ends[-1]["message"]
         if "traceback" in ends[-1]:
             outcome.output += ends[-1]["traceback"]
     else:
         outcome.status, outcome.message = "failed", ended_early(outcome.exit_code, outcome.output)
+
     outcome.seconds = time.monotonic() - begin
     return outcome
 

@@ -32,12 +32,14 @@ def kernels_of(
     on_gpu = device.type == "cuda"
     clock = Clock(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+
     clock.wait()
     try:
         with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             for _ in range(calls):
                 function()
             clock.wait()
+
         kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
         found = [
             {
@@ -52,6 +54,7 @@ def kernels_of(
         ]
     except Exception as error:  # a machine may not let its counters be read, and what is timed stays of use
         return [], words(error)
+
     found.sort(key=lambda kernel: -kernel["seconds"])
     return found, None if found else "the profiler saw nothing on the device"
 
@@ -72,10 +75,12 @@ def step_profile(shape: Shape, memory: str, dtype: torch.dtype, device: torch.de
         step(0)
         progress()
     clock.wait()
+
     begin = time.perf_counter()
     step(0)
     launching = time.perf_counter() - begin
     clock.wait()
+
     kernels, reason = kernels_of(lambda: step(0), device)
     return {
         "shape": shape.name,

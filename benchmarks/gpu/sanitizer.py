@@ -38,12 +38,14 @@ def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
         reason = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
         yield check_record("compute-sanitizer", Verdict(None, reason))
         return
+
     alone = run_section(section, options)
     yield from alone.records
     if alone.status != "done":
         yield check_record(
             "the calls alone", Verdict(False if alone.status == "failed" else None, alone.message)
         )
+
     # Without torch's allocator cache each tensor is its own allocation, whose bounds the tool knows.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for name, more in (("memcheck", ()), ("racecheck", ("--kernel-name", "kns=_kernel"))):
@@ -59,6 +61,7 @@ def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
             "no",
             *more,
         )
+
         outcome = run_section(section, options, prefix, environment)
         yield check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))
 

@@ -212,34 +212,42 @@ def tune(
     """The fastest config for a shape that is found before `end`; None if none works."""
     dropped = 0
     first_look: list[tuple[float, Config]] = []
+
     configs = plan.space.configs(itemsize, shared_bytes)
     look_until = end - 0.2 * (end - time.monotonic())
     tried = 0
+
     for config in configs:
         if first_look and time.monotonic() > look_until:
             break
+
         tried += 1
         seconds = attempt(scores, config, clock, min(plan.rounds, 3))
         if seconds is None:
             dropped += 1
         else:
             first_look.append((seconds, config))
+
     if not first_look:
         return None
     best = sorted(first_look, key=lambda found: found[0])[:FINALISTS]
     finalists = [replace(config, group=group) for _, config in best for group in plan.space.groups]
+
     times: dict[Config, list[float]] = {config: [] for config in finalists}
     for config in finalists:
         if attempt(scores, config, clock, 1) is None:
             del times[config]
+
     for turn in range(plan.rounds):
         if turn and time.monotonic() > end:
             break
         for config, seconds in times.items():
             seconds.append(clock.seconds(lambda config=config, turn=turn: scores.launch(config, turn)))
+
     medians = {config: statistics.median(seconds) for config, seconds in times.items()}
     if not medians:
         return None
+
     winner = min(medians, key=lambda config: medians[config])
     return Tuned(winner, medians[winner], tried, dropped)
 
@@ -317,17 +325,21 @@ def entries(
         if table and now > end:
             say(f"{dtype}: time ended before {cell.shape.name}")
             return
+
         scores = Scores(cell.shape, dtype, device)
         cell_end = now + (end - now) / (len(plan.cells) - k)
+
         found = tune(scores, plan, dtype.itemsize, shared_memory(device), clock, cell_end)
         if found is None:
             say(f"{dtype} {cell.shape.name}: no config works")
             continue
+
         f, g = (x.detach() for x in scores.inputs[0])
         product = statistics.median(
             clock.seconds(lambda f=f, g=g, scores=scores: torch.mm(f, g.T, out=scores.exponentials))
             for _ in range(1 + plan.rounds)
         )
+
         del scores, f, g
         clock.free()
         say(
@@ -335,6 +347,7 @@ def entries(
             f"{found.seconds / product:.2f} × torch.mm, {found.config}, "
             f"{found.tried} tried, {found.dropped} dropped"
         )
+
         limits = {"most_scores": cell.most_scores, "most_width": cell.most_width}
         table.append({**limits, "config": asdict(found.config)})
         yield list(table)
@@ -367,30 +380,38 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not math.isfinite(given.minutes) or given.minutes <= 0:
         parser.error("--minutes wants a positive number")
+
     if given.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
         parser.error("no CUDA device was found; --dry-run needs none")
+
     device = torch.device("cpu") if given.dry_run else torch.device("cuda", torch.cuda.current_device())
     plan = plan_for(device)
     dtypes = given.dtype or list(DTYPES)
+
     if given.share is not None:
         share, shares = map(int, given.share.split("/"))
         for dtype in dtypes:
             compile_share(plan, getattr(torch, dtype), device, share, shares)
         return 0
+
     if given.dry_run and given.out is None:
         parser.error("--dry-run wants --out: its table is no GPU's, so it has no default place")
     name = "interpreter" if given.dry_run else torch.cuda.get_device_name(device)
     path = (given.out or TUNED) / f"{slug(name)}.json"
+
     measured = 0
     end = time.monotonic() + 60 * given.minutes
+
     for k, dtype in enumerate(dtypes):
         now = time.monotonic()
         dtype_end = now + (end - now) / (len(dtypes) - k)
+
         compile_ahead(dtype, given.dry_run, 0.5 * (dtype_end - now))
         for table in entries(plan, getattr(torch, dtype), device, dtype_end, print):
             write_table(path, name, dtype, table)
             measured += 1
+
     print(f"{path.name}: {measured} of {len(dtypes) * len(plan.cells)} entries")
     return 0 if measured else 1

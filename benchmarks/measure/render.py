@@ -62,6 +62,7 @@ def stored_distributed() -> list[Run]:
 
 def sections(run: Run) -> dict[str, Callable[[], str]]:
     predicted = {name: partial(render, scaling.stored()) for name, render in scaling.TABLES.items()}
+
     return {
         **predicted,
         **{f"papers {name}": section for name, section in (pages.SECTIONS | claims.SECTIONS).items()},

@@ -277,6 +277,7 @@ def inference_table(run: Run) -> str:
         "fastqt MiB",
         "eager MiB",
     )
+
     return table(
         header,
         (

@@ -26,15 +26,18 @@ from benchmarks.paths import ROOT
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     known: dict[str, Sequence[Run | Part]] = {**TABLES, **STUDIES}
+
     parser.add_argument("table", nargs="?", choices=sorted(known), help="which table or figure")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", metavar="DIR")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "papers", metavar="DIR")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name begins so")
+
     given = parser.parse_args()
     if given.table is None:
         for name, runs in known.items():
             print(f"{name:16} {len(runs) - len(missing(name, runs))} of {len(runs)} runs are stored")
         return
+
     places = Places(given.data.resolve(), given.work.resolve())
     for run in missing(given.table, known[given.table]):
         if run.name.startswith(given.only):

@@ -63,9 +63,11 @@ class Comparison:
         gold = {task: pairs.gold for task, pairs in tasks.items()}
         rows = draws({task: len(g) for task, g in gold.items()}, self.resamples, self.seed)
         whole = {task: np.arange(len(g))[None] for task, g in gold.items()}
+
         digests: dict[str, str] = {}
         found: dict[str, list[NDArray[np.float64]]] = {}
         points: dict[str, list[float]] = {}
+
         for loss in (AGAINST, self.form):
             for seed in SEEDS:
                 run = f"{loss}-seed{seed}"
@@ -74,8 +76,10 @@ class Comparison:
                 scores = _cosines(self.base, run, record, tasks, places)
                 found.setdefault(loss, []).append(mean_of_tasks(scores, gold, rows))
                 points.setdefault(loss, []).append(float(mean_of_tasks(scores, gold, whole)[0]))
+
         differences = np.mean(found[self.form], axis=0) - np.mean(found[AGAINST], axis=0)
         of_seeds = np.array(points[self.form]) - np.array(points[AGAINST])
+
         return {
             **{"settings": self.settings(), "sha256": digests, "made": made()},
             "difference": float(of_seeds.mean()),

@@ -49,8 +49,10 @@ def more_text() -> str:
     for less, more in ((1, 10), (10, 100)):
         for expanded in (False, True):
             ending = " expanded" if expanded else ""
+
             names = [(f"{less}-seed{seed}{ending}", f"{more}-seed{seed}{ending}") for seed in SEEDS]
             pairs = [(records[a], records[b]) for a, b in names if a in records and b in records]
+
             if pairs:
                 gains = {t: mean(of_task(b, t) - of_task(a, t) for a, b in pairs) for t in CLASSIFICATION}
                 similar = mean(mean_of(b, STS) - mean_of(a, STS) for a, b in pairs)
@@ -65,6 +67,7 @@ def more_text() -> str:
                         f"{len(pairs)}",
                     )
                 )
+
     if not rows:
         return NOT_STORED
     return table(("text", "vocabulary", "tasks that gain", "classification", "STS", "seeds"), rows)
@@ -79,6 +82,7 @@ def mean_classifier_claims() -> str:
             now, before = _of_tasks(records, loss, kind), _of_tasks(records, UNTRAINED, kind)
             if not now or not before:
                 continue
+
             gains = [now[task] - before[task] for task in now]
             logistic = _of_tasks(records, loss, "logistic")
             rows.append(
@@ -90,6 +94,7 @@ def mean_classifier_claims() -> str:
                     f"{mean(logistic[task] - now[task] for task in now):.1f}",
                 )
             )
+
     if not rows:
         return NOT_STORED
     header = ("encoder", "classifier", "tasks that gain by training", "mean gain")

@@ -68,9 +68,11 @@ class FewLabels:
         texts, labels = labelled(places, self.task)
         encoder = _load(SYSTEMS[self.system], places)
         features = np.asarray(encoder.encode(texts), dtype=np.float32)
+
         rest, tested = train_test_split(
             np.arange(len(labels)), test_size=self.tested, stratify=labels, random_state=self.seed
         )
+
         found = limited_data(
             features[rest],
             labels[rest],
@@ -80,6 +82,7 @@ class FewLabels:
             repeats=self.draws,
             seed=self.seed,
         )
+
         return {
             **{"settings": self.settings(), "sha256": encoder.key, "made": made()},
             **{"width": features.shape[1], "sentences": len(labels)},

@@ -134,6 +134,7 @@ def reproduced_table() -> str:
         )
         for name, found in gloss_samples.stored().items()
     ]
+
     header = (
         "sentences",
         "d",

@@ -97,6 +97,7 @@ def settings(setting: Setting) -> dict[str, Any]:
 def measure(decoder: Decoder, unseen: Sequence[Words]) -> dict[str, Any]:
     """What a decoder reproduces, and how its sentences compare with the text."""
     phrases, known = Phrases(decoder.trained), {tuple(words) for words in decoder.trained}
+
     at_unseen = decoder.infer(unseen)
     first = decoder.trained[:UNSEEN]
     reproduced = {
@@ -104,17 +105,20 @@ def measure(decoder: Decoder, unseen: Sequence[Words]) -> dict[str, Any]:
         "trained, inferred anew": decoder.reproduced(decoder.infer(first), first),
         "unseen": decoder.reproduced(at_unseen, unseen),
     }
+
     lengths = [len(words) for words in unseen]
     real = {
         "unseen sentences": unseen,
         "unseen, in another order": in_another_order(unseen),
         "a random word for each position": by_position(decoder.trained, lengths),
     }
+
     made = {
         "normal": decoder.drawn(COUNT),
         "fitted normal": decoder.drawn(COUNT, fitted=True),
         "fitted normal, each word once": decoder.drawn(COUNT, fitted=True, once=True),
     }
+
     neither = {}
     for kind, latents, sentences in (
         ("trained", decoder.latents, decoder.trained),
@@ -126,6 +130,7 @@ def measure(decoder: Decoder, unseen: Sequence[Words]) -> dict[str, Any]:
             name = f"between {kind}, {way}"
             made[name] = [words for of_pair in made_on for words in of_pair]
             neither[name] = new_words(made_on, [[*sentences[a], *sentences[b]] for a, b in ends])
+
     return {
         "reproduced": {
             name: {"right": right, "in_sentence": there} for name, (right, there) in reproduced.items()
@@ -168,6 +173,7 @@ def samples(decoder: Decoder, unseen: Sequence[Words]) -> str:
     """The sentences that are shown: the first pairs, and the first random vectors."""
     lines = []
     at_unseen = decoder.infer(unseen)
+
     for kind, latents, sentences in (
         ("training sentences", decoder.latents, decoder.trained),
         ("unseen sentences", at_unseen, unseen),
@@ -180,6 +186,7 @@ def samples(decoder: Decoder, unseen: Sequence[Words]) -> str:
                 shown = [f"[{joined(sentences[a])}]", *map(joined, made), f"[{joined(sentences[b])}]"]
                 lines.append("  " + "  ".join(shown))
             lines.append("")
+
     fitted = "the normal distribution of the trained vectors"
     for name, drawn in (
         ("N(0, I)", decoder.drawn(SHOWN)),
@@ -187,6 +194,7 @@ def samples(decoder: Decoder, unseen: Sequence[Words]) -> str:
         (f"{fitted}, each word once", decoder.drawn(SHOWN, fitted=True, once=True)),
     ):
         lines += [f"From {name}:", *(f"  {joined(words)}" for words in drawn), ""]
+
     return "\n".join(lines)
 
 
@@ -199,13 +207,16 @@ def perform(setting: Setting, sentences: Sequence[str], work: Path) -> tuple[dic
     trained, unseen = sentences[:-UNSEEN], [split(sentence) for sentence in sentences[-UNSEEN:]]
     folder = work / setting.name.replace(" ", "-").replace(",", "")
     folder.parent.mkdir(parents=True, exist_ok=True)
+
     corpus = folder.with_suffix(".txt")
     write_atomically(corpus, lambda path: path.write_text("\n".join(trained) + "\n"))
+
     outcome = train(
         TrainConfig((str(corpus),), **options(setting), report_every=200, device="cpu"), folder, resume=True
     )
     if outcome.stopped_by is not None:
         raise SystemExit(f"stopped by signal {outcome.stopped_by}; the same command goes on")
+
     decoder = Decoder(folder, trained)
     found = {
         "settings": settings(setting),
@@ -218,6 +229,7 @@ def perform(setting: Setting, sentences: Sequence[str], work: Path) -> tuple[dic
         "order_limit": order_limit(decoder.trained),
         **measure(decoder, unseen),
     }
+
     if setting != SHOWN_SETTING:
         return found, ""
     found["inference"] = inference_ways(decoder, unseen[:TIMED])

@@ -68,15 +68,18 @@ class LimitedText:
             if self.share == 100
             else list(chosen(documents, self.share / 100, PASSED_OVER * self.seed))
         )
+
         if self.share < 100:
             path = Path(places.resolve(run.corpus[0]))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n\n".join("\n".join(document) for document in taken) + "\n", encoding="utf-8")
+
         text = {
             "chapters": len(taken),
             "sentences": sum(map(len, taken)),
             "words": len({word for document in taken for line in document for word in line.split()}),
         }
+
         if self.expanded:
             folder = places.work / TABLE / str(run.folder)
             train(run, folder, places)

@@ -129,10 +129,12 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
     """Trains, or goes on with a training, until `steps` batches have been seen."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(files, out)
+
     text = out / "tokens.uint16"
     if not text.exists():
         write_atomically(text, lambda path: token_ids(files, tokenizer).tofile(path))
     rows, held_out = pieces(np.fromfile(text, dtype=np.uint16)), pieces(token_ids([valid], tokenizer))
+
     torch.manual_seed(seed)
     model = ModernBertForMaskedLM(
         ModernBertConfig(
@@ -150,8 +152,10 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
             sep_token_id=SEP,
         )
     )
+
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
     state: dict[str, Any] = {"step": 0, "cpu_seconds": 0.0, "log": []}
+
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         stored = torch.load(checkpoint, weights_only=True)
@@ -159,6 +163,7 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
         optimizer.load_state_dict(stored.pop("optimizer"))
         torch.set_rng_state(stored.pop("generator"))
         state = stored
+
     began = time.process_time() - state["cpu_seconds"]
     losses: list[float] = []
     model.train()
@@ -168,19 +173,23 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
         batch = masked(rows[order[first : first + BATCH]], seed=(seed << 32) + state["step"])
         for group in optimizer.param_groups:
             group["lr"] = RATE * rate(state["step"] + 1, steps)
+
         loss = F.cross_entropy(predicted(model, batch), batch.wanted)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
+
         losses.append(loss.item())
         state["step"] += 1
+
         if state["step"] % report_every == 0 or state["step"] == steps:
             figures = {"step": state["step"], "loss": sum(losses) / len(losses), **validate(model, held_out)}
             state["cpu_seconds"] = figures["cpu_seconds"] = time.process_time() - began
             losses.clear()
             state["log"].append(figures)
             print(json.dumps(figures), flush=True)
+
             whole = {
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
@@ -188,6 +197,7 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
                 **state,
             }
             write_atomically(checkpoint, lambda path, whole=whole: torch.save(whole, path))
+
     for place in ("embedding", "attention", "mlp"):
         setattr(model.config, f"{place}_dropout", DROPOUT)
     model.model.save_pretrained(out)
@@ -215,6 +225,7 @@ def store(files: Sequence[str], out: Path, state: dict[str, Any], steps: int, se
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
         "log": state["log"],
     }
+
     STORED.parent.mkdir(parents=True, exist_ok=True)
     STORED.write_text(json.dumps(found, indent=1) + "\n")
 

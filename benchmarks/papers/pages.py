@@ -60,10 +60,12 @@ def blog_ordering() -> str:
     of_seeds = {k: _seeds(f"bow-k{k}", records) for k in (1, 2, 3, 4)}
     if any(len(found) < len(SEEDS) for found in of_seeds.values()):
         return NOT_STORED
+
     rows = []
     for name, tasks in (*((task, (task,)) for task in CLASSIFICATION), ("mean of STS", STS)):
         by_k = {k: [mean_of(record, tasks) for record in found] for k, found in of_seeds.items()}
         means = {k: mean(values) for k, values in by_k.items()}
+
         best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
         within = mean(stdev(values) ** 2 for values in by_k.values()) ** 0.5
         rows.append(
@@ -75,6 +77,7 @@ def blog_ordering() -> str:
                 f"{RANGE_OF_FOUR * within / len(SEEDS) ** 0.5:.1f}",
             )
         )
+
     return table(("task", "best", "worst", "difference", "by seeds alone"), rows)
 
 
@@ -169,6 +172,7 @@ def scores_table(base: str) -> str:
 def bootstrap_table(base: str) -> str:
     """Each form of MixCSE minus SimCSE in the mean of STS: the interval, and each seed's difference."""
     records = stored("bootstrap")
+
     rows = []
     for form in VIEWS:
         record = records.get(f"{base} {form}")
@@ -184,6 +188,7 @@ def bootstrap_table(base: str) -> str:
                     "yes" if low > 0 else "no" if high < 0 else "not decided",
                 )
             )
+
     if not rows:
         return NOT_STORED
     header = ("form", "difference", "95 % interval", "of each seed", "their standard deviation")
@@ -240,12 +245,14 @@ def few_labels_table() -> str:
 def limited_text_table(*, expanded: bool = False) -> str:
     """Figures over the share of the corpus, with the vocabulary of the share, or with GloVe's words added."""
     records = stored(limited_text.TABLE)
+
     rows = []
     for share in limited_text.SHARES:
         names = (
             part.name for part in limited_text.plan() if (part.share, part.expanded) == (share, expanded)
         )
         found = [records[name] for name in names if name in records]
+
         if found:
             rows.append(
                 (
@@ -256,6 +263,7 @@ def limited_text_table(*, expanded: bool = False) -> str:
                     f"{len(found)}",
                 )
             )
+
     if not rows:
         return NOT_STORED
     return table(("text", "sentences", *CLASSIFICATION, "classification", "STS", "seeds"), rows)

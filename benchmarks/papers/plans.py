@@ -22,6 +22,7 @@ def _blog() -> list[Run]:
         for k in (1, 2, 3, 4)
         for seed in SEEDS
     ]
+
     recurrent = [
         Run(
             f"gru-k{k}",
@@ -36,6 +37,7 @@ def _blog() -> list[Run]:
         )
         for k in (1, 2, 3, 4)
     ]
+
     return bags + recurrent
 
 
@@ -158,11 +160,13 @@ def _gloss() -> list[Run]:
     """GLOSS's decoders in two sizes, beside one with random weights and the mean of GloVe vectors."""
     shared = {"vocab-size": 5000, "max-length": 30, "learning-rate": 0.01, "batch-size": 256, "epochs": 20}
     given = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": GLOSS_TASKS, "evaluate": FEWER_STEPS}
+
     trained = [
         Run(f"{decoder}-{d}", {**shared, "model": f"gloss-{decoder}", "word-dim": d}, **given)
         for d in GLOSS_SIZES
         for decoder in ("bow", "pos")
     ]
+
     longer = [
         Run(
             f"{decoder}-300 for 60 epochs",
@@ -171,6 +175,7 @@ def _gloss() -> list[Run]:
         )
         for decoder in ("bow", "pos")
     ]
+
     again = [
         Run(
             f"{decoder}-300 of seed 1",
@@ -179,6 +184,7 @@ def _gloss() -> list[Run]:
         )
         for decoder in ("bow", "pos")
     ]
+
     random = Run(
         "bow-100 untrained",
         None,
@@ -186,6 +192,7 @@ def _gloss() -> list[Run]:
         tasks=GLOSS_TASKS,
         evaluate=FEWER_STEPS,
     )
+
     return [
         Run("mean of GloVe", None, encoder="word-vectors:@glove", tasks=GLOSS_TASKS),
         *trained,

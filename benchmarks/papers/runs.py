@@ -118,10 +118,13 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
     folder = places.work / table / (run.folder or run.name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     minutes = None if run.train is None else train(run, folder, places)
+
     evaluated = places.work / table / f"{run.name}.json"
     named = str(folder) if run.encoder is None else encoder_name(run.encoder, places)
+
     if run.words is not None:
         named = add_words(named, run.words, places.work / table / run.name, places)
+
     fastqt_command(
         [
             "evaluate",
@@ -138,6 +141,7 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
             *(("--cache", str(places.vectors)) if run.keep_vectors else ()),
         ]
     )
+
     found = json.loads(evaluated.read_text())
     return {
         "settings": run.settings(),

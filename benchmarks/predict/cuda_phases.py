@@ -81,21 +81,26 @@ def parts(N: int, D: int, tiles: Stored, rates: Rates, small: Small, itemsize: i
     """The phases for N = M in the kernel's order; tiles are dealt to blocks as the kernel does it."""
     blocks, m16_tiles, steps = rates.multiprocessors, math.ceil(N / M16), math.ceil(D / DEPTH)
     scores, gradients, ahead = [], [], []
+
     columns = _pieces(math.ceil(N / N8), tiles["score_across"])
     for depth in _pieces(steps, tiles["splits"]):
         for across in columns:
             for down in _pieces(m16_tiles, tiles["score_down"]):
                 scores.append(_tile(len(down), len(across), len(depth) * DEPTH, 0, itemsize, 4))
+
     for down_parts in (tiles["query_down"], tiles["candidate_down"]):
         for across in _pieces(math.ceil(D / N8), tiles["gradient_across"]):
             for down in _pieces(m16_tiles, down_parts):
                 exact = sum(abs(m16_tile - k) <= WINDOW for m16_tile in down for k in range(m16_tiles))
                 gradients.append(_tile(len(down), len(across), N, exact, itemsize, itemsize))
                 ahead.append(Work(itemsize * N8 * len(across) * min(AHEAD * DEPTH, N)))
+
     for block, fetched in enumerate(ahead[:blocks]):
         gradients[block] += Work(-fetched.bytes, tiles=0)
+
     row_bytes = N * (4.0 * tiles["splits"] + 2 * itemsize)
     rows = [Work(row_bytes * len(range(block, N, blocks))) for block in range(blocks)]
+
     return [
         Part("launch", [], small.launch),
         Part("scores", _dealt(scores, blocks), small.fill),

@@ -31,29 +31,36 @@ def row_bytes(launch: Launch) -> Bytes:
     """What a row kernel reads and writes, targets' rows from the cache not counted."""
     arguments, programs = launch.arguments, launch.programs
     name = launch.kernel.__name__
+
     if name in ("row_stats_kernel", "sigmoid_row_stats_kernel"):
         sums = arguments["tile_row_sums"]
         return 4 * sums.numel() + 64 * sums.shape[1], 0
+
     if name == "loss_rows_kernel":
         out = arguments["gradients"]
         return programs * arguments["width"] * (4 + (0 if out is None else out.element_size())), 0
+
     if name == "three_block_rows_kernel":
         return programs * arguments["N"] * 4, 0
     if name == "three_block_gradients_kernel":
         written = [arguments[side] for side in ("to_queries", "to_candidates") if arguments[side] is not None]
         return arguments["rows"] * arguments["N"] * (4 + sum(x.element_size() for x in written)), 0
+
     if name == "bias_gradient_kernel":
         return 16 * arguments["columns"], 0
     if name not in ("row_shifts_kernel", "query_gradient_kernel", "candidate_gradient_kernel"):
         raise ValueError(
             f"kernel: want one whose traffic is known, got {name}; row_bytes in {__name__} has to learn it"
         )
+
     itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
     if name == "row_shifts_kernel":
         return 2 * programs * D * itemsize, 0
+
     product = programs * D * arguments["product"].element_size()
     if name == "candidate_gradient_kernel":
         return programs * D * 2 * itemsize, product
+
     flags = launch.flags
     return programs * D * itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]), product
 

@@ -79,19 +79,24 @@ def rows_kernel(elements: int, copies: int, product_bytes: int = 0) -> Stored:
 def launches(plan: Plan) -> Iterator[Stored]:
     """What the plan would launch."""
     N, D = plan.N, plan.D
+
     yield {**scores(plan, N, SAMPLE), "store": False}
     for _ in range(5):  # the sample's maxima, the lowering of targets
         yield rows_kernel(0, 0)
     yield rows_kernel(N * D, 2)  # the exact cells' scores
+
     if plan.normalised:
         yield rows_kernel(2 * N * D, 2)  # the copies, then their gradients and both
         yield rows_kernel(2 * N * D, 3)
+
     for number, height in enumerate(sizes(N, plan.height)):
         yield from query_launches(plan, height, first=number == 0)
+
     if plan.columns is None:
         yield rows_kernel(N * D, 2, plan.product_itemsize * N * D)
     else:
         yield from column_launches(plan)
+
     for _ in range(6):  # targets by column, the sum of the losses
         yield rows_kernel(0, 0)
     if plan.upstream:

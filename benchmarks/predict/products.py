@@ -41,25 +41,32 @@ def tiled_time(
     """With tiles of a size, which reach a share of the pace, and the inner dimension in some parts."""
     n, m, k = shape
     rows, columns, share = tile
+
     tiles = math.ceil(n / rows) * math.ceil(m / columns) * parts
     waves = math.ceil(tiles / rates.multiprocessors)
+
     # Parts are written in float32; a second launch adds them up, and to what is there.
     written, read = (out_itemsize, out_itemsize * add) if parts == 1 else (4, 0)
+
     products = 2.0 * rows * columns * math.ceil(k / parts) * rates.multiprocessors / (share * rates.tensor)
     moving = rows * columns / rates.clock * (written / rates.shared_a_clock + read / rates.l2_a_clock)
+
     result = float(parts * n * m * (written + read))
     last = result * (tiles - (waves - 1) * rates.multiprocessors) / tiles / rates.memory
     operands = float(itemsize * k * (n + m))
+
     limit, spent = longest(
         {
             "tensor cores": rates.fill + waves * (products + rates.drain) + (waves - 1) * moving,
             "memory": (operands + result) / rates.memory - last,
         }
     )
+
     moved, seconds = operands + result, rates.launch + spent + max(moving, last)
     if parts > 1:
         added = n * m * (4 * parts + out_itemsize * (1 + add))
         moved, seconds = moved + added, seconds + rates.launch + added / rates.memory
+
     return Time(seconds, limit, 2.0 * n * m * k, moved)
 
 

@@ -65,19 +65,23 @@ def summary_table(stored: Stored) -> str:
         "goal",
         "met",
     )
+
     rates, kernels = Rates(**stored["rates"]), stored["kernels"]
     lines = []
     for schedule in stored["schedules"]:
         N, D, memory = schedule["N"], schedule["D"], schedule["memory"]
+
         sizes, chunks = chunks_of(schedule)
         total, gemm = device_seconds(schedule, kernels, rates), gemm_time(N, D, rates)
         ratios = [
             device_seconds(schedule, kernels, at) / gemm_time(N, D, at)
             for at in (replace(rates, tensor=SLOWEST), replace(rates, tensor=FASTEST))
         ]
+
         small = N <= SMALL
         goal = f"{GOAL_SMALL * 1e6:.0f} µs" if small else f"{GOALS[memory]:.2f} ×"
         met = total <= GOAL_SMALL if small else total / gemm <= GOALS[memory]
+
         lines.append(
             (
                 schedule["loss"],
@@ -95,6 +99,7 @@ def summary_table(stored: Stored) -> str:
                 "yes" if met else "no",
             )
         )
+
     return table(header, lines)
 
 
@@ -112,6 +117,7 @@ def comparison_table(before: Stored, after: Stored) -> str:
         "eager, ms",
         f"eager at {PLANNED * 1e6:.0f} µs a launch, ms",
     )
+
     lines = []
     for new in after["schedules"]:
         which = [new[name] for name in ("loss", "N", "D", "memory")]
@@ -121,6 +127,7 @@ def comparison_table(before: Stored, after: Stored) -> str:
             for schedule in stored["schedules"]
             if [schedule[name] for name in ("loss", "N", "D", "memory")] == which
         ]
+
         gemm = gemm_time(new["N"], new["D"], rates)
         graph = [device_seconds(*each, rates) for each in pair]
         columns = (
@@ -130,8 +137,10 @@ def comparison_table(before: Stored, after: Stored) -> str:
             [milliseconds(eager_seconds(*each, rates)) for each in pair],
             [milliseconds(eager_seconds(*each, planned(rates))) for each in pair],
         )
+
         name = (new["loss"], f"{new['N']:,}", f"{new['D']:,}", new["memory"])
         lines.append((*name, *(" → ".join(values) for values in columns)))
+
     return table(header, lines)
 
 
@@ -161,14 +170,17 @@ def parts_table(schedule: Stored, stored: Stored) -> str:
     rates = Rates(**stored["rates"])
     header = ("part", "launches", "TFLOP", "GB", "ms", "share", "limited by")
     total = device_seconds(schedule, stored["kernels"], rates)
+
     lines = []
     for name, title in PARTS.items():
         events = [e for e in schedule["events"] if part(e) == name]
         times = [(e["count"], event_time(e, stored["kernels"], rates)) for e in events]
         spent = sum(count * time.seconds for count, time in times)
+
         by_limit: dict[str, float] = {}
         for count, time in times:
             by_limit[time.limit] = by_limit.get(time.limit, 0.0) + count * time.seconds
+
         lines.append(
             (
                 title,
@@ -180,6 +192,7 @@ def parts_table(schedule: Stored, stored: Stored) -> str:
                 max(by_limit, key=lambda limit: by_limit[limit]) if by_limit else "–",
             )
         )
+
     return table(header, lines)
 
 
@@ -193,6 +206,7 @@ def kernels_table(stored: Stored) -> str:
         "SASS instructions",
         "programs a multiprocessor",
     )
+
     rates = Rates(**stored["rates"])
     lines = []
     for name, found in sorted(stored["kernels"].items()):
@@ -210,6 +224,7 @@ def kernels_table(stored: Stored) -> str:
                 f"{blocks_per_multiprocessor(found, rates)}",
             )
         )
+
     return table(header, lines)
 
 

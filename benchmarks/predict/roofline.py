@@ -73,14 +73,17 @@ def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
     row_tiles, column_tiles = math.ceil(rows / event["tile"][0]), math.ceil(columns / event["tile"][1])
     tiles = row_tiles * column_tiles
     waves = math.ceil(tiles / rates.multiprocessors)
+
     tensor, other = tile_parts(event, resources, rates)
     first, further = starts(event, resources, rates)
     per_tile = max(tensor, other) if blocks_per_multiprocessor(resources, rates) > 1 else tensor + other
+
     groups = math.ceil(row_tiles / event["group"])
     streamed = itemsize * columns * D
     moved = itemsize * rows * D + streamed * (groups if streamed > rates.l2_size / 2 else 1)
     written = itemsize * rows * columns if event["store"] else 4 * rows * column_tiles
     last = written * (tiles - (waves - 1) * rates.multiprocessors) / tiles / rates.memory
+
     limit, spent = longest(
         {
             "tensor cores" if tensor >= other + further else "other instructions": (
@@ -90,6 +93,7 @@ def scores_time(event: Stored, resources: Stored, rates: Rates) -> Time:
             "memory": (moved + written) / rates.memory - last,
         }
     )
+
     return Time(rates.launch + spent + last, limit, 2.0 * rows * columns * D, moved + written)
 
 

@@ -111,28 +111,36 @@ def rails_trip(ranks: Ranks, trip: Trip, began: Times) -> Times:
     computed, nvlink_free, nic_free = began, began, began
     rail_block, rail_gradient = began, began
     rail_room = room = began  # when the block before the current one is computed and sent on
+
     for step in range(ranks.nodes):
         block, sent_on = rail_block, began
+
         if step + 1 < ranks.nodes:
             # The rail's next block comes while the node computes this one.
             sent_on = latest(rail_block, nic_free, to_node(rail_room)) + ranks.over_rail(trip.received)
             rail_block, nic_free = from_node(sent_on), sent_on
+
         gradient = computed
         for hop in range(ranks.gpus):
             here, forwarded = block, began
+
             if hop + 1 < ranks.gpus:
                 forwarded = latest(here, nvlink_free, to_gpu(room)) + ranks.over_nvlink(trip.received)
                 block, nvlink_free = from_gpu(forwarded), forwarded
+
             computed = latest(here, computed) + ranks.compute(trip.operations)
             room = latest(computed, forwarded)
+
             if trip.returned and ranks.gpus > 1:
                 added = computed if hop == 0 else latest(computed, gradient)
                 sent = latest(added, nvlink_free) + ranks.over_nvlink(trip.returned)
                 gradient, nvlink_free = from_gpu(sent), sent
+
         rail_room = latest(computed, sent_on)
         if trip.returned and ranks.nodes > 1:
             sent = latest(gradient, rail_gradient, nic_free) + ranks.over_rail(trip.returned)
             rail_gradient, nic_free = from_node(sent), sent
+
     if not trip.returned:
         return computed
     return latest(computed, rail_gradient if ranks.nodes > 1 else gradient)

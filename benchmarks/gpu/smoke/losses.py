@@ -124,6 +124,7 @@ def streams_verdict(asked: Problem, dtype: torch.dtype, device: torch.device, ba
     if backend == ONE_LAUNCH and device.type != "cuda":
         raise NotTakenError("the one-launch kernel needs a GPU")
     size = 4096 if device.type == "cuda" else 16
+
     runs = []
     for seed in range(3):
         leaves = [
@@ -131,8 +132,10 @@ def streams_verdict(asked: Problem, dtype: torch.dtype, device: torch.device, ba
         ]
         values = [x.to(device, dtype) for x in random_inputs(asked, seed)]
         runs.append((leaves, values))
+
     if device.type == "cuda":
         torch.cuda.synchronize()
+
     results = []
     for (leaves, values), stream in zip(runs, streams(device), strict=True):
         with stream:
@@ -144,8 +147,10 @@ def streams_verdict(asked: Problem, dtype: torch.dtype, device: torch.device, ba
                 for leaf, value in zip(leaves, values, strict=True):
                     leaf.copy_(value)
             results.append(step_of(leaves, backend)())
+
     if device.type == "cuda":
         torch.cuda.synchronize()
+
     found: Comparisons = {}
     for place, ((leaves, _), result) in enumerate(zip(runs, results, strict=True)):
         found |= compared(leaves, result, f" on stream {place}")
