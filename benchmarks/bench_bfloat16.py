@@ -93,20 +93,20 @@ def pairs(state: str) -> list[Tensor]:
     return [x.detach().bfloat16() for x in (a, b if state == "random" else a + 0.1 * b)]
 
 
-def gradients(loss: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
-    leaves = [x.clone().requires_grad_() for x in given]
+def gradients(loss: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
+    leaves = [x.clone().requires_grad_() for x in inputs]
     return torch.cat([g.double() for g in torch.autograd.grad(loss(*leaves), leaves)])
 
 
 @pytest.mark.parametrize("state", ["random", "converged"])
 def test_bfloat16_error(benchmark, state):
-    given = pairs(state)
-    truth = gradients(eager_pairs, [x.double() for x in given])
-    loss, _ = losses("info_nce_loss", len(given[0]), "fast")
-    ours = benchmark.pedantic(gradients, (loss, given), rounds=1)
+    embeddings = pairs(state)
+    truth = gradients(eager_pairs, [x.double() for x in embeddings])
+    loss, _ = losses("info_nce_loss", len(embeddings[0]), "fast")
+    ours = benchmark.pedantic(gradients, (loss, embeddings), rounds=1)
     errors = {
-        name: ((found - truth).norm() / truth.norm()).item()
-        for name, found in (("fastqt", ours), ("eager", gradients(eager_pairs, given)))
+        name: ((gradient - truth).norm() / truth.norm()).item()
+        for name, gradient in (("fastqt", ours), ("eager", gradients(eager_pairs, embeddings)))
     }
     benchmark.extra_info.update(state=state, N=ERRORS_AT[0], D=ERRORS_AT[1], gradient_errors=errors)
 

@@ -44,8 +44,8 @@ def contestants(loss: str, rows: int) -> dict[str, Callable[[], Any]]:
     """What a rank can do: the CPU seconds of a step by either exchange, and its peak memory."""
     size, rank = dist.get_world_size(), dist.get_rank()
     whole = [x.detach() for x in embeddings(rows, rows, D=D)]
-    own = [x[rank * rows // size : (rank + 1) * rows // size].clone().requires_grad_() for x in whole]
-    few = [x.detach()[:64].clone().requires_grad_() for x in own]
+    local_rows = [x[rank * rows // size : (rank + 1) * rows // size].clone().requires_grad_() for x in whole]
+    few = [x.detach()[:64].clone().requires_grad_() for x in local_rows]
 
     def step(leaves: list[Tensor], **group: Any) -> Callable[[], None]:
         function = partial(getattr(fastqt, loss), *leaves, **OPTIONS.get(loss, {}), **group)
@@ -59,13 +59,13 @@ def contestants(loss: str, rows: int) -> dict[str, Callable[[], Any]]:
         return cpu_seconds() - begin
 
     groups = {"alone": {}} if size == 1 else {x: {"group": Group(exchange=x)} for x in EXCHANGES}
-    found: dict[str, Callable[[], Any]] = {}
+    functions: dict[str, Callable[[], Any]] = {}
     for name, group in groups.items():
-        found[name] = partial(seconds, step(own, **group))
-        found[f"{name} peak"] = partial(peak_above_gradients, step(own, **group), own)
+        functions[name] = partial(seconds, step(local_rows, **group))
+        functions[f"{name} peak"] = partial(peak_above_gradients, step(local_rows, **group), local_rows)
         # What libraries allocate once is no memory of a call.
         step(few, **({"group": Group(exchange=name)} if group else {}))()
-    return found
+    return functions
 
 
 def predicted_peak(loss: str, size: int, exchange: str) -> int:

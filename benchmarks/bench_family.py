@@ -58,8 +58,8 @@ def clip(N: int, M: int, D: int) -> Losses:
     a, b = embeddings(N, M, D=D)
 
     def eager() -> Tensor:
-        scores, own = 20 * F.normalize(a) @ F.normalize(b).T, torch.arange(N)
-        return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+        scores, pairs = 20 * F.normalize(a) @ F.normalize(b).T, torch.arange(N)
+        return (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)) / 2
 
     return partial(fastqt.clip_loss, a, b, scale=20.0), eager, [a, b]
 

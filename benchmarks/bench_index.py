@@ -82,8 +82,8 @@ def test_index(benchmark, rows, kind, tmp_path):
         seconds.append(time.perf_counter() - begin)
 
     def search() -> None:
-        _, found = index.search_vectors(encoder.queries[len(wanted) - 1][None], K)
-        hits.append(len(wanted[-1] & set(found[0].tolist())))
+        _, places = index.search_vectors(encoder.queries[len(wanted) - 1][None], K)
+        hits.append(len(wanted[-1] & set(places[0].tolist())))
 
     benchmark.pedantic(search, setup=search_exactly, rounds=QUERIES)
     benchmark.extra_info.update(

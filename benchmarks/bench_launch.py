@@ -136,7 +136,7 @@ def measured() -> dict[str, Any]:
     from benchmarks.offline.driver import absent_driver
 
     clock = Clock(torch.device("cpu"))
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with absent_driver():
         for kernel, ways in launches().items():
             for run in ways.values():
@@ -145,13 +145,13 @@ def measured() -> dict[str, Any]:
             for _ in range(ROUNDS):
                 for way, run in ways.items():
                     times[way].append(1e6 * clock.seconds(run) / CALLS)
-            found[kernel] = {
+            figures[kernel] = {
                 way: {"least": min(taken), "median": statistics.median(taken)} for way, taken in times.items()
             }
             for figure in ("least", "median"):
-                triton, planned = (found[kernel][way][figure] for way in ("triton", "planned"))
-                found[kernel][f"ratio_of_{figure}s"] = triton / planned
-    return found
+                triton, planned = (figures[kernel][way][figure] for way in ("triton", "planned"))
+                figures[kernel][f"ratio_of_{figure}s"] = triton / planned
+    return figures
 
 
 def main() -> None:

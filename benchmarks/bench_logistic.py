@@ -64,12 +64,12 @@ def vectors(n: int, d: int, classes: int) -> tuple[NDArray[np.float32], NDArray[
     """
     generator = np.random.default_rng(0)
     spread = generator.permutation(np.exp(-3 * np.arange(d) / d))
-    found = generator.standard_normal((n, d)) * spread + 0.5 * generator.standard_normal(d)
-    for half in np.split(found, 2, axis=1):
+    points = generator.standard_normal((n, d)) * spread + 0.5 * generator.standard_normal(d)
+    for half in np.split(points, 2, axis=1):
         half /= np.linalg.norm(half, axis=1, keepdims=True)
-    scores = (found - found.mean(axis=0)) @ generator.standard_normal((d, classes))
+    scores = (points - points.mean(axis=0)) @ generator.standard_normal((d, classes))
     labels = (2 * scores / scores.std() + generator.gumbel(size=scores.shape)).argmax(axis=1)
-    return found.astype(np.float32), labels
+    return points.astype(np.float32), labels
 
 
 def training_sets(labels: NDArray[np.int64], protocol: str) -> NDArray[np.bool_]:
@@ -77,13 +77,13 @@ def training_sets(labels: NDArray[np.int64], protocol: str) -> NDArray[np.bool_]
     tests = split(labels, FOLDS, 0)
     if protocol != "nested":
         return np.concatenate([~tests, np.ones((1, len(labels)), dtype=bool)])
-    found = []
+    masks = []
     for test in tests:
         within = np.flatnonzero(~test)
         inner = np.zeros((FOLDS, len(labels)), dtype=bool)
         inner[:, within] = split(labels[within], FOLDS, 0)
-        found += [*(~test & ~inner), ~test]
-    return np.array(found)
+        masks += [*(~test & ~inner), ~test]
+    return np.array(masks)
 
 
 def objective(solution: Solution, C: float, examples: Examples) -> float:
@@ -97,7 +97,7 @@ def objective(solution: Solution, C: float, examples: Examples) -> float:
 
 
 def excess(
-    found: dict[str, list[list[Solution]]], grid: Sequence[float], examples: list[Examples]
+    by_solver: dict[str, list[list[Solution]]], grid: Sequence[float], examples: list[Examples]
 ) -> dict[str, float]:
     """By how much each solver's objective is above the lowest that any found, at most over C and the sets."""
     values = {
@@ -107,7 +107,7 @@ def excess(
                 for C, of_sets in zip(grid, solutions, strict=True)
             ]
         )
-        for name, solutions in found.items()
+        for name, solutions in by_solver.items()
     }
     lowest = np.min(list(values.values()), axis=0)
     return {name: float((value - lowest).max()) for name, value in values.items()}
@@ -160,8 +160,8 @@ def test_logistic(benchmark, protocol, n, d, classes):
         solutions.append([(weight[i], bias[i]) for i in sampled])
 
     benchmark.pedantic(fit_ours, setup=fit_peers, rounds=len(grid))
-    found = {"fastqt": solutions, **{name: peer.solutions for name, peer in peers.items()}}
-    distances = excess(found, grid, examples)
+    by_solver = {"fastqt": solutions, **{name: peer.solutions for name, peer in peers.items()}}
+    distances = excess(by_solver, grid, examples)
     benchmark.extra_info.update(
         protocol=protocol,
         n=n,

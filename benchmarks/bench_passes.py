@@ -23,10 +23,10 @@ def test_passes(benchmark):
     missing = {name: PROCESSORS[name].why_not() for name in (SUBJECT, *LEVELS)}
     if missing[SUBJECT] is not None:
         pytest.skip(missing[SUBJECT])
-    found: dict[str, dict[str, list[float]]] = {}
+    by_processor: dict[str, dict[str, list[float]]] = {}
 
     def runs(name: str) -> Callable[[], None]:
-        processor, times = PROCESSORS[name], found.setdefault(name, {})
+        processor, times = PROCESSORS[name], by_processor.setdefault(name, {})
         flags = (*OPTIMISED, *processor.flags)
         program = processor.built(dict.fromkeys(SOURCES, flags), headers=HEADERS)
 
@@ -45,6 +45,6 @@ def test_passes(benchmark):
         absent={name: reason for name, reason in missing.items() if reason is not None},
         nanoseconds={
             name: {function: statistics.median(values) for function, values in times.items()}
-            for name, times in found.items()
+            for name, times in by_processor.items()
         },
     )

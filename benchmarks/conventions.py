@@ -60,9 +60,9 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, factor: float) -> Tensor:
         ctx.factor, ctx.n = factor, len(rows)
-        found = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, rows.contiguous())
-        return torch.cat(found)
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -118,11 +118,11 @@ def open_clip_losses() -> ModuleType | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     path = Path(spec.submodule_search_locations[0]) / "loss.py"
-    found = importlib.util.spec_from_file_location("open_clip_losses", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    file_spec = importlib.util.spec_from_file_location("open_clip_losses", path)
+    assert file_spec is not None
+    assert file_spec.loader is not None
+    module = importlib.util.module_from_spec(file_spec)
+    file_spec.loader.exec_module(module)
     return module
 
 
@@ -177,17 +177,17 @@ def of_fastqt() -> Iterator[Convention]:
     source = f"fastqt {fastqt.__version__}"
     for exchange in ("gather", "ring"):
         options: dict[str, Any] = {"group": Group(exchange=exchange), "normalize": False}
-        given = f'(…, group=Group(exchange="{exchange}"))'
+        arguments = f'(…, group=Group(exchange="{exchange}"))'
 
         yield Convention(
-            f"clip_loss{given}",
+            f"clip_loss{arguments}",
             source,
             lambda a, b, scale, _, options=options: fastqt.clip_loss(a, b, scale=scale, **options),
             clip,
         )
 
         yield Convention(
-            f"siglip_loss{given}",
+            f"siglip_loss{arguments}",
             source,
             lambda a, b, scale, bias, options=options: fastqt.siglip_loss(
                 a, b, scale=scale, bias=bias, **options
@@ -196,7 +196,7 @@ def of_fastqt() -> Iterator[Convention]:
         )
 
         yield Convention(
-            f"info_nce_loss{given}",
+            f"info_nce_loss{arguments}",
             source,
             lambda a, b, scale, _, options=options: fastqt.info_nce_loss(a, b, scale=scale, **options),
             info_nce,

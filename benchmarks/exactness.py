@@ -44,8 +44,8 @@ def truth(queries: Tensor, candidates: Tensor, scale: float) -> tuple[float, Ten
     """The loss and its gradient with respect to the queries, in float64 and without a cancellation."""
     f, g = queries.double(), candidates.double()
     scores = scale * f @ g.T
-    own = scores.diagonal()
-    odds = (scores - own[:, None]).exp().fill_diagonal_(0)  # p_j / p_i of the other candidates
+    positives = scores.diagonal()
+    odds = (scores - positives[:, None]).exp().fill_diagonal_(0)  # p_j / p_i of the other candidates
     total = odds.sum(1, keepdim=True)
     others = odds / (1 + total)
     gradient = scale / len(f) * (others @ g - others.sum(1, keepdim=True) * g)
@@ -121,8 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures how exact gradients are as a loss converges.")
     parser.add_argument("--write", action="store_true", help=f"store {STORED.name} and draw its plot")
     options = parser.parse_args()
-    found = [measured(*pairs(), scale) for scale in SCALES]
-    run = {"machine_info": processor_and_versions(), "N": N, "D": D, "found": found}
+    rows = [measured(*pairs(), scale) for scale in SCALES]
+    run = {"machine_info": processor_and_versions(), "N": N, "D": D, "found": rows}
     if options.write:
         STORED.write_text(json.dumps(run, indent=1) + "\n")
         plot(run, STORED.with_suffix(".svg"))

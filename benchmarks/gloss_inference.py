@@ -87,8 +87,8 @@ def timed(gloss: Gloss, way: Way, tokens: Tensor, lengths: Tensor) -> tuple[Tens
     shapes = shapes_of_the_batch(len(tokens)) if way.shapes == "batch" else contextlib.nullcontext()
     with shapes:
         start = time.process_time()
-        found = gloss.infer(tokens[:, : int(lengths.max())], lengths)
-        return found, time.process_time() - start
+        latents = gloss.infer(tokens[:, : int(lengths.max())], lengths)
+        return latents, time.process_time() - start
 
 
 def measure(gloss: Gloss, way: Way, tokens: Tensor, lengths: Tensor) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def measure(gloss: Gloss, way: Way, tokens: Tensor, lengths: Tensor) -> dict[str
 
     differences, alone_seconds = [], []
     for row in range(0, len(tokens), len(tokens) // ALONE):
-        own = slice(row, row + 1)
-        alone, spent = timed(gloss, way, tokens[own], lengths[own])
+        one = slice(row, row + 1)
+        alone, spent = timed(gloss, way, tokens[one], lengths[one])
         differences.append((alone[0] - together[row]).norm().item())
         alone_seconds.append(spent)
 

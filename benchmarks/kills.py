@@ -85,13 +85,13 @@ def _record_digests(path: Path) -> None:
 
 def digest_of(path: Path) -> tuple[int, str]:
     """The step of a checkpoint, and the SHA-256 of its tensors; the times of the training are in neither."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open_tensors(path) as file:
         for name in sorted(file.keys()):
             tensor = file.get_tensor(name).contiguous()
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.reshape(-1).numpy().tobytes())
-    return checkpoint.read_progress(path).step, found.hexdigest()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.reshape(-1).numpy().tobytes())
+    return checkpoint.read_progress(path).step, digest.hexdigest()
 
 
 class Trainer:
@@ -143,13 +143,13 @@ def kill_and_resume(kills: int, out: Path, seed: int) -> bool:
     trainer = Trainer()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found = _kill_and_resume(trainer, kills, Path(folder), random.Random(seed))
+            outcome = _kill_and_resume(trainer, kills, Path(folder), random.Random(seed))
     finally:
         trainer.close()
-    found = {"machine_info": processor_and_versions(), "kills": kills, "seed": seed, **found}
-    out.write_text(json.dumps(found) + "\n")
-    print({name: value for name, value in found.items() if name not in ("machine_info", "each")})
-    return bool(found["survived"] == kills and found["same_model"] and found["same_metrics"])
+    outcome = {"machine_info": processor_and_versions(), "kills": kills, "seed": seed, **outcome}
+    out.write_text(json.dumps(outcome) + "\n")
+    print({name: value for name, value in outcome.items() if name not in ("machine_info", "each")})
+    return bool(outcome["survived"] == kills and outcome["same_model"] and outcome["same_metrics"])
 
 
 def _kill_and_resume(trainer: Trainer, kills: int, folder: Path, generator: random.Random) -> dict[str, Any]:

@@ -168,8 +168,8 @@ def columns_of(case: Case, N: int, spread: float = 2.0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     together = ROWS_A_LABEL if case.columns == 1 else 1
     common = torch.randn(N // together, D, generator=generator).repeat_interleave(together, 0)
-    own = [torch.randn(N, D, generator=generator) for _ in range(case.columns)]
-    pair, negatives = own[:2], own[2:]
+    columns = [torch.randn(N, D, generator=generator) for _ in range(case.columns)]
+    pair, negatives = columns[:2], columns[2:]
     return [common + spread * x for x in pair] + negatives
 
 
@@ -224,11 +224,11 @@ def gradient_errors(case: Case) -> dict[str, float | str]:
         reference = torch.cat([x.flatten() for x in steps["theirs"](exact)(0)[1:]])
     except Exception as error:  # a peer, absent or unable: the error is its result
         return {"reason": _reason(error)}
-    found: dict[str, float | str] = {}
+    errors: dict[str, float | str] = {}
     for name, make in steps.items():
         gradient = torch.cat([x.double().flatten() for x in make(leaves)(0)[1:]])
-        found[name] = float((gradient - reference).norm() / reference.norm())
-    return found
+        errors[name] = float((gradient - reference).norm() / reference.norm())
+    return errors
 
 
 def _module(name: str) -> ModuleType:
@@ -277,7 +277,7 @@ def machine_line(run: dict[str, Any]) -> str:
     )
 
 
-def speed_table(found: Iterable[dict[str, Any]]) -> str:
+def speed_table(rows: Iterable[dict[str, Any]]) -> str:
     header = ("loss", "N", "theirs ms", "ours ms", "faster", "theirs MiB", "ours MiB")
 
     def row(r: dict[str, Any]) -> tuple[str, ...]:
@@ -288,28 +288,25 @@ def speed_table(found: Iterable[dict[str, Any]]) -> str:
         peaks = (f"{s['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in s else "–" for s in sides)
         return r["case"], f"{r['N']:,}", *shown, faster, *peaks
 
-    return table(header, map(row, found))
+    return table(header, map(row, rows))
 
 
-def error_table(found: Iterable[dict[str, Any]]) -> str:
+def error_table(rows: Iterable[dict[str, Any]]) -> str:
     return table(
         ("loss", "theirs", "ours"),
-        (
-            (r["case"], *(f"{r[side]:.1e}" if side in r else "–" for side in ("theirs", "ours")))
-            for r in found
-        ),
+        ((r["case"], *(f"{r[side]:.1e}" if side in r else "–" for side in ("theirs", "ours"))) for r in rows),
     )
 
 
 def versions() -> dict[str, str]:
     """Of the peers that are installed."""
-    found = {}
+    installed = {}
     for library in dict.fromkeys(case.library for case in CASES):
         try:
-            found[library.name] = importlib.metadata.version(library.name)
+            installed[library.name] = importlib.metadata.version(library.name)
         except importlib.metadata.PackageNotFoundError:
-            found[library.name] = "not installed"
-    return found
+            installed[library.name] = "not installed"
+    return installed
 
 
 def main() -> None:
@@ -320,17 +317,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     errors = [{"case": case.label, **gradient_errors(case)} for case in CASES]
     print(error_table(errors), flush=True)
-    found = []
+    rows = []
     for case in CASES:
         before = None
         for N in sorted(options.rows):
             before = measured(case, N, before)
-            found.append(before)
-            print(json.dumps(found[-1]), flush=True)
+            rows.append(before)
+            print(json.dumps(rows[-1]), flush=True)
     if options.write:
         run = {"machine_info": processor_and_versions(), "versions": versions(), "D": D}
-        STORED.write_text(json.dumps({**run, "found": found, "errors": errors}, indent=1) + "\n")
-    print(speed_table(found))
+        STORED.write_text(json.dumps({**run, "found": rows, "errors": errors}, indent=1) + "\n")
+    print(speed_table(rows))
 
 
 if __name__ == "__main__":

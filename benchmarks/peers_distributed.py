@@ -82,18 +82,18 @@ def gradients(module: nn.Module, towers: Towers, x: Tensor, y: Tensor, loss: Los
 def factor(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
     """The factor that fits best, and the part of the gradient that it leaves."""
     gradient, reference = gradient.double(), reference.double()
-    found = float(gradient @ reference / (reference @ reference))
-    return found, float((gradient - found * reference).norm() / gradient.norm())
+    multiple = float(gradient @ reference / (reference @ reference))
+    return multiple, float((gradient - multiple * reference).norm() / gradient.norm())
 
 
 def compared(of_ranks: dict[str, Any], of_batch: dict[str, Any]) -> Found:
     """What is stored of a convention."""
     encoder, residual = factor(of_ranks["encoder"], of_batch["encoder"])
-    found = {"encoder": encoder, "residual": residual}
+    factors = {"encoder": encoder, "residual": residual}
     for name in ("temperature", "bias"):
         if of_batch[name].abs() > 0:
-            found[name] = factor(of_ranks[name], of_batch[name])[0]
-    return {**found, "loss_of_rank_0": of_ranks["loss"], "loss_of_batch": of_batch["loss"]}
+            factors[name] = factor(of_ranks[name], of_batch[name])[0]
+    return {**factors, "loss_of_rank_0": of_ranks["loss"], "loss_of_batch": of_batch["loss"]}
 
 
 def measure(rank: int, folder: str) -> None:
@@ -103,16 +103,16 @@ def measure(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=PATIENCE)
     x, y = batch()
     shard = slice(rank * N // PROCESSES, (rank + 1) * N // PROCESSES)
-    found = []
+    rows = []
     for convention in conventions():
         towers, alone = Towers(), Towers()
         module = DistributedDataParallel(towers)
         of_ranks = gradients(module, towers, x[shard], y[shard], convention.of_rank)
         of_batch = gradients(alone, alone, x, y, convention.of_batch)
         figures = compared(of_ranks, of_batch)
-        found.append({"convention": convention.name, "source": convention.source, **figures})
+        rows.append({"convention": convention.name, "source": convention.source, **figures})
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 
 
@@ -135,7 +135,7 @@ def conventions_machine(run: Found) -> str:
     )
 
 
-def conventions_table(found: Iterable[Found]) -> str:
+def conventions_table(rows: Iterable[Found]) -> str:
     header = (
         "loss",
         "source",
@@ -158,7 +158,7 @@ def conventions_table(found: Iterable[Found]) -> str:
                 f"{r['bias']:.3f}" if "bias" in r else "–",
                 f"{r['loss_of_rank_0'] / r['loss_of_batch']:.3f}",
             )
-            for r in found
+            for r in rows
         ),
     )
 
@@ -167,11 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the gradients of losses over several processes.")
     parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
     write = parser.parse_args().write
-    found = measured()
+    rows = measured()
     if write:
         run = {"machine_info": processor_and_versions(), "processes": PROCESSES, "N": N, "D": D}
-        STORED.write_text(json.dumps({**run, "found": found}, indent=1) + "\n")
-    print(conventions_table(found))
+        STORED.write_text(json.dumps({**run, "found": rows}, indent=1) + "\n")
+    print(conventions_table(rows))
 
 
 if __name__ == "__main__":

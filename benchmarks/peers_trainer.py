@@ -74,13 +74,13 @@ class Configuration:
 
 def settings() -> list[dict[str, Any]]:
     """Every set of directions with every way to partition it."""
-    found: list[dict[str, Any]] = []
+    options: list[dict[str, Any]] = []
     for bits in range(8):
         names = tuple(name for i, name in enumerate(DIRECTIONS) if i == 0 or bits >> (i - 1) & 1)
-        found.append({"directions": names})
+        options.append({"directions": names})
         if names == ("query_to_doc", "doc_to_query"):
-            found.append({"directions": names, "partition_mode": "per_direction"})
-    return found
+            options.append({"directions": names, "partition_mode": "per_direction"})
+    return options
 
 
 def configurations() -> list[Configuration]:
@@ -88,24 +88,24 @@ def configurations() -> list[Configuration]:
     modes = ("in_batch_negatives", "hard_negatives", "all_negatives")
     hardness = [{"hardness_mode": mode, "hardness_strength": 5.0} for mode in modes]
     everything = {"directions": DIRECTIONS, **hardness[2]}
-    found = []
+    listed = []
     for columns in (2, 3, 4):
-        found += [Configuration(PLAIN, columns, options) for options in (*settings(), *hardness)]
-        found.append(Configuration(PLAIN, columns, dimensions=(384, 96, 24)))
-    found.append(Configuration(PLAIN, 4, everything))
+        listed += [Configuration(PLAIN, columns, options) for options in (*settings(), *hardness)]
+        listed.append(Configuration(PLAIN, columns, dimensions=(384, 96, 24)))
+    listed.append(Configuration(PLAIN, 4, everything))
     cached = {"mini_batch_size": 3}
-    found += [Configuration(CACHED, columns, cached) for columns in (2, 3, 4)]
-    found.append(Configuration(CACHED, 4, {**cached, **everything}))
-    found.append(Configuration(CACHED, 3, cached, (384, 96, 24)))
+    listed += [Configuration(CACHED, columns, cached) for columns in (2, 3, 4)]
+    listed.append(Configuration(CACHED, 4, {**cached, **everything}))
+    listed.append(Configuration(CACHED, 3, cached, (384, 96, 24)))
     symmetric = "MultipleNegativesSymmetricRankingLoss"
-    return [*found, Configuration(symmetric, 2), Configuration(f"Cached{symmetric}", 2, cached)]
+    return [*listed, Configuration(symmetric, 2), Configuration(f"Cached{symmetric}", 2, cached)]
 
 
 def sentences(rows: int, columns: int) -> dict[str, list[str]]:
     """A data set; a row's sentences share some of their words, so that there is something to learn."""
     draw = random.Random(SEED)
     names = ("anchor", "positive", "negative_1", "negative_2")[:columns]
-    found: dict[str, list[str]] = {name: [] for name in names}
+    texts: dict[str, list[str]] = {name: [] for name in names}
     for _ in range(rows):
         parts = [draw.choice(words) for words in WORDS]
         for i, name in enumerate(names):
@@ -113,8 +113,8 @@ def sentences(rows: int, columns: int) -> dict[str, list[str]]:
                 draw.choice(words) if draw.random() < 0.2 * i else part
                 for part, words in zip(parts, WORDS, strict=True)
             ]
-            found[name].append(" ".join(changed[: draw.randint(3, 5)]))
-    return found
+            texts[name].append(" ".join(changed[: draw.randint(3, 5)]))
+    return texts
 
 
 def load(path: str | None = None) -> Any:
@@ -162,9 +162,9 @@ def curve(
 
     class Trainer(SentenceTransformerTrainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            found = super().compute_loss(*args, **kwargs)
-            losses.append(float((found[0] if isinstance(found, tuple) else found).detach()))
-            return found
+            value = super().compute_loss(*args, **kwargs)
+            losses.append(float((value[0] if isinstance(value, tuple) else value).detach()))
+            return value
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
         trainer = Trainer(
@@ -199,14 +199,14 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def difference(found: list[float], wanted: list[float]) -> float:
+def difference(losses: list[float], wanted: list[float]) -> float:
     """The largest of the steps' differences, relative to the largest of the wanted losses."""
-    return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / max(map(abs, wanted))
+    return max(abs(a - b) for a, b in zip(losses, wanted, strict=True)) / max(map(abs, wanted))
 
 
 def equality() -> list[dict[str, Any]]:
     """What is stored of each configuration."""
-    model, found = load(), []
+    model, rows = load(), []
     for configuration in configurations():
         theirs, ours = (curve(side, configuration, model) for side in SIDES)
         row = {
@@ -214,9 +214,9 @@ def equality() -> list[dict[str, Any]]:
             "largest_difference": difference(ours, theirs),
             "first_and_last_loss": [theirs[0], theirs[-1]],
         }
-        found.append(row)
+        rows.append(row)
         print(f"{row['largest_difference']:.1e}  {row['configuration']}", flush=True)
-    return found
+    return rows
 
 
 def features(model: Any, batch: int, columns: int) -> list[dict[str, Any]]:
@@ -226,12 +226,12 @@ def features(model: Any, batch: int, columns: int) -> list[dict[str, Any]]:
 
 def step_of(side: str, configuration: Configuration, batch: int, model: Any) -> Any:
     """Forward and backward of a batch, as a function."""
-    loss, given = made(side, configuration, model), features(model, batch, configuration.columns)
+    loss, columns = made(side, configuration, model), features(model, batch, configuration.columns)
     labels = torch.zeros(batch)
 
     def step() -> Tensor:
         model.zero_grad()
-        value: Tensor = loss([dict(column) for column in given], labels)
+        value: Tensor = loss([dict(column) for column in columns], labels)
         value.backward()
         return value
 
@@ -259,25 +259,23 @@ def speed_of(configuration: Configuration, batch: int) -> dict[str, Any]:
 def speed() -> list[dict[str, Any]]:
     """What is stored of each step that is timed. Cached losses hold the activations of 32 rows alone."""
     all_of_them = {"directions": DIRECTIONS, "hardness_mode": "hard_negatives", "hardness_strength": 5.0}
-    found = []
+    rows = []
     for batch, options in ((512, {}), (512, all_of_them), (1024, {})):
-        found.append(speed_of(Configuration(CACHED, 3, options), batch))
-        print(json.dumps(found[-1]), flush=True)
-    return found
+        rows.append(speed_of(Configuration(CACHED, 3, options), batch))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
-def equality_line(found: list[dict[str, Any]]) -> str:
+def equality_line(rows: list[dict[str, Any]]) -> str:
     """How far the curves of losses are apart, in words."""
-    largest = max(x["largest_difference"] for x in found)
-    return (
-        f"{len(found)} configurations, whose losses differ by {largest:.1e} of the curve's largest at most."
-    )
+    largest = max(x["largest_difference"] for x in rows)
+    return f"{len(rows)} configurations, whose losses differ by {largest:.1e} of the curve's largest at most."
 
 
-def speed_table(found: list[dict[str, Any]]) -> str:
+def speed_table(measured: list[dict[str, Any]]) -> str:
     """The stored rows in Markdown."""
     rows = []
-    for x in found:
+    for x in measured:
         seconds, peaks = x["seconds"], x["peak_bytes"]
         rows.append(
             [
@@ -306,15 +304,15 @@ def main() -> int:
     parser.add_argument("--speed", action="store_true", help="time and memory of steps, on a quiet machine")
     options = parser.parse_args()
     kind = "speed" if options.speed else "equality"
-    found = speed() if options.speed else equality()
+    rows = speed() if options.speed else equality()
     if not options.speed:
-        print(f"largest of all: {max(x['largest_difference'] for x in found):.1e}")
+        print(f"largest of all: {max(x['largest_difference'] for x in rows):.1e}")
     if options.write:
         run = {
             "machine_info": processor_and_versions(),
             "versions": versions(),
             **({} if options.speed else {"steps": STEPS, "batch": BATCH}),
-            "found": found,
+            "found": rows,
         }
         STORED.write_text(json.dumps(stored() | {kind: run}, indent=1) + "\n")
     return 0

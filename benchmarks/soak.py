@@ -79,15 +79,15 @@ def verdict(samples: Sequence[Sample]) -> dict[str, Any]:
         raise ValueError(f"samples: want at least 10, got {len(samples)}")
     settled = samples[round(WARM_UP * len(samples)) :]
     halves = settled[: len(settled) // 2], settled[len(settled) // 2 :]
-    found: dict[str, Any] = {"rss_peaks_kib": [max(each.rss_kib for each in half) for half in halves]}
+    figures: dict[str, Any] = {"rss_peaks_kib": [max(each.rss_kib for each in half) for half in halves]}
     for name in ("rss_kib", "anonymous_kib"):
         medians = [median(getattr(each, name) for each in half) for half in halves]
-        found[name] = {"medians": medians, "flat": medians[1] <= medians[0] * (1 + RSS_GROWTH)}
+        figures[name] = {"medians": medians, "flat": medians[1] <= medians[0] * (1 + RSS_GROWTH)}
     for name in ("descriptors", "threads"):
         least = [min(getattr(each, name) for each in half) for half in halves]
-        found[name] = {"smallest": least, "flat": least[1] <= least[0]}
-    found["flat"] = all(part["flat"] for part in found.values() if isinstance(part, dict))
-    return found
+        figures[name] = {"smallest": least, "flat": least[1] <= least[0]}
+    figures["flat"] = all(part["flat"] for part in figures.values() if isinstance(part, dict))
+    return figures
 
 
 def watch(minutes: float, out: Path, corpus: str | None, options: Sequence[str]) -> bool:

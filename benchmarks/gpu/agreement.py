@@ -62,7 +62,7 @@ def of_three_blocks(N: int, D: int, scale: float = 20.0) -> Sums:
     return Sums(N, scores=2 * D * UNIT * scale, roundings=2)
 
 
-def agree(found: Sequence[Tensor], wanted: Sequence[Tensor], sums: Sums) -> tuple[bool, str]:
+def agree(results: Sequence[Tensor], wanted: Sequence[Tensor], sums: Sums) -> tuple[bool, str]:
     """Whether two results of a step agree as closely as fastqt promises it of a graph or another stream.
 
     The losses are bitwise equal if the scores are. If the scores are at most d apart, so are log-sum-exps and
@@ -71,13 +71,13 @@ def agree(found: Sequence[Tensor], wanted: Sequence[Tensor], sums: Sums) -> tupl
     result.
 
     Args:
-        found, wanted: the loss and the gradients, of equal shapes and dtypes.
+        results, wanted: the loss and the gradients, of equal shapes and dtypes.
         sums: what the loss leaves to cuBLAS.
 
     Returns:
         Whether they agree, and the largest difference of each as a share of what is allowed.
     """
-    (loss, wanted_loss), *gradients = zip(found, wanted, strict=True)
+    (loss, wanted_loss), *gradients = zip(results, wanted, strict=True)
     rounding = UNIT * wanted_loss.double().abs() if sums.scores else torch.zeros(())
     shares = [_share(loss, wanted_loss, 2 * sums.scores + rounding)]
     for x, y in gradients:

@@ -119,11 +119,11 @@ def _scaled(N: int, D: int, device: torch.device, loss: Callable[..., Tensor]) -
         loss, scale=0.05, backend="triton"
     )  # so that the gradients themselves are in float16's range
     upstream = torch.tensor(2.0**16, device=device)
-    found, wanted = (
+    scaled, wanted = (
         torch.autograd.grad(small(*leaves), leaves, upstream)
         for leaves in (halves, [x.detach().float().requires_grad_() for x in halves])
     )
-    error = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(found, wanted, strict=True))
+    error = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(scaled, wanted, strict=True))
     return Verdict(error <= 2.0**-8, f"{error:.1e} of the largest, want {2.0**-8:.1e}")
 
 
@@ -141,9 +141,9 @@ def _stream(problem: Callable[[], Any], sums: Sums) -> Verdict:
         for leaf, values in zip(leaves, fresh, strict=True):
             leaf.copy_(values)
         with torch.enable_grad():
-            found = step()
+            result = step()
     torch.cuda.synchronize()
-    return Verdict(*agreement.agree(found, step(), sums))
+    return Verdict(*agreement.agree(result, step(), sums))
 
 
 def _waitless(device: torch.device) -> list[tuple[str, dict[str, Any]]]:

@@ -54,9 +54,9 @@ def missing() -> str:
 
 def cuda_home() -> Path | None:
     """The folder of a CUDA toolkit, with the library that the extension links to."""
-    found = shutil.which("nvcc")
+    nvcc = shutil.which("nvcc")
     named = [os.environ.get("FASTQT_CUDA_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-    homes = [Path(name) for name in named if name] + ([Path(found).resolve().parents[1]] if found else [])
+    homes = [Path(name) for name in named if name] + ([Path(nvcc).resolve().parents[1]] if nvcc else [])
     return next((home for home in homes if all((home / name).exists() for name in NEEDED)), None)
 
 

@@ -23,9 +23,9 @@ DRY_PATIENCE = 10  # a dry run may take so many times as long: its processors ar
 LEAST_SECONDS = 3.0  # a section for which less is left of its wave is not begun
 
 
-def run(found: Sequence[Wave], options: Options, report: Report) -> None:
+def run(planned: Sequence[Wave], options: Options, report: Report) -> None:
     """Runs waves one after the other; the report is stored after each section."""
-    for wave in found:
+    for wave in planned:
         seconds = max(section.seconds for section in wave)
         end = time.monotonic() + seconds
         at_once = min(len(wave), 2 * processors())
@@ -52,7 +52,7 @@ def run(found: Sequence[Wave], options: Options, report: Report) -> None:
         )
 
 
-def patient(found: Sequence[Wave]) -> list[Wave]:
+def patient(planned: Sequence[Wave]) -> list[Wave]:
     """The same waves with the limits of a dry run."""
     return [
         [
@@ -63,7 +63,7 @@ def patient(found: Sequence[Wave]) -> list[Wave]:
             )
             for section in wave
         ]
-        for wave in found
+        for wave in planned
     ]
 
 
@@ -100,10 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
 
-    options = Options(given.quick, given.dry_run)
-    if options.dry_run and given.out is None:
+    options = Options(parsed.quick, parsed.dry_run)
+    if options.dry_run and parsed.out is None:
         parser.error(
             "--dry-run wants --out: its results are not those of a GPU, so they have no default place"
         )
@@ -112,19 +112,19 @@ def main(arguments: list[str] | None = None) -> int:
     if reason is not None:
         parser.error(f"{reason}; --dry-run needs none")
 
-    path = given.out
+    path = parsed.out
     if path is None:
-        path = default_path(importlib.import_module("torch").cuda.get_device_name(), given.stage)
-    report = Report(given.stage, options, path)
+        path = default_path(importlib.import_module("torch").cuda.get_device_name(), parsed.stage)
+    report = Report(parsed.stage, options, path)
 
     present = importable_peers()
-    if given.stage in ("all", "speed"):
+    if parsed.stage in ("all", "speed"):
         absent = {
             name: f"{module} is not installed" for name, module in MODULES.items() if name not in present
         }
         report.content["dropped"] = absent
 
-    found = waves(given.stage, options)
-    run(patient(found) if options.dry_run else found, options, report)
+    planned = waves(parsed.stage, options)
+    run(patient(planned) if options.dry_run else planned, options, report)
     print(report.text())
     return 1 if report.failures else 0

@@ -79,8 +79,8 @@ def taken(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
 def within(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
     """Whether each error is within its bound; NaN never is."""
     ok = all(error <= bound for error, bound in bounds.values())
-    found = (f"{name} {error:.2g} (at most {bound:.2g})" for name, (error, bound) in bounds.items())
-    return Verdict(ok, ", ".join(found))
+    errors = (f"{name} {error:.2g} (at most {bound:.2g})" for name, (error, bound) in bounds.items())
+    return Verdict(ok, ", ".join(errors))
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,12 @@ def fused_loss(p: Problem) -> Callable[..., Tensor]:
 
 def true_losses(p: Problem, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their mean, in float64."""
-    found = truth(f, g, p.offsets, p.diagonal)
+    of_queries = truth(f, g, p.offsets, p.diagonal)
 
     if not p.clip:
-        return found
+        return of_queries
     losses, dG, dF = truth(g, f, p.offsets, p.diagonal)
-    return (found[0] + losses) / 2, (found[1] + dF) / 2, (found[2] + dG) / 2
+    return (of_queries[0] + losses) / 2, (of_queries[1] + dF) / 2, (of_queries[2] + dG) / 2
 
 
 def three_block_verdict(
@@ -264,9 +264,9 @@ def assert_kind(problem: Problem, losses: Tensor) -> None:
         raise AssertionError("inputs overflow too few rows")
 
 
-def _errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
+def _errors(results: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
     """Relative errors in the L2 norm."""
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(results, exact, strict=True)]
 
 
 def target_matrix(rows: Tensor, M: int, offsets: tuple[int, ...]) -> Tensor:
@@ -289,14 +289,14 @@ def truth(
     for rows in torch.arange(N, device=F.device).split(2048):
         T = target_matrix(rows, M, offsets)
         S = F[rows] @ G.T
-        own = rows[:, None] == torch.arange(M, device=F.device) if diagonal == "zero" else None
-        if own is not None:
-            S.masked_fill_(own, 0)
+        diagonal_cells = rows[:, None] == torch.arange(M, device=F.device) if diagonal == "zero" else None
+        if diagonal_cells is not None:
+            S.masked_fill_(diagonal_cells, 0)
         log_P = S.log_softmax(1)
         losses[rows] = (torch.special.xlogy(T, T) - T * log_P).sum(1)
         dS = (T.sum(1, keepdim=True) * log_P.exp() - T) / N
-        if own is not None:
-            dS.masked_fill_(own, 0)
+        if diagonal_cells is not None:
+            dS.masked_fill_(diagonal_cells, 0)
         dF[rows] = dS @ G
         dG += dS.T @ F[rows]
     return losses, dF, dG

@@ -32,13 +32,13 @@ def predictions() -> dict[tuple[Shape, str], Prediction]:
     """By shape and contestant."""
     stored = json.loads(estimate.STORED.read_text())
     rates = Rates(**stored["rates"])
-    found = {}
+    by_contestant = {}
     for schedule in stored["schedules"]:
         if schedule["loss"] == "QuickThoughts":
             N, D = schedule["N"], schedule["D"]
             seconds = device_seconds(schedule, stored["kernels"], rates)
             key = Shape(N, N, D), CONTESTANTS[schedule["memory"]]
-            found[key] = Prediction(seconds, seconds / gemm_time(N, D, rates))
+            by_contestant[key] = Prediction(seconds, seconds / gemm_time(N, D, rates))
     for N, D, phases in cuda_estimate.predictions(json.loads(cuda_estimate.STORED.read_text())):
-        found[Shape(N, N, D), ONE_LAUNCH] = Prediction(sum(time for _, time, _ in phases), None)
-    return found
+        by_contestant[Shape(N, N, D), ONE_LAUNCH] = Prediction(sum(time for _, time, _ in phases), None)
+    return by_contestant

@@ -70,10 +70,10 @@ def run_section(
             outcome.exit_code = _run(command, variables, output, section.seconds + GRACE)
             output.seek(0)
             outcome.output = output.read()
-        found = read_lines(lines)
+        records = read_lines(lines)
 
-    ends = [record for record in found if record["kind"] == "end"]
-    outcome.records = [record for record in found if record["kind"] != "end"]
+    ends = [record for record in records if record["kind"] == "end"]
+    outcome.records = [record for record in records if record["kind"] != "end"]
 
     if ends:
         outcome.status, outcome.message = ends[-1]["status"], ends[-1]["message"]
@@ -153,11 +153,11 @@ def read_lines(path: Path) -> list[Record]:
     """The records in a file. A killed process may leave an incomplete last line, which is skipped."""
     if not path.exists():
         return []
-    found = []
+    records = []
     for line in path.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
+            records.append(json.loads(line))
+    return records
 
 
 def kept_output(outcome: Outcome) -> str | None:
@@ -169,8 +169,8 @@ def main(asked: str, lines: str) -> int:
     """What a section's process does; its exit status is 1 if an error ended the section."""
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    given = json.loads(asked)
-    section, options = Section(**given["section"]), Options(**given["options"])
+    parsed = json.loads(asked)
+    section, options = Section(**parsed["section"]), Options(**parsed["options"])
     sections.watch(section.seconds + GRACE / 2, section.quiet)
 
     def records() -> Iterator[Record]:  # an error of the section's import becomes a record too

@@ -41,7 +41,7 @@ def kernels_of(
             clock.wait()
 
         kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
-        found = [
+        kernels = [
             {
                 "name": shortened(event.key, MOST_OF_A_NAME),
                 "count": event.count / calls,
@@ -55,8 +55,8 @@ def kernels_of(
     except Exception as error:  # a machine may not let its counters be read, and what is timed stays of use
         return [], words(error)
 
-    found.sort(key=lambda kernel: -kernel["seconds"])
-    return found, None if found else "the profiler saw nothing on the device"
+    kernels.sort(key=lambda kernel: -kernel["seconds"])
+    return kernels, None if kernels else "the profiler saw nothing on the device"
 
 
 def profile(options: Options) -> Iterator[Record]:

@@ -59,8 +59,8 @@ class Recorder:
 
     def evidence(self) -> dict[str, Any]:
         """The last launches, and what Triton compiled last since this began, if it did."""
-        found = _newest_compilation()
-        compiled = {} if found is None or found == self.begun else _dump(found[1])
+        newest = _newest_compilation()
+        compiled = {} if newest is None or newest == self.begun else _dump(newest[1])
         return {"launches": list(self.launches), "compiled": compiled}
 
 

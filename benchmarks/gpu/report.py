@@ -141,9 +141,9 @@ def time_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
         else:
             shape["others"].append(_beside_products(row))
     return [
-        f"{name}{' graph' if graphed else ''}: GEMMs {' '.join(found['gemm']) or '–'}; "
-        + ", ".join(found["others"])
-        for (name, graphed), found in shapes.items()
+        f"{name}{' graph' if graphed else ''}: GEMMs {' '.join(seconds['gemm']) or '–'}; "
+        + ", ".join(seconds["others"])
+        for (name, graphed), seconds in shapes.items()
     ]
 
 
@@ -169,17 +169,17 @@ def product_lines(products: Iterable[dict[str, Any]]) -> list[str]:
 
 def profile_lines(profiles: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each step: the time of its kernels, of launching them, and of the longest."""
-    found = []
+    lines = []
     for p in profiles:
         longest = (
             f"{_milliseconds(k['seconds'])} in {k['count']:.0f} × {k['name'][:40]}" for k in p["kernels"][:2]
         )
         told = ", ".join(longest) or str(p["reason"])
-        found.append(
+        lines.append(
             f"{p['shape']}, {p['memory']}: {p['launches']:.0f} kernels {_milliseconds(p['kernel_seconds'])}, "
             f"launched in {_milliseconds(p['seconds_to_launch'])}; {told}"
         )
-    return found
+    return lines
 
 
 def _flat(value: Any) -> str:

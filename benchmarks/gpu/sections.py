@@ -67,10 +67,10 @@ class Section:
 
     def records(self, options: Options) -> Iterator[Record]:
         module, function = self.run.split(":")
-        found: Iterator[Record] = getattr(importlib.import_module(module), function)(
+        records: Iterator[Record] = getattr(importlib.import_module(module), function)(
             options, **self.arguments
         )
-        return found
+        return records
 
 
 class Verdict(NamedTuple):

@@ -42,9 +42,9 @@ def waves(stage: str, options: Options) -> list[Wave]:
     return made[stage]()
 
 
-def longest(found: list[Wave]) -> float:
+def longest(planned: list[Wave]) -> float:
     """Seconds that waves take if everything hangs."""
-    return sum(max(section.seconds for section in wave) + OVERHEAD for wave in found)
+    return sum(max(section.seconds for section in wave) + OVERHEAD for wave in planned)
 
 
 MACHINE = Section("machine", 13, "benchmarks.gpu.smoke.machine:machine_facts")
@@ -95,14 +95,14 @@ def warming(options: Options) -> list[Wave]:
 def speed(options: Options) -> list[Wave]:
     """Times of everything, each beside the three matrix products of its shape."""
     path = "benchmarks.gpu.figures:benchmark"
-    found = [
+    planned = [
         *warming(options),
         [Section("benchmark", 85, path, {"contestants": "fused_and_eager"})],
         [Section("graphs", 45, path, {"contestants": "fused_and_eager", "graphed": True})],
     ]
     if importable_peers():
-        found.append([Section("peers", 35, path, {"contestants": "peers_present"})])
-    return [*found, [Section("compiled", 35, path, {"contestants": "compiled", "smallest_first": True})]]
+        planned.append([Section("peers", 35, path, {"contestants": "peers_present"})])
+    return [*planned, [Section("compiled", 35, path, {"contestants": "compiled", "smallest_first": True})]]
 
 
 def importable_peers() -> list[str]:
@@ -127,10 +127,10 @@ def checks(options: Options, sanitized_seconds: float = SANITIZED.seconds) -> Wa
 def _checks(options: Options, sanitized_seconds: float) -> Iterator[Section]:
     engines = {memory: {"memory": memory} for memory in MEMORY}
     engines["one launch"] = {"memory": "fast", "backend": "cuda"}
-    limit, found = 3 * (sanitized_seconds + OVERHEAD) + 1, []
+    limit, planned = 3 * (sanitized_seconds + OVERHEAD) + 1, []
     for name in ("cases", "accuracy"):
         for dtype in ("bfloat16",) if options.quick else DTYPES:
-            found += [
+            planned += [
                 Section(
                     f"{name}, {dtype}, {engine}",
                     limit,
@@ -139,7 +139,7 @@ def _checks(options: Options, sanitized_seconds: float) -> Iterator[Section]:
                 )
                 for engine, chosen in engines.items()
             ]
-    yield from (found[0], found[-2]) if options.dry_run else found
+    yield from (planned[0], planned[-2]) if options.dry_run else planned
     yield Section("behaviour", limit, "benchmarks.gpu.behaviour:behaviour")
     arguments = {"seconds": sanitized_seconds}
     yield Section("sanitizer", limit, "benchmarks.gpu.sanitizer:sanitizer", arguments)

@@ -67,19 +67,19 @@ class Space:
         ordinary = self.ordinary_configs(itemsize, shared_bytes)
         if not self.warp_specialized or itemsize != 2:
             return ordinary
-        found = [
+        specialized = [
             Config(rows, columns, width, self.groups[0], 8, stages, warp_specialized=True)
             for rows, columns in ROLE_TILES
             for width, stages in ROLE_STEPS
         ]
         # They are few, and what they are for is to win: they come before all others.
-        return [config for config in found if fits(config, itemsize, shared_bytes)] + ordinary
+        return [config for config in specialized if fits(config, itemsize, shared_bytes)] + ordinary
 
     def ordinary_configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
         """Those of the ordinary kernel."""
         from fastqt.kernels.launch import Config
 
-        found = [
+        configs = [
             Config(rows, columns, width, self.groups[0], warps, stages, descriptors)
             for rows in self.rows
             for columns in self.columns
@@ -88,7 +88,7 @@ class Space:
             for stages in self.stages
             for descriptors in self.descriptors
         ]
-        fitting = [config for config in found if fits(config, itemsize, shared_bytes)]
+        fitting = [config for config in configs if fits(config, itemsize, shared_bytes)]
         return sorted(fitting, key=lambda config: -config.rows * config.columns)
 
 
@@ -230,7 +230,7 @@ def tune(
 
     if not first_look:
         return None
-    best = sorted(first_look, key=lambda found: found[0])[:FINALISTS]
+    best = sorted(first_look, key=lambda look: look[0])[:FINALISTS]
     finalists = [replace(config, group=group) for _, config in best for group in plan.space.groups]
 
     times: dict[Config, list[float]] = {config: [] for config in finalists}
@@ -329,8 +329,8 @@ def entries(
         scores = Scores(cell.shape, dtype, device)
         cell_end = now + (end - now) / (len(plan.cells) - k)
 
-        found = tune(scores, plan, dtype.itemsize, shared_memory(device), clock, cell_end)
-        if found is None:
+        tuned = tune(scores, plan, dtype.itemsize, shared_memory(device), clock, cell_end)
+        if tuned is None:
             say(f"{dtype} {cell.shape.name}: no config works")
             continue
 
@@ -343,13 +343,13 @@ def entries(
         del scores, f, g
         clock.free()
         say(
-            f"{dtype} {cell.shape.name}: {found.seconds * 1e3:.3f} ms, "
-            f"{found.seconds / product:.2f} × torch.mm, {found.config}, "
-            f"{found.tried} tried, {found.dropped} dropped"
+            f"{dtype} {cell.shape.name}: {tuned.seconds * 1e3:.3f} ms, "
+            f"{tuned.seconds / product:.2f} × torch.mm, {tuned.config}, "
+            f"{tuned.tried} tried, {tuned.dropped} dropped"
         )
 
         limits = {"most_scores": cell.most_scores, "most_width": cell.most_width}
-        table.append({**limits, "config": asdict(found.config)})
+        table.append({**limits, "config": asdict(tuned.config)})
         yield list(table)
 
 
@@ -377,38 +377,38 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if not math.isfinite(given.minutes) or given.minutes <= 0:
+    options = parser.parse_args(arguments)
+    if not math.isfinite(options.minutes) or options.minutes <= 0:
         parser.error("--minutes wants a positive number")
 
-    if given.dry_run:
+    if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
         parser.error("no CUDA device was found; --dry-run needs none")
 
-    device = torch.device("cpu") if given.dry_run else torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cpu") if options.dry_run else torch.device("cuda", torch.cuda.current_device())
     plan = plan_for(device)
-    dtypes = given.dtype or list(DTYPES)
+    dtypes = options.dtype or list(DTYPES)
 
-    if given.share is not None:
-        share, shares = map(int, given.share.split("/"))
+    if options.share is not None:
+        share, shares = map(int, options.share.split("/"))
         for dtype in dtypes:
             compile_share(plan, getattr(torch, dtype), device, share, shares)
         return 0
 
-    if given.dry_run and given.out is None:
+    if options.dry_run and options.out is None:
         parser.error("--dry-run wants --out: its table is no GPU's, so it has no default place")
-    name = "interpreter" if given.dry_run else torch.cuda.get_device_name(device)
-    path = (given.out or TUNED) / f"{slug(name)}.json"
+    name = "interpreter" if options.dry_run else torch.cuda.get_device_name(device)
+    path = (options.out or TUNED) / f"{slug(name)}.json"
 
     measured = 0
-    end = time.monotonic() + 60 * given.minutes
+    end = time.monotonic() + 60 * options.minutes
 
     for k, dtype in enumerate(dtypes):
         now = time.monotonic()
         dtype_end = now + (end - now) / (len(dtypes) - k)
 
-        compile_ahead(dtype, given.dry_run, 0.5 * (dtype_end - now))
+        compile_ahead(dtype, options.dry_run, 0.5 * (dtype_end - now))
         for table in entries(plan, getattr(torch, dtype), device, dtype_end, print):
             write_table(path, name, dtype, table)
             measured += 1

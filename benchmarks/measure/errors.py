@@ -23,11 +23,11 @@ def shortened(text: str, most: int) -> str:
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """An error, what caused it, what caused that, and so on."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     following: BaseException | None = error
-    while following is not None and following not in found:
+    while following is not None and following not in errors:
         yield following
-        found.append(following)
+        errors.append(following)
         context = None if following.__suppress_context__ else following.__context__
         following = following.__cause__ or context
 

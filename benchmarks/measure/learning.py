@@ -127,8 +127,8 @@ def seeds_table() -> str:
 
 def _evaluations(name: str) -> list[dict[str, Any]]:
     """The stored evaluations of a model, one for each seed."""
-    found = sorted(EVALUATION.glob(f"{name}.json")) + sorted(EVALUATION.glob(f"{name}-[0-9].json"))
-    return [json.loads(path.read_text()) for path in found]
+    paths = sorted(EVALUATION.glob(f"{name}.json")) + sorted(EVALUATION.glob(f"{name}-[0-9].json"))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def _similarities(run: dict[str, Any]) -> list[float]:

@@ -14,8 +14,8 @@ Run = dict[str, Any]
 
 def rows_of(run: Run, test: str) -> list[dict[str, Any]]:
     """What each benchmark of a test recorded, with its median time as `seconds`."""
-    found = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
-    return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in found]
+    of_test = [b for b in run["benchmarks"] if b["name"].split("[")[0] == test]
+    return [{**b["extra_info"], "seconds": b["stats"]["median"]} for b in of_test]
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -172,10 +172,10 @@ LAYERS = {
 
 
 def call_table(run: Run) -> str:
-    (found,) = rows_of(run, "test_call")
+    (call,) = rows_of(run, "test_call")
     return table(
         ("at N=8, D=8", "µs"),
-        ((title, f"{found['microseconds'][name]:.0f}") for name, title in LAYERS.items()),
+        ((title, f"{call['microseconds'][name]:.0f}") for name, title in LAYERS.items()),
     )
 
 
@@ -229,11 +229,11 @@ def tables_table(run: Run) -> str:
 
 
 def passes_table(run: Run) -> str:
-    found = [r["nanoseconds"] for r in rows_of(run, "test_passes")]
-    builds = list(found[0]) if found else []
+    passes = [r["nanoseconds"] for r in rows_of(run, "test_passes")]
+    builds = list(passes[0]) if passes else []
     return table(
         ("pass", *builds),
-        ((name, *(f"{r[build][name]:.3f}" for build in builds)) for r in found for name in r["clones"]),
+        ((name, *(f"{r[build][name]:.3f}" for build in builds)) for r in passes for name in r["clones"]),
     )
 
 
@@ -245,8 +245,8 @@ def logistic_table(run: Run) -> str:
         shape = r["protocol"], f"{r['n']:,}", f"{r['d']:,}", f"{r['classes']}", f"{fits:,}"
         rows.append((*shape, "fastqt", f"{r['fastqt_seconds']:,.1f}", "–", f"{r['excess']:.0e}"))
         for name, peer in r["peers"].items():
-            found = f"{peer['seconds']:,.1f}", times(peer["times_faster"]), f"{peer['excess']:.0e}"
-            rows.append((*shape, name, *found))
+            figures = f"{peer['seconds']:,.1f}", times(peer["times_faster"]), f"{peer['excess']:.0e}"
+            rows.append((*shape, name, *figures))
     return table(header, rows)
 
 
@@ -257,9 +257,9 @@ def distributed_table(runs: list[Run]) -> str:
         name, seconds = f"`{r['loss']}`", r["cpu_seconds_alone"]
         if r["size"] == 2:
             rows.append((name, "1", "–", f"{seconds:.2f}", "–", mebibytes(r["peak_alone"]), "–"))
-        for exchange, found in r["exchanges"].items():
-            figures = f"{found['cpu_seconds']:.2f}", times(found["ratio_to_one"])
-            memory = (mebibytes(found[key]) for key in ("peak_above_gradients", "predicted_peak"))
+        for exchange, of_exchange in r["exchanges"].items():
+            figures = f"{of_exchange['cpu_seconds']:.2f}", times(of_exchange["ratio_to_one"])
+            memory = (mebibytes(of_exchange[key]) for key in ("peak_above_gradients", "predicted_peak"))
             rows.append((name, f"{r['size']}", exchange, *figures, *memory))
     return table(header, rows)
 

@@ -124,8 +124,8 @@ def peak_above_results(clock: Clock, step: Step) -> tuple[list[Tensor], int | No
         results = step(0)
         clock.wait()
         return results, memory.above(torch.cuda.max_memory_allocated(clock.device) - before, results)
-    found, peak = memory.peak_above_results(lambda: step(0))
-    return list(found), peak
+    tensors, peak = memory.peak_above_results(lambda: step(0))
+    return list(tensors), peak
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ def in_turns(
             begin = time.perf_counter()
             step(i)
             result.launch_seconds = time.perf_counter() - begin
-        found, peak = peak_above_results(clock, step)
-        if found and found[0].isfinite():
-            result.loss = float(found[0])
+        outputs, peak = peak_above_results(clock, step)
+        if outputs and outputs[0].isfinite():
+            result.loss = float(outputs[0])
         result.peak_bytes = peak if sets_a_step == 1 else None
         return step
 

@@ -25,8 +25,8 @@ def default_folder() -> Path:
 
 def python_files(*places: Path) -> list[Path]:
     """The Python files among `places` and, at any depth, in the folders among them."""
-    found = (sorted(place.rglob("*.py")) if place.is_dir() else [place] for place in places)
-    return [path for paths in found for path in paths]
+    by_place = (sorted(place.rglob("*.py")) if place.is_dir() else [place] for place in places)
+    return [path for paths in by_place for path in paths]
 
 
 class CompileCache:

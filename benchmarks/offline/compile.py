@@ -122,7 +122,7 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
         raise RuntimeError(f"ptxas said nothing of {launch.kernel.__name__}: {log.getvalue()!r}")
     stack, stores, loads = map(int, usage.groups())
     ptx = kernel.asm["ptx"]
-    found = {
+    figures = {
         "registers": int(registers[1]),
         "stack": stack,
         "spills": stores + loads,
@@ -131,8 +131,8 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
         "instructions": {name: ptx.count(name) for name in INSTRUCTIONS},
     }
     if launch.kernel.is_gluon():  # what its roles are made of has no other names than the machine's
-        found["opcodes"] = dict(opcodes(kernel.asm["cubin"]))
-    return {**found, "sass": opcodes(kernel.asm["cubin"]).total()} if disassembled else found
+        figures["opcodes"] = dict(opcodes(kernel.asm["cubin"]))
+    return {**figures, "sass": opcodes(kernel.asm["cubin"]).total()} if disassembled else figures
 
 
 def opcodes(cubin: bytes) -> Counter[str]:
@@ -168,13 +168,13 @@ def kernels() -> dict[str, list[str]]:
     import fastqt.kernels
     from fastqt.kernels.plan import Planned
 
-    found = {}
+    flags = {}
     for module in pkgutil.walk_packages(fastqt.kernels.__path__, "fastqt.kernels."):
         for name, kernel in vars(importlib.import_module(module.name)).items():
             kernel = kernel.jit_function if isinstance(kernel, Planned) else kernel
             if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
-                found[name] = flag_names(kernel)
-    return found
+                flags[name] = flag_names(kernel)
+    return flags
 
 
 def key(gpu: Gpu, case: Case, wanted: str) -> str:
@@ -216,7 +216,7 @@ def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
         only: keys of the specialisations that are compiled; by default all are. The constants of all are
             returned in either case.
     """
-    constants, found = {}, {}
+    constants, specialisations = {}, {}
     for gpu in GPUS:
         for case in CASES:
             if gpu.arch not in case.archs:
@@ -227,9 +227,9 @@ def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
                 if launch is not None:
                     constants[name] = {"kernel": launch.kernel.__name__, "flags": launch.flags}
                 if only is None or name in only:
-                    found[name] = attempt(events, wanted, gpu)
+                    specialisations[name] = attempt(events, wanted, gpu)
     costs = {key(gpu, case, "cost"): cost(case, gpu) for gpu in GPUS for case in COUNTED}
-    return {"kernels": kernels(), "constants": constants, "specialisations": found, "costs": costs}
+    return {"kernels": kernels(), "constants": constants, "specialisations": specialisations, "costs": costs}
 
 
 def in_a_process_of_its_own(only: Collection[str]) -> dict[str, Any]:

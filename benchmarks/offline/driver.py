@@ -43,10 +43,10 @@ class NotCompiled(CompiledKernel):
         self.src, self.name = source, source.fn.__name__
         self.module, self._module_pid = object(), None  # nothing is to be unloaded
         self.function, self.packed_metadata, self.metadata = 1, (4, 1, 0), SimpleNamespace()
-        self._run = _nothing if launched is None else lambda *given: launched(self, *given)
+        self._run = _nothing if launched is None else lambda *arguments: launched(self, *arguments)
 
 
-def _nothing(*given: Any) -> None:
+def _nothing(*arguments: Any) -> None:
     pass
 
 

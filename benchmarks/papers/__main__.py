@@ -32,22 +32,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "papers", metavar="DIR")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name begins so")
 
-    given = parser.parse_args()
-    if given.table is None:
+    options = parser.parse_args()
+    if options.table is None:
         for name, runs in known.items():
             print(f"{name:16} {len(runs) - len(missing(name, runs))} of {len(runs)} runs are stored")
         return
 
-    places = Places(given.data.resolve(), given.work.resolve())
-    for run in missing(given.table, known[given.table]):
-        if run.name.startswith(given.only):
+    places = Places(options.data.resolve(), options.work.resolve())
+    for run in missing(options.table, known[options.table]):
+        if run.name.startswith(options.only):
             print(run.name, flush=True)
             try:
-                done = perform(given.table, run, places) if isinstance(run, Run) else run.perform(places)
+                done = perform(options.table, run, places) if isinstance(run, Run) else run.perform(places)
             except NotReadyError as error:
                 print(f"  not yet: {error}", flush=True)
             else:
-                add(given.table, run.name, done)
+                add(options.table, run.name, done)
 
 
 if __name__ == "__main__":

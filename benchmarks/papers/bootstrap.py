@@ -65,7 +65,7 @@ class Comparison:
         whole = {task: np.arange(len(g))[None] for task, g in gold.items()}
 
         digests: dict[str, str] = {}
-        found: dict[str, list[NDArray[np.float64]]] = {}
+        resampled: dict[str, list[NDArray[np.float64]]] = {}
         points: dict[str, list[float]] = {}
 
         for loss in (AGAINST, self.form):
@@ -74,10 +74,10 @@ class Comparison:
                 record = _record(self.base, run)
                 digests[run] = record["sha256"]
                 scores = _cosines(self.base, run, record, tasks, places)
-                found.setdefault(loss, []).append(mean_of_tasks(scores, gold, rows))
+                resampled.setdefault(loss, []).append(mean_of_tasks(scores, gold, rows))
                 points.setdefault(loss, []).append(float(mean_of_tasks(scores, gold, whole)[0]))
 
-        differences = np.mean(found[self.form], axis=0) - np.mean(found[AGAINST], axis=0)
+        differences = np.mean(resampled[self.form], axis=0) - np.mean(resampled[AGAINST], axis=0)
         of_seeds = np.array(points[self.form]) - np.array(points[AGAINST])
 
         return {
@@ -160,10 +160,12 @@ def _cosines(
         raise NotReadyError(f"{folder}: the model in the work folder is not the one whose figures are stored")
     texts: Iterable[str] = (text for pairs in tasks.values() for text in [*pairs.first, *pairs.second])
     vectors = embed(encoder.encode, texts, cache=Cache(places.vectors, digest), progress=False)
-    found = {task: cosines(vectors(pairs.first), vectors(pairs.second)) for task, pairs in tasks.items()}
+    of_tasks = {task: cosines(vectors(pairs.first), vectors(pairs.second)) for task, pairs in tasks.items()}
     for task, pairs in tasks.items():
         whole = np.arange(len(pairs.gold))[None]
-        difference = abs(spearmans(found[task], pairs.gold, whole)[0] - figure(task, record["tasks"][task]))
+        difference = abs(
+            spearmans(of_tasks[task], pairs.gold, whole)[0] - figure(task, record["tasks"][task])
+        )
         if difference > AGREEMENT:
             raise RuntimeError(f"{run}: {task} differs from the stored figure by {difference:.3f} per cent")
-    return found
+    return of_tasks

@@ -104,11 +104,12 @@ def mean_classifier_claims() -> str:
 def _of_tasks(records: Mapping[str, Mapping[str, Any]], loss: str, classifier: str) -> dict[str, float]:
     """The accuracies of a classifier on unit vectors in per cent, each the mean over the seeds."""
     named = (records.get(f"{loss}, seed {seed}") for seed in SEEDS)
-    found = [record["tasks"] for record in named if record is not None]
-    if not found:
+    by_seed = [record["tasks"] for record in named if record is not None]
+    if not by_seed:
         return {}
     return {
-        task: 100 * mean(tasks[task]["unit"][classifier] for tasks in found) for task in mean_classifier.TASKS
+        task: 100 * mean(tasks[task]["unit"][classifier] for tasks in by_seed)
+        for task in mean_classifier.TASKS
     }
 
 

@@ -73,7 +73,7 @@ class FewLabels:
             np.arange(len(labels)), test_size=self.tested, stratify=labels, random_state=self.seed
         )
 
-        found = limited_data(
+        by_size = limited_data(
             features[rest],
             labels[rest],
             features[tested],
@@ -86,7 +86,7 @@ class FewLabels:
         return {
             **{"settings": self.settings(), "sha256": encoder.key, "made": made()},
             **{"width": features.shape[1], "sentences": len(labels)},
-            "accuracies": {str(size): accuracies.tolist() for size, accuracies in found.items()},
+            "accuracies": {str(size): accuracies.tolist() for size, accuracies in by_size.items()},
         }
 
 
@@ -107,9 +107,9 @@ def _load(name: str, places: Places) -> NamedEncoder:
     vocabulary = SentenceEncoder.load(trained(table, run, places)).vocabulary
     assert isinstance(vocabulary, Vocabulary)
     known = sorted({word.lower() for word in vocabulary.tokenizer.get_vocab()})
-    found = vectors_of(places.resolve("@glove"), known)
-    encode = WordVectors([known[place] for place in found.places], found.vectors)
-    return NamedEncoder(encode, hashlib.sha256(found.vectors.tobytes()).hexdigest())
+    glove = vectors_of(places.resolve("@glove"), known)
+    encode = WordVectors([known[place] for place in glove.places], glove.vectors)
+    return NamedEncoder(encode, hashlib.sha256(glove.vectors.tobytes()).hexdigest())
 
 
 def plan() -> list[FewLabels]:

@@ -62,10 +62,12 @@ def _shown(values: tuple[float, ...]) -> tuple[str, ...]:
 def gloss_ordering() -> str:
     """The source's orderings: its differences of means over these tasks, beside ours."""
     records = stored("gloss")
-    found = _of_decoders(records, "")
+    of_decoders = _of_decoders(records, "")
     source = {key: means(values) for key, values in SOURCE.items()}
-    sizes = sorted({d for decoder, d in found if ("bow", d) in found and ("pos", d) in found})
-    rows = _decoder_rows(source, found, sizes, "")
+    sizes = sorted(
+        {d for decoder, d in of_decoders if ("bow", d) in of_decoders and ("pos", d) in of_decoders}
+    )
+    rows = _decoder_rows(source, of_decoders, sizes, "")
     for way in OTHER_WAYS:
         of_way = _of_decoders(records, way)
         rows += _decoder_rows(
@@ -75,7 +77,7 @@ def gloss_ordering() -> str:
         for decoder, name in TITLES.items():
             for title, index in (("STS", 1), ("supervised", 0)):
                 ends = (decoder, large), (decoder, small)
-                differences = _differences(source, found, *ends, index, 1)
+                differences = _differences(source, of_decoders, *ends, index, 1)
                 rows.append((f"{name}: {title}, d={large} − d={small}", *differences))
     if not rows:
         return "Not all runs of this table are stored yet."
@@ -88,12 +90,12 @@ OTHER_WAYS = (" for 60 epochs", " of seed 1")  # of training the same decoders
 
 def _of_decoders(records: Mapping[str, Any], way: str) -> Means:
     """The means of the decoders that were trained in one way, by decoder and d."""
-    found = {}
+    by_size = {}
     for name, record in records.items():
         decoder, _, d = name.removesuffix(way).partition("-")
         if name.endswith(way) and decoder in TITLES and d.isdigit():
-            found[decoder, int(d)] = means(figures(record))
-    return found
+            by_size[decoder, int(d)] = means(figures(record))
+    return by_size
 
 
 def _decoder_rows(source: Means, ours: Means, sizes: list[int], way: str) -> list[tuple[str, ...]]:
@@ -120,19 +122,19 @@ def reproduced_table() -> str:
     rows = [
         (
             name,
-            f"{found['settings']['word_dim']}",
-            f"{found['settings']['epochs']}",
-            f"{found['trained']:,}",
-            f"{found['cpu_minutes']:.1f}",
-            f"{found['loss_per_word']:.2f}",
-            f"{100 * found['order_limit']:.0f}",
+            f"{record['settings']['word_dim']}",
+            f"{record['settings']['epochs']}",
+            f"{record['trained']:,}",
+            f"{record['cpu_minutes']:.1f}",
+            f"{record['loss_per_word']:.2f}",
+            f"{100 * record['order_limit']:.0f}",
             *(
-                f"{100 * found['reproduced'][of][share]:.0f}"
+                f"{100 * record['reproduced'][of][share]:.0f}"
                 for of in ("trained", "unseen")
                 for share in ("right", "in_sentence")
             ),
         )
-        for name, found in gloss_samples.stored().items()
+        for name, record in gloss_samples.stored().items()
     ]
 
     header = (
@@ -160,9 +162,9 @@ OF_OTHERS = ("normal", "fitted normal")
 def phrases_table() -> str:
     """Word pairs and triples of real and of generated sentences."""
     rows = []
-    for name, found in gloss_samples.stored().items():
-        real = found["real"] if name in WHOLE else {}
-        made = found["made"] if name in WHOLE else {kind: found["made"][kind] for kind in OF_OTHERS}
+    for name, record in gloss_samples.stored().items():
+        real = record["real"] if name in WHOLE else {}
+        made = record["made"] if name in WHOLE else {kind: record["made"][kind] for kind in OF_OTHERS}
         for kind, shares in real.items():
             rows.append((name, kind, *_per_cent(*(shares[of] for of in SHARES)), *["–"] * 5))
         for kind, shares in made.items():

@@ -151,12 +151,12 @@ def measure(decoder: Decoder, unseen: Sequence[Words]) -> dict[str, Any]:
 
 def inference_ways(decoder: Decoder, unseen: Sequence[Words]) -> list[dict[str, float]]:
     """What the paper's steps cost and find, and what ours do."""
-    found = []
+    rows = []
     for steps, rate in ((250, 1.0), (INFERENCE_STEPS, INFERENCE_RATE)):
         began = time.process_time()
         latents = decoder.infer(unseen, steps, rate)
         seconds = time.process_time() - began
-        found.append(
+        rows.append(
             {
                 "steps": steps,
                 "learning_rate": rate,
@@ -166,7 +166,7 @@ def inference_ways(decoder: Decoder, unseen: Sequence[Words]) -> list[dict[str, 
                 "right": decoder.reproduced(latents, unseen)[0],
             }
         )
-    return found
+    return rows
 
 
 def samples(decoder: Decoder, unseen: Sequence[Words]) -> str:
@@ -218,7 +218,7 @@ def perform(setting: Setting, sentences: Sequence[str], work: Path) -> tuple[dic
         raise SystemExit(f"stopped by signal {outcome.stopped_by}; the same command goes on")
 
     decoder = Decoder(folder, trained)
-    found = {
+    figures = {
         "settings": settings(setting),
         "trained": len(trained),
         "unseen": len(unseen),
@@ -231,9 +231,9 @@ def perform(setting: Setting, sentences: Sequence[str], work: Path) -> tuple[dic
     }
 
     if setting != SHOWN_SETTING:
-        return found, ""
-    found["inference"] = inference_ways(decoder, unseen[:TIMED])
-    return found, samples(decoder, unseen[: 2 * SHOWN])
+        return figures, ""
+    figures["inference"] = inference_ways(decoder, unseen[:TIMED])
+    return figures, samples(decoder, unseen[: 2 * SHOWN])
 
 
 def last_metrics(folder: Path) -> dict[str, float]:
@@ -251,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", metavar="DIR")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "papers" / "samples", metavar="DIR")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     texts: dict[str, list[str]] = {}
     for setting in SETTINGS:
@@ -259,9 +259,9 @@ def main() -> None:
             continue
         pattern = setting.statement
         if pattern not in texts:
-            texts[pattern] = statements([given.data / file for file in FILES], pattern)
-        found, shown = perform(setting, texts[pattern], given.work)
-        known = {**stored(), setting.name: found}
+            texts[pattern] = statements([arguments.data / file for file in FILES], pattern)
+        figures, shown = perform(setting, texts[pattern], arguments.work)
+        known = {**stored(), setting.name: figures}
         ordered = {each.name: known[each.name] for each in SETTINGS if each.name in known}
         FIGURES.write_text(json.dumps(ordered, indent=1) + "\n")
         if shown:

@@ -28,12 +28,12 @@ INFERENCE_STEPS, INFERENCE_RATE = 100, 0.02
 def statements(files: Iterable[Path], pattern: str) -> list[str]:
     """The distinct sentences of a pattern that have only the most frequent words, in a random order."""
     matches = re.compile(pattern).fullmatch
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for block in read_blocks([str(file) for file in files]):
-        found.update(dict.fromkeys(sentence for sentence in block.sentences if matches(sentence)))
-    counts = Counter(word for sentence in found for word in split(sentence))
+        distinct.update(dict.fromkeys(sentence for sentence in block.sentences if matches(sentence)))
+    counts = Counter(word for sentence in distinct for word in split(sentence))
     known = set(sorted(counts, key=lambda word: (-counts[word], word))[:WORDS])
-    kept = [sentence for sentence in found if known.issuperset(split(sentence))]
+    kept = [sentence for sentence in distinct if known.issuperset(split(sentence))]
     return [kept[number] for number in np.random.default_rng(0).permutation(len(kept))]
 
 
@@ -146,5 +146,5 @@ def pairs(sentences: int, most: int) -> list[tuple[int, int]]:
 
 def new_words(ways: Sequence[Sequence[Words]], ends: Sequence[Words]) -> float:
     """The share of the words on the way that neither of the two sentences has."""
-    found = [word not in words for way, words in zip(ways, ends, strict=True) for one in way for word in one]
-    return float(np.mean(found))
+    is_new = [word not in words for way, words in zip(ways, ends, strict=True) for one in way for word in one]
+    return float(np.mean(is_new))

@@ -71,11 +71,11 @@ def make_tokenizer(files: Sequence[str], out: Path) -> BertTokenizerFast:
 
 def token_ids(files: Sequence[str], tokenizer: BertTokenizerFast) -> NDArray[np.uint16]:
     """The text as one row of token ids, without special tokens."""
-    found = []
+    parts = []
     for block in read_blocks(files):
         for ids in tokenizer(block.sentences, add_special_tokens=False)["input_ids"]:
-            found.append(np.array(ids, dtype=np.uint16))
-    return np.concatenate(found)
+            parts.append(np.array(ids, dtype=np.uint16))
+    return np.concatenate(parts)
 
 
 def pieces(ids: NDArray[np.uint16]) -> Tensor:
@@ -206,7 +206,7 @@ def train(files: Sequence[str], valid: str, out: Path, steps: int, report_every:
 
 def store(files: Sequence[str], out: Path, state: dict[str, Any], steps: int, seed: int) -> None:
     """Writes the settings, the figures and the digest of the weights."""
-    found = {
+    record = {
         "machine": processor_and_versions(),
         "settings": {
             "files": [Path(file).name for file in files],
@@ -227,7 +227,7 @@ def store(files: Sequence[str], out: Path, state: dict[str, Any], steps: int, se
     }
 
     STORED.parent.mkdir(parents=True, exist_ok=True)
-    STORED.write_text(json.dumps(found, indent=1) + "\n")
+    STORED.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> None:
@@ -237,8 +237,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory of the checkpoint")
     parser.add_argument("--steps", type=int, default=3000, metavar="N", help="batches (default: 3000)")
     parser.add_argument("--report-every", type=int, default=250, metavar="N")
-    given = parser.parse_args()
-    train(given.files, given.valid, given.out, given.steps, given.report_every)
+    arguments = parser.parse_args()
+    train(arguments.files, arguments.valid, arguments.out, arguments.steps, arguments.report_every)
 
 
 if __name__ == "__main__":

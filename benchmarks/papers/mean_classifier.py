@@ -127,22 +127,24 @@ def _encoder(vocabulary: Vocabulary, vectors: str, seed: int) -> BagOfWords:
     """A bag of words in which the words of a file have its vectors."""
     ids = vocabulary.tokenizer.get_vocab()
     words = sorted(ids, key=ids.__getitem__)
-    found = vectors_of(vectors, words)
+    glove = vectors_of(vectors, words)
     torch.manual_seed(seed)
-    encoder = BagOfWords(len(vocabulary), found.vectors.shape[1], sparse=True)
+    encoder = BagOfWords(len(vocabulary), glove.vectors.shape[1], sparse=True)
     with torch.no_grad():
-        known = torch.from_numpy(found.places)
-        encoder.embedding.weight[known] = torch.from_numpy(found.vectors) * SETTINGS["vectors-scale"]
+        known = torch.from_numpy(glove.places)
+        encoder.embedding.weight[known] = torch.from_numpy(glove.vectors) * SETTINGS["vectors-scale"]
     return encoder
 
 
-def _train(encoder: BagOfWords, loss: Loss, found: Iterator[Batch], seed: int) -> list[dict[str, float]]:
+def _train(
+    encoder: BagOfWords, loss: Loss, batch_iterator: Iterator[Batch], seed: int
+) -> list[dict[str, float]]:
     """Trains in place; the mean loss of each tenth of the steps."""
     steps = int(SETTINGS["steps"])
     optimizer = Adam(encoder.parameters(), lr=SETTINGS["learning-rate"])
     generator = torch.Generator().manual_seed(seed)
     values = []
-    for batch in islice(found, steps):
+    for batch in islice(batch_iterator, steps):
         value = loss(encoder(batch.tokens, batch.lengths), batch, generator)
         value.backward()
         clip_gradients(encoder.parameters(), SETTINGS["clip"])
@@ -196,19 +198,19 @@ def classified(vectors: NDArray[np.float32], task: Task) -> dict[str, float]:
         minus the mean of the training rows; "few" and "few_centred": the same from a few rows of each class.
     """
     generator = np.random.default_rng(0)
-    found: dict[str, list[float]] = {"means": [], "loss": [], "centred": [], "few": [], "few_centred": []}
+    draws: dict[str, list[float]] = {"means": [], "loss": [], "centred": [], "few": [], "few_centred": []}
     for test in task.tests:
         rows = np.flatnonzero(~test)
         means = _means(vectors, task.labels, rows, test)
-        found["means"].append(means.accuracy)
-        found["loss"].append(means.loss)
+        draws["means"].append(means.accuracy)
+        draws["loss"].append(means.loss)
         centred = vectors - vectors[rows].mean(axis=0)
-        found["centred"].append(_means(centred, task.labels, rows, test).accuracy)
+        draws["centred"].append(_means(centred, task.labels, rows, test).accuracy)
         for _ in range(int(SETTINGS["draws-of-few"])):
             drawn = _few(task.labels, rows, int(SETTINGS["few"]), generator)
-            found["few"].append(_means(vectors, task.labels, drawn, test).accuracy)
-            found["few_centred"].append(_means(centred, task.labels, drawn, test).accuracy)
-    return {"logistic": _logistic(vectors, task), **{name: float(np.mean(x)) for name, x in found.items()}}
+            draws["few"].append(_means(vectors, task.labels, drawn, test).accuracy)
+            draws["few_centred"].append(_means(centred, task.labels, drawn, test).accuracy)
+    return {"logistic": _logistic(vectors, task), **{name: float(np.mean(x)) for name, x in draws.items()}}
 
 
 def _means(

@@ -57,15 +57,15 @@ class Neighbours:
         encoder = load(SYSTEMS[self.system], places)
         vectors = embed(encoder.encode, pool, progress=False)
         rows, cosines = nearest_rows(vectors([pool[row] for row in chosen]), vectors(pool), self.k + 1)
-        found = {}
+        neighbours = {}
         for query, near, scores in zip(chosen, rows.tolist(), cosines.tolist(), strict=True):
             others = [
                 {"cosine": score, "sentence": pool[row]}
                 for row, score in zip(near, scores, strict=True)
                 if row != query
             ]
-            found[pool[query]] = others[: self.k]
-        return {"settings": self.settings(), "sha256": encoder.key, "made": made(), "neighbours": found}
+            neighbours[pool[query]] = others[: self.k]
+        return {"settings": self.settings(), "sha256": encoder.key, "made": made(), "neighbours": neighbours}
 
 
 def plan() -> list[Neighbours]:
@@ -75,11 +75,11 @@ def plan() -> list[Neighbours]:
 
 def distinct(path: str) -> list[str]:
     """The sentences of a text, one for each sequence of words."""
-    found: dict[tuple[str, ...], str] = {}
+    by_words: dict[tuple[str, ...], str] = {}
     for block in read_blocks([path]):
         for sentence in block.sentences:
-            found.setdefault(tuple(word for word in tokens(sentence) if word.isalnum()), sentence)
-    return list(found.values())
+            by_words.setdefault(tuple(word for word in tokens(sentence) if word.isalnum()), sentence)
+    return list(by_words.values())
 
 
 def drawn(pool: list[str], queries: int, seed: int) -> list[int]:

@@ -68,7 +68,7 @@ def pictures(folder: Path) -> list[Picture]:
     Args:
         folder: with folders png and svg, in which a picture has the same place.
     """
-    found: dict[str, Picture] = {}
+    by_caption: dict[str, Picture] = {}
     for path in sorted((folder / "png").rglob("*.png")):
         svg = (folder / "svg" / path.relative_to(folder / "png")).with_suffix(".svg")
         if path.is_symlink() or not svg.is_file() or pixels(path) > MOST_PIXELS:
@@ -76,8 +76,8 @@ def pictures(folder: Path) -> list[Picture]:
         title = TITLE.search(svg.read_text(encoding="utf-8", errors="replace"))
         caption = caption_of(html.unescape(title[1]) if title else "", path.stem)
         if caption:
-            found.setdefault(caption, Picture(path, caption))
-    return sorted(found.values())
+            by_caption.setdefault(caption, Picture(path, caption))
+    return sorted(by_caption.values())
 
 
 def pixels(path: Path) -> int:
@@ -133,22 +133,22 @@ def features(renderings: NDArray[np.uint8], net: nn.Module) -> Tensor:
 
 def write(folder: Path, out: Path, *, batch: int = 256) -> int:
     """Writes features.npy and captions.tsv; for the folder see `pictures`. Returns the number of pictures."""
-    found, net = pictures(folder), random_net()
-    if not found:
+    images, net = pictures(folder), random_net()
+    if not images:
         raise SystemExit(f"no pictures: want the folders png and svg in {folder}")
     parts = [
         features(np.stack([rendering(picture.path) for picture in part]), net)
-        for part in _parts(found, batch)
+        for part in _parts(images, batch)
     ]
     out.mkdir(parents=True, exist_ok=True)
     np.save(out / "features.npy", torch.cat(parts).numpy())
-    lines = (f"{picture.caption}\t{number}\n" for number, picture in enumerate(found))
+    lines = (f"{picture.caption}\t{number}\n" for number, picture in enumerate(images))
     (out / "captions.tsv").write_text("".join(lines), encoding="utf-8")
-    return len(found)
+    return len(images)
 
 
-def _parts(found: Sequence[Picture], size: int) -> Iterable[Sequence[Picture]]:
-    return (found[begin : begin + size] for begin in range(0, len(found), size))
+def _parts(images: Sequence[Picture], size: int) -> Iterable[Sequence[Picture]]:
+    return (images[begin : begin + size] for begin in range(0, len(images), size))
 
 
 if __name__ == "__main__":

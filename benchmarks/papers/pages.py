@@ -28,8 +28,8 @@ def mean_of(record: Record, tasks: Sequence[str]) -> float:
 
 def _seeds(name: str, records: Mapping[str, Record]) -> list[Record]:
     """The records of a run from each seed that is stored."""
-    found = (records.get(f"{name}-seed{seed}") for seed in SEEDS)
-    return [record for record in found if record is not None]
+    of_seeds = (records.get(f"{name}-seed{seed}") for seed in SEEDS)
+    return [record for record in of_seeds if record is not None]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -43,9 +43,9 @@ def blog_table() -> str:
     """k neighbours on each side: accuracies of each k, over the seeds."""
     records = stored("blog")
     rows = []
-    for encoder, found in (("bag of words", "bow"), ("GRU", "gru")):
+    for encoder, prefix in (("bag of words", "bow"), ("GRU", "gru")):
         for k in (1, 2, 3, 4):
-            name = f"{found}-k{k}"
+            name = f"{prefix}-k{k}"
             of_k = _seeds(name, records) or [records[x] for x in (name,) if x in records]
             if of_k:
                 figures = (spread([of_task(r, task) for r in of_k]) for task in CLASSIFICATION)
@@ -58,12 +58,14 @@ def blog_ordering() -> str:
     """Whether k matters: how far the means of the four k are apart, beside what seeds alone would do."""
     records = stored("blog")
     of_seeds = {k: _seeds(f"bow-k{k}", records) for k in (1, 2, 3, 4)}
-    if any(len(found) < len(SEEDS) for found in of_seeds.values()):
+    if any(len(seed_records) < len(SEEDS) for seed_records in of_seeds.values()):
         return NOT_STORED
 
     rows = []
     for name, tasks in (*((task, (task,)) for task in CLASSIFICATION), ("mean of STS", STS)):
-        by_k = {k: [mean_of(record, tasks) for record in found] for k, found in of_seeds.items()}
+        by_k = {
+            k: [mean_of(record, tasks) for record in seed_records] for k, seed_records in of_seeds.items()
+        }
         means = {k: mean(values) for k, values in by_k.items()}
 
         best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
@@ -139,11 +141,15 @@ def views_table(base: str) -> str:
     alone = [run.name for run in TABLES[f"views-{base}"] if "-seed" not in run.name]
     rows = []
     for name in (*alone, *VIEWS):
-        found = _seeds(name, records) or ([records[name]] if name in records else [])
-        if found:
-            figures = (spread([of_task(r, task) for r in found]) for task in (*STS, "SICK"))
+        of_seeds = _seeds(name, records) or ([records[name]] if name in records else [])
+        if of_seeds:
+            figures = (spread([of_task(r, task) for r in of_seeds]) for task in (*STS, "SICK"))
             rows.append(
-                (f"`{name}`" if name in VIEWS else name, *figures, spread([mean_of(r, STS) for r in found]))
+                (
+                    f"`{name}`" if name in VIEWS else name,
+                    *figures,
+                    spread([mean_of(r, STS) for r in of_seeds]),
+                )
             )
     return table(("loss", *STS, "SICK", "mean of STS"), rows) if rows else NOT_STORED
 
@@ -251,16 +257,16 @@ def limited_text_table(*, expanded: bool = False) -> str:
         names = (
             part.name for part in limited_text.plan() if (part.share, part.expanded) == (share, expanded)
         )
-        found = [records[name] for name in names if name in records]
+        of_seeds = [records[name] for name in names if name in records]
 
-        if found:
+        if of_seeds:
             rows.append(
                 (
                     f"{share} %",
-                    f"{mean(record['text']['sentences'] for record in found):,.0f}",
-                    *(spread([of_task(r, task) for r in found]) for task in CLASSIFICATION),
-                    *(spread([mean_of(r, tasks) for r in found]) for tasks in (CLASSIFICATION, STS)),
-                    f"{len(found)}",
+                    f"{mean(record['text']['sentences'] for record in of_seeds):,.0f}",
+                    *(spread([of_task(r, task) for r in of_seeds]) for task in CLASSIFICATION),
+                    *(spread([mean_of(r, tasks) for r in of_seeds]) for tasks in (CLASSIFICATION, STS)),
+                    f"{len(of_seeds)}",
                 )
             )
 
@@ -280,11 +286,11 @@ def mean_classifier_table(form: str = "unit") -> str:
     for task in mean_classifier.TASKS:
         for loss in mean_classifier.LOSSES:
             named = (records.get(f"{loss}, seed {seed}") for seed in SEEDS)
-            found = [r["tasks"][task][form] for r in named if r is not None and task in r["tasks"]]
-            if found:
+            of_seeds = [r["tasks"][task][form] for r in named if r is not None and task in r["tasks"]]
+            if of_seeds:
                 names = ("means", "centred", "few", "few_centred", "logistic")
-                figures = (spread([100 * of_seed[name] for of_seed in found]) for name in names)
-                rows.append((task, loss, *figures, f"{len(found)}"))
+                figures = (spread([100 * of_seed[name] for of_seed in of_seeds]) for name in names)
+                rows.append((task, loss, *figures, f"{len(of_seeds)}"))
     if not rows:
         return NOT_STORED
     header = ("task", "encoder", "means", "means, centred", "of 5 each", "of 5 each, centred", "logistic")

@@ -53,9 +53,9 @@ def trained(table: str, name: str, places: Places) -> Path:
 
 def expanded(folder: Path, places: Places) -> Path:
     """The folder of a model with the words of GloVe added to its vocabulary."""
-    found = places.work / "expanded" / folder.parent.name / folder.name
-    found.parent.mkdir(parents=True, exist_ok=True)
-    return Path(add_words(str(folder), "@glove", found, places))
+    target = places.work / "expanded" / folder.parent.name / folder.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return Path(add_words(str(folder), "@glove", target, places))
 
 
 def load(encoder: str, places: Places) -> NamedEncoder:

@@ -38,13 +38,13 @@ class Phrases:
             `pairs` and `triples`: the share of them that the text has. `whole`: the share of sentences of
             which the text has all pairs. `repeats`: that of sentences with a word twice in a row.
         """
-        found = list(sentences)
-        have = {n: [[gram in self.known for gram in ngrams(words, n)] for words in found] for n in (2, 3)}
+        listed = list(sentences)
+        have = {n: [[gram in self.known for gram in ngrams(words, n)] for words in listed] for n in (2, 3)}
         return {
             "pairs": float(np.mean(list(chain.from_iterable(have[2])))),
             "triples": float(np.mean(list(chain.from_iterable(have[3])))),
             "whole": float(np.mean([all(of_sentence) for of_sentence in have[2]])),
-            "repeats": float(np.mean([any(a == b for a, b in pairwise(words)) for words in found])),
+            "repeats": float(np.mean([any(a == b for a, b in pairwise(words)) for words in listed])),
         }
 
 

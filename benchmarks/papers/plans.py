@@ -118,8 +118,8 @@ def _views(
     for seed in SEEDS:
         for name, options in VIEWS.items():
             planned[f"{name}-seed{seed}"] = {**shared, **options, "seed": seed}
-    given = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": (*STS, "SICK", "ALIGN")}
-    return [Run(name, options, **given, keep_vectors=True) for name, options in planned.items()]
+    common = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": (*STS, "SICK", "ALIGN")}
+    return [Run(name, options, **common, keep_vectors=True) for name, options in planned.items()]
 
 
 def _quickthoughts() -> list[Run]:
@@ -159,10 +159,10 @@ GLOSS_TASKS = ("CR", "TREC", "STS13", "STS15", "STSB")
 def _gloss() -> list[Run]:
     """GLOSS's decoders in two sizes, beside one with random weights and the mean of GloVe vectors."""
     shared = {"vocab-size": 5000, "max-length": 30, "learning-rate": 0.01, "batch-size": 256, "epochs": 20}
-    given = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": GLOSS_TASKS, "evaluate": FEWER_STEPS}
+    common = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": GLOSS_TASKS, "evaluate": FEWER_STEPS}
 
     trained = [
-        Run(f"{decoder}-{d}", {**shared, "model": f"gloss-{decoder}", "word-dim": d}, **given)
+        Run(f"{decoder}-{d}", {**shared, "model": f"gloss-{decoder}", "word-dim": d}, **common)
         for d in GLOSS_SIZES
         for decoder in ("bow", "pos")
     ]
@@ -171,7 +171,7 @@ def _gloss() -> list[Run]:
         Run(
             f"{decoder}-300 for 60 epochs",
             {**shared, "model": f"gloss-{decoder}", "word-dim": 300, "epochs": 60},
-            **given,
+            **common,
         )
         for decoder in ("bow", "pos")
     ]
@@ -180,7 +180,7 @@ def _gloss() -> list[Run]:
         Run(
             f"{decoder}-300 of seed 1",
             {**shared, "model": f"gloss-{decoder}", "word-dim": 300, "seed": 1},
-            **given,
+            **common,
         )
         for decoder in ("bow", "pos")
     ]

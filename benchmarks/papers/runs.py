@@ -142,13 +142,13 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
         ]
     )
 
-    found = json.loads(evaluated.read_text())
+    record = json.loads(evaluated.read_text())
     return {
         "settings": run.settings(),
         "cpu_minutes": minutes,
         "log": None if run.train is None else _log(folder),
-        **{name: found[name] for name in ("sha256", "date", "machine", "versions", "width")},
-        "tasks": {task: _short(results) for task, results in found["tasks"].items()},
+        **{name: record[name] for name in ("sha256", "date", "machine", "versions", "width")},
+        "tasks": {task: _short(results) for task, results in record["tasks"].items()},
     }
 
 
@@ -172,13 +172,13 @@ def train(run: Run, folder: Path, places: Places) -> float:
     assert run.train is not None
     spent = folder.with_name(f"{folder.name}.minutes")
     before = float(spent.read_text()) if spent.exists() else 0.0
-    given = [places.resolve(path) for path in run.corpus]
+    arguments = [places.resolve(path) for path in run.corpus]
     for name, value in run.train.items():
-        given += [f"--{name}"] if value is True else [f"--{name}", places.resolve(value)]
-    given.append("--keep-checkpoint")  # the same run with more steps goes on from there
+        arguments += [f"--{name}"] if value is True else [f"--{name}", places.resolve(value)]
+    arguments.append("--keep-checkpoint")  # the same run with more steps goes on from there
     began = _cpu_seconds()
     try:
-        fastqt_command(["train", *given, "--out", str(folder), "--resume"])
+        fastqt_command(["train", *arguments, "--out", str(folder), "--resume"])
     finally:
         minutes = before + (_cpu_seconds() - began) / 60
         spent.write_text(f"{minutes}\n")

@@ -41,6 +41,6 @@ def add(table: str, name: str, record: dict[str, Any]) -> None:
     STORED.mkdir(parents=True, exist_ok=True)
     with Path(tempfile.gettempdir(), f"fastqt-papers-{table}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = {**stored(table), name: record}
-        ordered = {key: found[key] for key in sorted(found)}
+        records = {**stored(table), name: record}
+        ordered = {key: records[key] for key in sorted(records)}
         (STORED / f"{table}.json").write_text(json.dumps(ordered, indent=1) + "\n")

@@ -30,17 +30,17 @@ def order_limit(sentences: Sequence[Words], steps: int = STEPS) -> float:
     ids = {word: number for number, word in enumerate(sorted({w for words in sentences for w in words}))}
     L = max(len(words) for words in sentences)
 
-    own = np.zeros((len(sentences), L), dtype=np.int64)  # the distinct words of each sentence
+    numbers = np.zeros((len(sentences), L), dtype=np.int64)  # the distinct words of each sentence
     known = np.zeros((len(sentences), L), dtype=bool)
     wanted = np.full((len(sentences), L), -100)  # the place of the right word among them
 
     for row, words in enumerate(sentences):
         distinct = {word: place for place, word in enumerate(dict.fromkeys(words))}
-        own[row, : len(distinct)] = [ids[word] for word in distinct]
+        numbers[row, : len(distinct)] = [ids[word] for word in distinct]
         known[row, : len(distinct)] = True
         wanted[row, : len(words)] = [distinct[word] for word in words]
 
-    words, ruled_out, right = torch.from_numpy(own), torch.from_numpy(~known), torch.from_numpy(wanted)
+    words, ruled_out, right = torch.from_numpy(numbers), torch.from_numpy(~known), torch.from_numpy(wanted)
 
     of_sentence = torch.zeros(len(sentences), 1, L, requires_grad=True)
     of_position = torch.zeros(len(ids), L, requires_grad=True)

@@ -49,14 +49,14 @@ def heights(N: int, D: int, columns: int, multiple: int, *, unwritten: bool) -> 
     E lies in the room beside the block's sum or, where that is larger, in the part of dG that is not written
     yet.
     """
-    found, end = [], 0
+    rows_at_once, end = [], 0
     for width in sizes(N, columns):
         end += width
         room = LOW_ROOM - 4 * width * D
         if unwritten:
             room = max(room, (N - end) * D * ITEMSIZE)
-        found.append(min(room // (ITEMSIZE * width) // multiple * multiple, N))
-    return tuple(found)
+        rows_at_once.append(min(room // (ITEMSIZE * width) // multiple * multiple, N))
+    return tuple(rows_at_once)
 
 
 def fast_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:

@@ -25,14 +25,14 @@ KEPT = ("threads", "registers", "shared", "spills", "sass")  # of what is known 
 
 def cases() -> Iterable[Case]:
     """The problems, each in the memory modes that differ."""
-    found = [Case("QuickThoughts", N=N, D=D) for N, D in SHAPES]
+    listed = [Case("QuickThoughts", N=N, D=D) for N, D in SHAPES]
     for N, D in LARGE_SHAPES:
         pairs = Case("SigLIP", N=N, D=D, targets="own", diagonal="keep", scale=True)
-        found.append(replace(pairs, link="sigmoid", bias=True))
-        found.append(replace(pairs, name="CLIP", clip=True))
-        found.append(Case("MixCSE released", N=N, D=D, three_blocks="both"))
-    order = [case.name for case in found]
-    for case in sorted(found, key=lambda case: order.index(case.name)):
+        listed.append(replace(pairs, link="sigmoid", bias=True))
+        listed.append(replace(pairs, name="CLIP", clip=True))
+        listed.append(Case("MixCSE released", N=N, D=D, three_blocks="both"))
+    order = [case.name for case in listed]
+    for case in sorted(listed, key=lambda case: order.index(case.name)):
         # In low memory MixCSE's released form is three losses at these sizes.
         for memory in ("fast",) if case.three_blocks else ("fast", "low"):
             yield replace(case, memory=memory)
@@ -70,36 +70,36 @@ def hopper() -> Gpu:
 
 def compiled(events: Iterable[Event], gpu: Gpu, known: Iterable[str]) -> Stored:
     """What the kernels that are not known yet use, by their names."""
-    found: Stored = {}
+    resources: Stored = {}
     for launch in (event for event in events if isinstance(event, Launch)):
-        if kernel_key(launch) not in (*known, *found):
-            found[kernel_key(launch)] = used(launch, gpu)
-    return found
+        if kernel_key(launch) not in (*known, *resources):
+            resources[kernel_key(launch)] = used(launch, gpu)
+    return resources
 
 
 def collect_tiles() -> Stored:
     """What the scores' kernel uses with each tile that `choices` prices, by pointers and by descriptors."""
     from fastqt.kernels import tuning
 
-    found = {}
+    resources = {}
     for rows, columns in TILES:
         for descriptors in (False, True):
             config = replace(tuning.HOPPER, rows=rows, columns=columns)
             with mock.patch.object(tuning, "HOPPER", config):
                 events = noted(Case("tile", N=16384, descriptors=descriptors), hopper())
             launch = next(e for e in events if isinstance(e, Launch) and e.matches("scores_kernel out"))
-            found[tile_key((rows, columns), descriptors)] = used(launch, hopper())
-    return found
+            resources[tile_key((rows, columns), descriptors)] = used(launch, hopper())
+    return resources
 
 
 def used(launch: Launch, gpu: Gpu) -> Stored:
     """What a kernel uses once compiled; nothing of one that does not compile, whose error is printed."""
-    found = attempt([launch], launch.kernel.__name__, gpu, disassembled=True)
-    if "error" in found:
-        print(f"{kernel_key(launch)}: {found['error']}", file=sys.stderr)
+    outcome = attempt([launch], launch.kernel.__name__, gpu, disassembled=True)
+    if "error" in outcome:
+        print(f"{kernel_key(launch)}: {outcome['error']}", file=sys.stderr)
         return {}
-    kept = {name: found[name] for name in KEPT}
-    return {**kept, "loads_ahead": found["instructions"]["cp.async"] > 0}
+    kept = {name: outcome[name] for name in KEPT}
+    return {**kept, "loads_ahead": outcome["instructions"]["cp.async"] > 0}
 
 
 if __name__ == "__main__":

@@ -94,10 +94,10 @@ int main() {{
 
 
 def _number(pattern: str, report: str) -> int:
-    found = re.search(pattern, report)
-    if found is None:
+    match = re.search(pattern, report)
+    if match is None:
         raise RuntimeError(f"no {pattern!r} in the report of ptxas:\n{report}")
-    return int(found[1])
+    return int(match[1])
 
 
 def collect() -> Stored:
@@ -120,8 +120,8 @@ def collect() -> Stored:
 def predictions(stored: Stored) -> Iterator[tuple[int, int, list[tuple[Part, float, str]]]]:
     rates, small = Rates(**stored["rates"]), Small(**stored["small"])
     for N, D in SHAPES:
-        found = parts(N, D, stored["tiles"][f"{N} x {D}"], rates, small)
-        yield N, D, [(part, *part.seconds(rates, small)) for part in found]
+        phases = parts(N, D, stored["tiles"][f"{N} x {D}"], rates, small)
+        yield N, D, [(part, *part.seconds(rates, small)) for part in phases]
 
 
 def rendered(stored: Stored) -> str:
@@ -158,11 +158,11 @@ def rendered(stored: Stored) -> str:
     least = 6.0 * widest[0] ** 2 * widest[1] / (small.dense_peak * small.mma_share)
     fixed = small.launch + 2 * small.barrier + 2 * small.fill + small.latency
     totals, details = [], []
-    for N, D, found in predictions(stored):
-        seconds = sum(time for _, time, _ in found)
+    for N, D, phases in predictions(stored):
+        seconds = sum(time for _, time, _ in phases)
         met = "–" if N != 400 else "yes" if seconds <= GOAL else "no"
         totals.append((f"{N:,}", f"{D:,}", f"{seconds * 1e6:.1f}", f"{GOAL * 1e6:.0f}", met))
-        for part, time, limit in found:
+        for part, time, limit in phases:
             most = max((block.flops for block in part.blocks), default=0)
             moved, flops = f"{part.bytes() / 1e6:.1f}", f"{most / 1e6:.1f}"
             details.append((f"{N:,}", f"{D:,}", part.name, moved, flops, f"{time * 1e6:.1f}", limit))

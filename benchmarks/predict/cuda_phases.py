@@ -131,11 +131,11 @@ def _tile(m16_tiles: int, n8_tiles: int, depth: int, exact: int, itemsize: int, 
 
 def shares(m16_tiles: int, n8_tiles: int) -> list[tuple[int, int]]:
     """A tile's m16 tiles and n8 tiles for each warp; warps on the same quarter are QUARTERS apart."""
-    found = []
+    of_warps = []
     for warp in range(HALVES * QUARTERS):
         half, quarter = warp // QUARTERS, (warp % QUARTERS + warp // QUARTERS) % QUARTERS
-        found.append(((m16_tiles + 1 - half) // HALVES, len(_pieces(n8_tiles, QUARTERS)[quarter])))
-    return found
+        of_warps.append(((m16_tiles + 1 - half) // HALVES, len(_pieces(n8_tiles, QUARTERS)[quarter])))
+    return of_warps
 
 
 def busiest_quarter(m16_tiles: int, n8_tiles: int) -> int:

@@ -23,8 +23,8 @@ IDLE = (
 
 def matrix(operand: Any) -> Tensor:
     """The tensor that a kernel is given, by a pointer or by a descriptor."""
-    found: Tensor = getattr(operand, "base", operand)
-    return found
+    tensor: Tensor = getattr(operand, "base", operand)
+    return tensor
 
 
 def row_bytes(launch: Launch) -> Bytes:

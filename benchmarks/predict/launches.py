@@ -114,13 +114,13 @@ class Launch:
     @property
     def flags(self) -> dict[str, int | str]:
         """What chooses the code that is compiled, not its tiles: constants, and which operands are given."""
-        found: dict[str, int | str] = {}
+        flags: dict[str, int | str] = {}
         for name in flag_names(self.kernel):
             value = self.arguments[name]
             value = getattr(value, "value", value)
-            given = value if isinstance(value, int) else value is not None
-            found[name] = value if isinstance(value, str) else int(given)
-        return found
+            number = value if isinstance(value, int) else value is not None
+            flags[name] = value if isinstance(value, str) else int(number)
+        return flags
 
     def matches(self, wanted: str) -> bool:
         """Whether it is of the kernel and has the flags that one of a case's `wanted` names."""
@@ -129,8 +129,8 @@ class Launch:
 
     def _has(self, flag: str) -> bool:
         name, _, value = flag.lstrip("-").partition("=")
-        found = self.flags[name]
-        return (str(found) == value if value else bool(found)) != flag.startswith("-")
+        value_of_flag = self.flags[name]
+        return (str(value_of_flag) == value if value else bool(value_of_flag)) != flag.startswith("-")
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ def standing_in(
         launched(Launch(kernel, grid[0], arguments, options))
 
     def config(_: torch.device, *shape: Any) -> Any:
-        found = tuning.score_config(torch.device("cuda"), *shape)
-        return found if descriptors is None else replace(found, descriptors=descriptors)
+        tiles = tuning.score_config(torch.device("cuda"), *shape)
+        return tiles if descriptors is None else replace(tiles, descriptors=descriptors)
 
     properties = SimpleNamespace(
         name=gpu.name,
@@ -267,9 +267,9 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             table = warp_specialized_table(gpu) if case.warp_specialized else None
             with described(gpu, case.descriptors, table) as events:
                 if case.gradients:
-                    loss, found = computation.forward_with_gradients(problem, 1 / case.N, needs)
+                    loss, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
                     if case.upstream:
-                        engine.scale_gradients([g for g in found if g is not None], loss, 1.0)
+                        engine.scale_gradients([g for g in gradients if g is not None], loss, 1.0)
                 else:
                     computation.forward(problem)
     finally:

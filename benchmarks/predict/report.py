@@ -209,19 +209,19 @@ def kernels_table(stored: Stored) -> str:
 
     rates = Rates(**stored["rates"])
     lines = []
-    for name, found in sorted(stored["kernels"].items()):
-        if not found:
+    for name, resources in sorted(stored["kernels"].items()):
+        if not resources:
             lines.append((f"`{name}`", "does not compile", *("–",) * 5))
             continue
         lines.append(
             (
                 f"`{name}`",
-                f"{found['threads']}",
-                f"{found['registers']}",
-                f"{found['shared'] / 1024:.0f}",
-                f"{found['spills']:,}",
-                f"{found['sass']:,}",
-                f"{blocks_per_multiprocessor(found, rates)}",
+                f"{resources['threads']}",
+                f"{resources['registers']}",
+                f"{resources['shared'] / 1024:.0f}",
+                f"{resources['spills']:,}",
+                f"{resources['sass']:,}",
+                f"{blocks_per_multiprocessor(resources, rates)}",
             )
         )
 

@@ -107,13 +107,13 @@ def seconds_of(rows: Iterable[Stored], method: str, n: int, P: int) -> float:
     return next(r["seconds"] for r in rows if (r["method"], r["n"], r["P"]) == (method, n, P))
 
 
-def parts_table(found: Stored) -> str:
+def parts_table(figures: Stored) -> str:
     """Products and messages of a softmax loss whose gradients return in bfloat16."""
-    network, (trip,) = Network(**found["network"]), SOFTMAX_GATHER.trips
+    network, (trip,) = Network(**figures["network"]), SOFTMAX_GATHER.trips
     lines = []
     for P in SHOWN:
         N = ROWS_A_RANK * P
-        compute = compute_seconds(trip.operations, ROWS_A_RANK, N, D, found["flops"])
+        compute = compute_seconds(trip.operations, ROWS_A_RANK, N, D, figures["flops"])
         transfer = transfer_seconds(trip.bytes, N, D, network.bandwidth(P))
         room = f"{memory(CLIP_GATHER, ROWS_A_RANK, P, D) / 1e9:,.1f}"
         lines.append((f"{P:,}", f"{N:,}", milliseconds(compute), milliseconds(transfer), room))
@@ -121,8 +121,8 @@ def parts_table(found: Stored) -> str:
     return table(header, lines)
 
 
-def thresholds_table(found: Stored) -> str:
-    network = Network(**found["network"])
+def thresholds_table(figures: Stored) -> str:
+    network = Network(**figures["network"])
     links = {"NVLink": network.nvlink, "8 rails": network.rails, "one NIC": network.nic}
     kinds = {
         "a softmax ring's first trip": (2, 2),
@@ -131,13 +131,13 @@ def thresholds_table(found: Stored) -> str:
         "CLIP, gradients in float32": (CLIP_GATHER.bytes, CLIP_GATHER.operations),
     }
     lines = [
-        (name, *(f"{hidden_from(moved, operations, link, found['flops']):,.0f}" for link in links.values()))
+        (name, *(f"{hidden_from(moved, operations, link, figures['flops']):,.0f}" for link in links.values()))
         for name, (moved, operations) in kinds.items()
     ]
     return table(("rows a rank", *(f"{k}, {v / 1e9:.0f} GB/s" for k, v in links.items())), lines)
 
 
-def clip_table(found: Stored) -> str:
+def clip_table(figures: Stored) -> str:
     header = (
         "CLIP",
         "operations / nND",
@@ -147,41 +147,41 @@ def clip_table(found: Stored) -> str:
     )
     lines = []
     for m in CLIP:
-        times = [milliseconds(seconds_of(found["formulas"], m.name, ROWS_A_RANK, P)) for P in SHOWN]
+        times = [milliseconds(seconds_of(figures["formulas"], m.name, ROWS_A_RANK, P)) for P in SHOWN]
         room = f"{memory(m, ROWS_A_RANK, SHOWN[-1], D) / 1e9:,.1f}"
         operations = f"{m.operations:.0f}{' in TF32' if m.pace == TF32 else ''}"
         lines.append((m.name, operations, f"{m.bytes:.0f}", *times, room))
     return table(header, lines)
 
 
-def pairs_table(found: Stored) -> str:
+def pairs_table(figures: Stored) -> str:
     n = PAIRS // GPUS
     lines = []
     for m in (CLIP_RING, OPEN_CLIP, INF_CL):
-        products = compute_seconds(m.operations, n, PAIRS, D, found["flops"] * m.pace)
+        products = compute_seconds(m.operations, n, PAIRS, D, figures["flops"] * m.pace)
         lines.append((m.name, f"{products:,.0f}", f"{memory(m, n, GPUS, D) / 1e9:,.0f}"))
     header = (f"{PAIRS:,} pairs on {GPUS} GPUs", "products, s", "GB a GPU")
     return table(header, lines)
 
 
-def agreement_table(found: Stored) -> str:
+def agreement_table(figures: Stored) -> str:
     lines = []
     for m in COMPARED:
         for n in SHARDS:
             ratios = [
-                seconds_of(found["simulated"], m.name, n, P) / seconds_of(found["formulas"], m.name, n, P)
+                seconds_of(figures["simulated"], m.name, n, P) / seconds_of(figures["formulas"], m.name, n, P)
                 for P in SHOWN
             ]
             lines.append((m.name, f"{n:,}", *(f"{ratio:.3f}" for ratio in ratios)))
     return table(("simulated / formula", "rows a rank", *(f"{P:,} GPUs" for P in SHOWN)), lines)
 
 
-def noise_table(found: Stored) -> str:
+def noise_table(figures: Stored) -> str:
     columns = [(m.name, P) for m in COMPARED for P in SHOWN[1::2]]
     lines = []
-    for name, rows in found["noisy"].items():
+    for name, rows in figures["noisy"].items():
         ratios = [
-            seconds_of(rows, m, NOISY_ROWS, P) / seconds_of(found["simulated"], m, NOISY_ROWS, P)
+            seconds_of(rows, m, NOISY_ROWS, P) / seconds_of(figures["simulated"], m, NOISY_ROWS, P)
             for m, P in columns
         ]
         lines.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
@@ -189,7 +189,7 @@ def noise_table(found: Stored) -> str:
     return table(("times as long as without noise", *header), lines)
 
 
-def plot(found: Stored, path: Path) -> None:
+def plot(figures: Stored, path: Path) -> None:
     """The time of a CLIP loss with its gradients over the GPUs: the same rows a rank, and the same batch."""
     import matplotlib
 
@@ -207,10 +207,10 @@ def plot(found: Stored, path: Path) -> None:
         style = {"color": f"C{number}", "linewidth": 1.2}
         label = m.name.split(",")[0] if m in (OPEN_CLIP, INF_CL) else m.name
         for axes, shard in ((panels[0], lambda _: ROWS_A_RANK), (panels[1], lambda P: BATCH // P)):
-            times = [seconds_of(found["formulas"], m.name, shard(P), P) for P in RANKS]
+            times = [seconds_of(figures["formulas"], m.name, shard(P), P) for P in RANKS]
             axes.loglog(RANKS, times, label=label, **style)
             if m in DRAWN:
-                times = [seconds_of(found["simulated"], m.name, shard(P), P) for P in RANKS]
+                times = [seconds_of(figures["simulated"], m.name, shard(P), P) for P in RANKS]
                 axes.loglog(RANKS, times, "o", markersize=4, label=f"{label}, simulated", **style)
         room = [memory(m, ROWS_A_RANK, P, D) / 1e9 for P in RANKS]
         panels[2].loglog(RANKS, room, label=label, **style)
@@ -238,10 +238,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predicts a loss over up to 4,096 GPUs.")
     parser.add_argument("--write", action="store_true", help=f"store {STORED.name} and {PLOT.name}")
     if parser.parse_args().write:
-        found = collect()
-        text = json.dumps(found, indent=1).replace("\n   ", " ").replace("\n  }", " }")
+        collected = collect()
+        text = json.dumps(collected, indent=1).replace("\n   ", " ").replace("\n  }", " }")
         STORED.write_text(text + "\n")
-        plot(found, PLOT)
+        plot(collected, PLOT)
     print("\n\n".join(render(stored()) for render in TABLES.values()))
 
 

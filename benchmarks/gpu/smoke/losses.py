@@ -70,8 +70,8 @@ def equal_verdict(differ: Tensor) -> Verdict:
 
 def differences(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """The largest difference of each of the results; inf where one is NaN. Nothing waits for it."""
-    found = (((x.double() - y.double()).abs()).amax() for x, y in zip(a, b, strict=True))
-    return torch.stack([x.nan_to_num(nan=float("inf")) for x in found])
+    largest = (((x.double() - y.double()).abs()).amax() for x, y in zip(a, b, strict=True))
+    return torch.stack([x.nan_to_num(nan=float("inf")) for x in largest])
 
 
 def step_of(leaves: list[Tensor], backend: str) -> Step:
@@ -82,7 +82,7 @@ def step_of(leaves: list[Tensor], backend: str) -> Step:
     return step
 
 
-def compared(leaves: list[Tensor], found: list[Tensor], name: str = "") -> Comparisons:
+def compared(leaves: list[Tensor], results: list[Tensor], name: str = "") -> Comparisons:
     """A step's results, the exact ones and their bounds."""
     rows, *gradients = truth(*(x.detach() for x in leaves), OFFSETS, "zero")
     bound = MOST_GRADIENT_ERROR * torch.finfo(leaves[0].dtype).eps
@@ -90,7 +90,7 @@ def compared(leaves: list[Tensor], found: list[Tensor], name: str = "") -> Compa
     exact = (rows.mean(), *gradients)
     return {
         f"{part}{name}": compare
-        for part, *compare in zip(("loss", "dF", "dG"), found, exact, bounds, strict=True)
+        for part, *compare in zip(("loss", "dF", "dG"), results, exact, bounds, strict=True)
     }
 
 
@@ -151,10 +151,10 @@ def streams_verdict(asked: Problem, dtype: torch.dtype, device: torch.device, ba
     if device.type == "cuda":
         torch.cuda.synchronize()
 
-    found: Comparisons = {}
+    comparisons: Comparisons = {}
     for place, ((leaves, _), result) in enumerate(zip(runs, results, strict=True)):
-        found |= compared(leaves, result, f" on stream {place}")
-    return near(found)
+        comparisons |= compared(leaves, result, f" on stream {place}")
+    return near(comparisons)
 
 
 def streams(device: torch.device) -> list[contextlib.AbstractContextManager[object]]:

@@ -36,8 +36,8 @@ class Inputs:
     def scores_log2(self) -> Tensor:
         """(N, M) float64, to base 2; -inf on the diagonal, which is excluded."""
         S = self.queries.double() @ self.candidates.double().T * self.scale.double() / math.log(2)
-        own = torch.ones_like(S, dtype=torch.bool).triu().tril()
-        return S.masked_fill(own, -math.inf)
+        diagonal = torch.ones_like(S, dtype=torch.bool).triu().tril()
+        return S.masked_fill(diagonal, -math.inf)
 
 
 @dataclass
