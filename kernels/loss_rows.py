@@ -187,8 +187,8 @@ def loss_rows_kernel(
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)
 
         if row_scores is not None:
-            row_score_e = tl.exp(tl.load(row_scores + row) - shift)
-            tl.store(row_score_gradients + row, factor * rho32 * row_score_e)
+            row_exponential = tl.exp(tl.load(row_scores + row) - shift)
+            tl.store(row_score_gradients + row, factor * rho32 * row_exponential)
 
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
