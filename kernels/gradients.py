@@ -66,6 +66,7 @@ def query_gradient_kernel(
     # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
     query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
     row_negative_stride = tl.cast(row_negative_stride, tl.int64)
+
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)

@@ -248,6 +248,7 @@ def repair_rows_kernel(
         stride_km, stride_kd = strides_of_64_bits((stride_km, stride_kd))
         stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
         stride_out_n = tl.cast(stride_out_n, tl.int64)
+
     start_n, number = tl.program_id(0) // splits * BLOCK_N, tl.program_id(0) % splits
     offs_n = tl.arange(0, BLOCK_N)
 
@@ -261,7 +262,6 @@ def repair_rows_kernel(
         stride_qn *= UNIT
 
         scale_log2 = tl.load(scale) * LOG2_E
-
         row_targets = None
         if LISTED:
             targets = target_starts, target_columns, lowest_targets, highest_targets
@@ -269,7 +269,6 @@ def repair_rows_kernel(
 
         blocks = tl.cdiv(M, BLOCK_M)
         rows, split = (first_n, start_n, offs_n, flagged), (number, splits)
-
         exponentials_of_block(
             queries,
             candidates,

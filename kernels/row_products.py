@@ -72,6 +72,7 @@ def row_products_kernel(
         stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
         stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
         stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
+
     D *= UNIT
     tl.assume(D > 0)
     stride_qn *= UNIT

@@ -67,18 +67,21 @@ def gloss_ordering() -> str:
     sizes = sorted(
         {d for decoder, d in of_decoders if ("bow", d) in of_decoders and ("pos", d) in of_decoders}
     )
+
     rows = _decoder_rows(source, of_decoders, sizes, "")
     for way in OTHER_WAYS:
         of_way = _of_decoders(records, way)
         rows += _decoder_rows(
             source, of_way, [d for d in sizes if {("bow", d), ("pos", d)} <= {*of_way}], way
         )
+
     for small, large in pairwise(sizes):
         for decoder, name in TITLES.items():
             for title, index in (("STS", 1), ("supervised", 0)):
                 ends = (decoder, large), (decoder, small)
                 differences = _differences(source, of_decoders, *ends, index, 1)
                 rows.append((f"{name}: {title}, d={large} − d={small}", *differences))
+
     if not rows:
         return "Not all runs of this table are stored yet."
     return table(("difference of means", "source", "ours"), rows)
