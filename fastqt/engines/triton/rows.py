@@ -49,8 +49,8 @@ def run(o: Operands) -> None:
             scores[:, -1] = (f.float() * p.row_negatives[rows].float()).sum(1)
 
         out = dS[: len(scores), :width] if any(o.needs) else None
-        found = o.logsumexp, o.mass, o.loss
-        loss_rows(scores, o.scale, p, rows.start, weights, found, out, o.row_score_gradient)
+        statistics = o.logsumexp, o.mass, o.loss
+        loss_rows(scores, o.scale, p, rows.start, weights, statistics, out, o.row_score_gradient)
         if out is not None:
             _differentiate(o, p.row_negatives, rows, out)
 

@@ -194,5 +194,5 @@ class _Walk:
         """Both gradients of a side's shares."""
         if sums is None:
             return None, None
-        own, neighbour = sums * self.factor
-        return own, neighbour
+        share, next_share = sums * self.factor
+        return share, next_share

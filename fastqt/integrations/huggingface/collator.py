@@ -114,7 +114,7 @@ class ContrastiveCollator:
         return batch
 
     def _padded(self, features: dict[str, list[list[int]]]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(
+        padded: dict[str, Tensor] = dict(
             self.tokenizer.pad(features, padding_side="right", return_tensors="pt")
         )
-        return found
+        return padded

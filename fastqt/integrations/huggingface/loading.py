@@ -119,15 +119,15 @@ def tensors_of(directory: Path, prefix: str) -> dict[str, Tensor]:
     Raises:
         InputError: a file is damaged.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  # no dict
-                found |= {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+                tensors |= {name.removeprefix(prefix): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path} is damaged: {one_line(error)}") from error
-    return found
+    return tensors
 
 
 def load_model(directory: Path) -> tuple[nn.Module, Any]:

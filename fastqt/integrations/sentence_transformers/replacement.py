@@ -60,7 +60,7 @@ def _check_argument(name: str, value: object) -> None:
         raise TypeError(f"hardness_mode: want a name or None, got {shown(value)}")
 
 
-def _checked(own: Callable[..., None] | None, theirs: Callable[..., None]) -> Callable[..., None]:
+def _checked(ours: Callable[..., None] | None, theirs: Callable[..., None]) -> Callable[..., None]:
     """The constructor of a class, with their signature, which names arguments that their own fails at."""
     signature = inspect.signature(theirs)
     names = signature.parameters.keys()
@@ -68,14 +68,14 @@ def _checked(own: Callable[..., None] | None, theirs: Callable[..., None]) -> Ca
     @functools.wraps(theirs)
     def construct(self: Any, *args: Any, **options: Any) -> None:
         try:
-            given = signature.bind(self, *args, **options).arguments
+            arguments = signature.bind(self, *args, **options).arguments
         except TypeError:  # which the call itself raises, too
-            given = {}
+            arguments = {}
         reads_model = "mini_batch_size" in names or "guide" in names
-        for name, value in given.items():
+        for name, value in arguments.items():
             if reads_model or name not in MODELS:  # The other constructors take any model, and None.
                 _check_argument(name, value)
-        (own or theirs)(self, *args, **options)
+        (ours or theirs)(self, *args, **options)
 
     return construct
 
