@@ -182,6 +182,7 @@ def loss_rows_kernel(
     tl.store(loss + row, tl.where(rho > 0, rho * lse + linear, 0.0))
 
     if gradients is not None:
+        # dS needs the sums of the whole row, so its scores are read a second time.
         factor = tl.where(rho > 0, w / total, 0.0).to(tl.float32)
         rho32 = rho.to(tl.float32)
         of_targets32, of_others32 = of_targets.to(tl.float32), of_others.to(tl.float32)

@@ -138,6 +138,8 @@ def power_of_2(highest, shift):
 def combine_tiles(i, wanted, highest, of_tiles, N, blocks, BLOCK: tl.constexpr):
     """The shifts of rows i, from the largest of their exact scores and of all tiles, and their sums of E."""
     tile_maxima, tile_row_sums = of_tiles
+
+    # Other programs have written these values: they come from L2 (.cg), as L1 may hold what was there before.
     for start in range(0, blocks, BLOCK):
         b = start + tl.arange(0, BLOCK)
         at = b.to(tl.int64)[None, :] * N + i[:, None]

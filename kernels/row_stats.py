@@ -100,6 +100,7 @@ def conclude_rows(
     if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
         has_gradient = total != 0
 
+    # dL/dS needs the sums of all exponentials, so the targets are walked a second time.
     w = tl.load(row_weights + row, mask=inside, other=0.0)
     for k in range(0, most):
         listed = inside & (k < count)

@@ -169,6 +169,7 @@ def three_block_gradients(
     m, new = mixtures, lines.cosines.new_empty
     tiles = cdiv(count, BLOCK_ROWS), cdiv(N, BLOCK_COLUMNS)
 
+    # Each tile writes sums of its own and adds nothing atomically, so that equal inputs give equal bits.
     tile_sums = (
         new(tiles[1], count) if scale else None,
         new(tiles[1], 2, count) if shares and m.both else None,

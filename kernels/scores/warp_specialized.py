@@ -72,6 +72,8 @@ def copy_operands(matrices, ring, barriers, sizes, corner, GROUP_N: gl.constexpr
 
         for d in range(0, D, BLOCK_D):
             mbarrier.wait(read.index(stage), phase)
+
+            # The phase of the barrier ends when this many bytes have arrived.
             bar = filled.index(stage)
             mbarrier.expect(bar, copied)
 
@@ -221,6 +223,8 @@ def write_exponentials(x, row_factor, row_sums_at, mask_n, stored, start, GROUP:
         if out is not None:
             if row_factor is not None:
                 e *= row_factor[:, None]
+
+            # Two buffers for each group, in turns: a piece is made while the one before it is copied.
             buffer = staged.index(2 * GROUP + piece % 2)
             tma.store_wait(1)  # The copy before the last one has read this buffer.
             buffer.store(e.to(out.dtype))
