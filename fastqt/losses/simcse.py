@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from fastqt.checks import check_number, check_option, check_scale
@@ -105,6 +106,6 @@ def _all_negatives(z3: Tensor) -> Tensor:
 
 def _sets(z3: Tensor | None) -> dict[str, Tensor]:
     """The first hard negative of each sentence, the second ones, and so on, (N, D) each, by their names."""
-    if isinstance(z3, Tensor) and z3.dim() == 3:
+    if isinstance(z3, Tensor) and z3.dim() == 3 and z3.layout is torch.strided and not z3.is_nested:
         return {f"z3[:, {k}]": z for k, z in enumerate(z3.unbind(1))}
     return {} if z3 is None else {"z3": z3}
