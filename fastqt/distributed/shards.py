@@ -291,16 +291,18 @@ def agree_on_rows(
     options: dict[str, Hashable] = {}
 
     def check_rows(ranks: Group | None) -> dict[str, int]:
-        rows.update((name, local_rows(ranks, name, x)) for name, x in embeddings.items())
+        rows.update(embeddings)
+        if ranks is not None:
+            rows.update((name, local_rows(ranks, name, x)) for name, x in embeddings.items())
         check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
-        first, *rest = rows.items()
-        for name, x in rest:
-            if len(x) != len(first[1]):
-                raise ValueError(
-                    f"{name}: want a row for each of the {len(first[1])} rows of {first[0]}, got {len(x)}"
-                )
-        options.update(check(len(first[1])))
-        return {"rows": len(first[1])}
+
+        first = next(iter(rows))
+        n = rows[first].shape[0]
+        for name, x in rows.items():
+            if x.shape[0] != n:
+                raise ValueError(f"{name}: want a row for each of the {n} rows of {first}, got {x.shape[0]}")
+        options.update(check(n))
+        return {"rows": n}
 
     def facts(ranks: Group) -> Mapping[str, Hashable]:
         return {
@@ -338,10 +340,11 @@ def facts_of_leaves(group: Group, leaves: Mapping[str, object]) -> dict[str, Has
     return facts
 
 
-def with_a_row(group: Group | None, x: Any) -> Any:
+def with_a_row(ranks: Group | None, x: Any) -> Any:
     """A matrix without rows, which a rank of uneven shards may have, with one row; others as they are."""
-    uneven = group is not None and group.shards == "uneven"
-    empty = uneven and isinstance(x, Tensor) and x.dim() > 1 and not len(x)
+    if ranks is None or ranks.shards != "uneven":
+        return x
+    empty = isinstance(x, Tensor) and x.dim() > 1 and not len(x)
     return x.new_empty(1, *x.shape[1:]) if empty else x
 
 

@@ -78,14 +78,16 @@ class Call:
     @property
     def given_row_negatives(self) -> Tensor | None:
         """The row negatives, unless they are mixed from the candidates."""
-        return None if isinstance(self.row_negatives, Mixed) else self.row_negatives
+        rows = self.row_negatives
+        return None if rows is None or isinstance(rows, Mixed) else rows
 
     @property
     def has_cells_to_lower(self) -> bool:
         """Whether engines do not know its cells: distances, scores of rows, several negatives a row."""
         if self.similarity != "dot" or self.row_scores is not None:
             return True
-        return isinstance(self.row_negatives, Tensor) and self.row_negatives.dim() == 3
+        rows = self.row_negatives
+        return rows is not None and isinstance(rows, Tensor) and rows.dim() == 3
 
     def local(self, ranks: Group | None) -> Call:
         """The same with this rank's rows of tensors that are DTensors."""
@@ -119,7 +121,7 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
             negatives=with_a_row(ranks, call.negatives),
             row_negatives=with_a_row(ranks, call.given_row_negatives),
         )
-    n, m, device = len(queries), len(candidates), queries.device
+    n, m, device = queries.shape[0], candidates.shape[0], queries.device
     check_option("diagonal", call.diagonal, DIAGONALS)
     check_option("reduction", call.reduction, TARGET_REDUCTIONS if call.link == "softmax" else REDUCTIONS)
     check_memory(call.memory)

@@ -7,7 +7,7 @@ from torch import Tensor
 from fastqt.engines import plans
 from fastqt.functional.call import Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments
-from fastqt.functional.lowering import computed_loss, kind_of, lowered
+from fastqt.functional.lowering import computed_loss, kind_of, prepare, problem_of
 from fastqt.functional.row_scores import one_cell_a_row
 
 
@@ -18,7 +18,8 @@ def loss_of_process(call: Call) -> Tensor:
         ValueError, TypeError: as of the losses.
     """
     kind = kind_of(call)
-    call = checked(call, None, fits=kind in plans.known)
+    plan = plans.known.get(kind)
+    call = checked(call, None, fits=plan is not None)
     completions: list[Completion | None] = []
     if call.has_cells_to_lower:
         if call.similarity == "euclidean":
@@ -28,8 +29,11 @@ def loss_of_process(call: Call) -> Tensor:
         call, completion = one_cell_a_row(call)
         completions.append(completion)
         kind = kind_of(call)
+        plan = plans.known.get(kind)
 
-    p, engine = lowered(call, kind)
+    p, plan = problem_of(call, kind, plan)
+    prepare(p, plan)
+    engine = plan.engine
     if call.reduction == "mean_of_targets":
         return computed_loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
     loss = computed_loss(p, call.reduction, engine)
