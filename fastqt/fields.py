@@ -25,22 +25,15 @@ class Differentiable:
     queries: Tensor
     needs_type: ClassVar[type[Any]]
 
-    # Found once a class, since a call has a hundred microseconds.
-    _read: ClassVar[Callable[[Any], tuple[Any, ...]]]
-    _place_of_scale: ClassVar[int | None]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        names = cls.needs_type._fields
-        cls._read = attrgetter(*names)
-        cls._place_of_scale = names.index("scale") if "scale" in names else None
-
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `needs_type`; None for a number."""
-        values = type(self)._read(self)
-        place = self._place_of_scale
+        names = self.needs_type._fields
+        values: tuple[Any, ...] = attrgetter(*names)(self)
+        if "scale" not in names:
+            return values
         # `isinstance` takes several times as long for a number as for a tensor.
-        if place is None or (type(values[place]) is not float and isinstance(values[place], Tensor)):
+        place = names.index("scale")
+        if type(values[place]) is not float and isinstance(values[place], Tensor):
             return values
         return (*values[:place], None, *values[place + 1 :])
 
