@@ -103,6 +103,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
             continue
         check_tensor(name, x)
         assert x is not None
+
         shape, dtype = x.shape, x.dtype
         if len(shape) != 2 and not (name == "row_negatives" and len(shape) == 3):
             wanted = "(N, D) or (N, K, D)" if name == "row_negatives" else "(rows, D)"
@@ -113,6 +114,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
                     "give embeddings, not scores and labels" if labels else "make a row of it by unsqueeze(0)"
                 )
             raise ValueError(f"{name}: want shape {wanted}, got {tuple(shape)}; {advice}")
+
         if dtype not in FLOATING:
             advice = "; convert it by float()" if dtype in INTEGERS else ""
             raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {dtype}{advice}")
@@ -120,6 +122,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
             raise ValueError(
                 f"{name}: want at least one row and one column, got shape {tuple(shape)}; skip such a batch"
             )
+
         if queries is None:
             first, queries, D = name, x, shape[1]
             continue
@@ -131,6 +134,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
             )
         if dtype is not queries.dtype and input_dtype(x) != input_dtype(queries):
             raise TypeError(f"{name}: want dtype {queries.dtype} as {first}, got {dtype}; convert it by to()")
+
     rows = embeddings.get("row_negatives")
     if rows is not None and queries is not None and rows.shape[0] != queries.shape[0]:
         raise ValueError(

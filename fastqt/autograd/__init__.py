@@ -97,11 +97,13 @@ class _Loss(torch.autograd.Function):
             if True in needs:
                 _save(ctx, p, inputs, rows.saved)
             return _reduced(rows, reduction, p)
+
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
         row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
         ctx.row_weight = row_weight
         total, found = engine.forward_with_gradients(p, row_weight, needs)
         gradients = _of_given(found, given, inputs)
+
         if traced:  # Dynamo cannot trace tensors that are kept on ctx.
             ctx.absent = [g is None for g in gradients]
             _save(ctx, p, inputs, [g for g in gradients if g is not None])
@@ -142,6 +144,7 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
         factor = _without(ctx.grad_scale, upstream)
         kept = iter(ctx.saved_tensors[ctx.held :])
         return [None if absent else times(next(kept), factor) for absent in ctx.absent]
+
     # They are handed over and not copied. A second backward through this graph repeats the computation of the
     # forward pass, so that both have the same bits.
     kept_once: list[Tensor | None] | None = ctx.gradients
@@ -150,6 +153,7 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     # On a GPU it is cheaper to multiply by 1 than to wait for the value.
     if not upstream.is_cuda and upstream.item() == ctx.grad_scale:
         return gradients
+
     left = [g for g in gradients if g is not None]
     if upstream.is_cuda and ctx.how.scaled_by is not None:
         left = ctx.how.scaled_by.scale_gradients(left, upstream, 1 / ctx.grad_scale)

@@ -93,9 +93,11 @@ class Group:
         check_option("exchange", exchange, EXCHANGES)
         if return_dtype not in RETURN_DTYPES:
             raise ValueError(f"return_dtype: want torch.float32 or torch.bfloat16, got {shown(return_dtype)}")
+
         chosen = check if check is not None else os.environ.get(CHECK_VARIABLE) or "first"
         check_option("check" if check is not None else CHECK_VARIABLE, chosen, CHECKS)
         found = _process_group("process_group", process_group)
+
         # Weak, as torch.distributed keeps process groups until they are destroyed. One that lived on in a
         # module or cache would end with Python, when a thread of Gloo that waits for the interpreter aborts.
         self._process_group = weakref.ref(found)
@@ -107,6 +109,7 @@ class Group:
             raise ValueError(
                 f"group: want one that holds this process, rank {dist.get_rank()} of all, got another"
             )
+
         # By what a call is, without its sizes: the sizes that this rank gave when all ranks agreed on it.
         self.agreed: dict[Any, tuple[int, ...]] = {}
         self.function = "a loss"
@@ -234,12 +237,14 @@ def _process_group(name: str, group: Any) -> ProcessGroup:
         raise TypeError(
             f"{name}: want a Group, a ProcessGroup or a DeviceMesh, got {type(group).__name__}{advice}"
         )
+
     if not dist.is_initialized():
         raise RuntimeError(f"{name}: want torch.distributed initialised first, by init_process_group")
     if outside:
         raise ValueError(
             f"{name}: want one that holds this process, rank {dist.get_rank()} of all, got another"
         )
+
     if isinstance(group, dist.device_mesh.DeviceMesh):
         if group.ndim != 1:
             raise ValueError(

@@ -71,8 +71,13 @@ def gradients_from(
         return reference_clip.gradients_from(p, rows, columns, pairs, needs)
     gradients = _empty_gradients(p, needs)
     torch.ops.fastqt.clip_gradients_.default(
-        *(*_rectangle(p), *rows, *columns, pairs),
-        *(gradients.queries, gradients.candidates, gradients.scale),
+        *_rectangle(p),
+        *rows,
+        *columns,
+        pairs,
+        gradients.queries,
+        gradients.candidates,
+        gradients.scale,
     )
     return gradients
 
@@ -94,9 +99,18 @@ def _walk(
 ) -> Gradients:
     gradients = _empty_gradients(p, needs)
     torch.ops.fastqt.clip_walk_.default(
-        *(p.queries, p.candidates, finite_scale(p.scale), p.normalize, *_tiles(p), known),
-        *(sums, loss, weights),
-        *(gradients.queries, gradients.candidates, gradients.scale),
+        p.queries,
+        p.candidates,
+        finite_scale(p.scale),
+        p.normalize,
+        *_tiles(p),
+        known,
+        sums,
+        loss,
+        weights,
+        gradients.queries,
+        gradients.candidates,
+        gradients.scale,
     )
     return gradients
 

@@ -58,18 +58,37 @@ def _walk(
     dcandidates = p.candidates.new_empty(p.candidates.shape) if needs.candidates else None
     dshares = torch.empty_like(shares) if any(needs[2:6]) else None
     dscale = loss.new_empty(()) if needs.scale else None
+
     torch.ops.fastqt.three_block_walk_.default(
-        *(p.queries, p.candidates, shares, finite_scale(p.scale)),
-        *(p.third_block, p.masks_excluded, p.own_mixture_weight, p.stop_gradient, _chunk_rows(p)),
-        *(loss, weights, dqueries, dcandidates, dshares, dscale),
+        p.queries,
+        p.candidates,
+        shares,
+        finite_scale(p.scale),
+        p.third_block,
+        p.masks_excluded,
+        p.own_mixture_weight,
+        p.stop_gradient,
+        _chunk_rows(p),
+        loss,
+        weights,
+        dqueries,
+        dcandidates,
+        dshares,
+        dscale,
     )
+
     of_shares: list[Tensor | None] = [None] * 4
     if dshares is not None:
         rows = dshares.to(p.own_columns.dtype)
         of_shares = [row if need else None for row, need in zip(rows, needs[2:6], strict=True)]
     own_columns, next_columns, own_rows, next_rows = of_shares
     return loss, ThreeBlockGradients(
-        *(dqueries, dcandidates, own_columns, next_columns, own_rows, next_rows),
+        dqueries,
+        dcandidates,
+        own_columns,
+        next_columns,
+        own_rows,
+        next_rows,
         scale=None if dscale is None else dscale.to(p.scale.dtype),
     )
 

@@ -115,17 +115,27 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
     scale = p.scale if isinstance(p.scale, Tensor) and p.scale.device == p.queries.device else None
     per_row = weights if isinstance(weights, Tensor) else None
     torch.ops.fastqt.small_contrastive_.default(
-        *(p.queries.contiguous(), p.candidates.contiguous()),
+        p.queries.contiguous(),
+        p.candidates.contiguous(),
         None if p.row_negatives is None else p.row_negatives.contiguous(),
-        *(None if p.partners is None else p.partners.contiguous(), p.mix),
+        None if p.partners is None else p.partners.contiguous(),
+        p.mix,
         # The kernel reads a scale on the device by itself, so that nothing waits for its value.
         None if scale is None else scale.detach().float(),
         0.0 if scale is not None else finite_scale(p.scale),
         DIAGONALS.index(p.diagonal),
         *(x.contiguous() for x in p.targets.compressed()),
-        *(None if per_row is None else per_row.contiguous(), 0.0 if isinstance(weights, Tensor) else weights),
+        None if per_row is None else per_row.contiguous(),
+        0.0 if isinstance(weights, Tensor) else weights,
         p.queries.dtype is torch.float32 and tf32_allowed(),
-        *(logsumexp, mass, loss, total, g.queries, g.candidates, g.row_negatives, g.scale),
+        logsumexp,
+        mass,
+        loss,
+        total,
+        g.queries,
+        g.candidates,
+        g.row_negatives,
+        g.scale,
     )
     return Rows(loss, (logsumexp, mass))
 

@@ -49,8 +49,17 @@ def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None
     if is_traced(a, b) or not a.is_cpu or a.is_nested or b.is_nested:
         return None  # Only the CPU's engine has plans.
     return (
-        *(problem, a.shape, a.dtype, a.device, a.layout, b.shape, b.dtype, b.device, b.layout),
-        *(autocast_dtype(a), requested(backend)),
+        problem,
+        a.shape,
+        a.dtype,
+        a.device,
+        a.layout,
+        b.shape,
+        b.dtype,
+        b.device,
+        b.layout,
+        autocast_dtype(a),
+        requested(backend),
     )
 
 

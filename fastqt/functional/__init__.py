@@ -134,6 +134,7 @@ def contrastive_loss(
         backend=backend,
         similarity=similarity,
     )
+
     return _loss_of(call, group)
 
 
@@ -216,6 +217,7 @@ def sigmoid_loss(
         memory=memory,
         backend=backend,
     )
+
     return _loss_of(call, group)
 
 
@@ -304,6 +306,7 @@ def log_sum_exp(
         backend=backend,
         similarity=similarity,
     )
+
     return _loss_of(call, group)
 
 

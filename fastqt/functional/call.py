@@ -121,6 +121,7 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
             negatives=with_a_row(ranks, call.negatives),
             row_negatives=with_a_row(ranks, call.given_row_negatives),
         )
+
     n, m, device = queries.shape[0], candidates.shape[0], queries.device
     check_option("diagonal", call.diagonal, DIAGONALS)
     check_option("reduction", call.reduction, TARGET_REDUCTIONS if call.link == "softmax" else REDUCTIONS)
@@ -129,12 +130,14 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
     check_scale(call.scale, queries.dtype)
     if not (type(call.bias) is float and call.bias == 0):
         check_bias(call.bias, m, device, queries.dtype)
+
     if call.similarity != "dot":
         _check_similarity(call)
     if call.row_scores is not None:
         _check_row_scores(call)
     if call.guide is not None:
         _check_guide(call, ranks)
+
     if call.query_groups is None and call.candidate_groups is None:
         return call
     query_groups, candidate_groups = as_groups(call.query_groups, call.candidate_groups, n, m, device)

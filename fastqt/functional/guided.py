@@ -258,6 +258,7 @@ def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, wid
     """Which cells of some rows leave the loss, by the guide, by groups, by a mask or as the diagonal."""
     M, height = len(p.candidates), rows.stop - rows.start
     mask = cells[: height * width].view(height, width)
+
     queries = scorable(p.guide_queries[rows], p.guide_normalize)
     thresholds = p.guide_thresholds[rows, None]
     room = _share(p) // 2
@@ -270,6 +271,7 @@ def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, wid
             scores = (queries @ scorable(part, p.guide_normalize).T).float()
             torch.gt(scores, thresholds, out=mask[:, first : first + len(part)])
             first += len(part)
+
     if p.query_groups is not None and p.candidate_groups is not None:
         mask[:, :M] |= p.query_groups[rows, None] == p.candidate_groups
     _keep_targets(mask, targets, cells)

@@ -186,20 +186,24 @@ def _positional_loss(
     check_tensor("token_ids", token_ids)
     if tuple(token_ids.shape) != (B, L):
         raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
+
     lengths = as_ids("lengths", lengths).to(device)
     wanted = f"lengths: want one in 0..{L} for each of B={B} sentences"
     if lengths.numel() != B:
         raise ValueError(f"{wanted}, got {lengths.numel()} lengths")
     require(((lengths >= 0) & (lengths <= L)).all(), wanted, lengths)
+
     within = row_numbers(L, device) < lengths[:, None]
     token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
     used, V = token_ids.where(within, 0), len(weight)
     require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
     check_bias(bias, V, device, latents.dtype)
+
     if engines.requested(backend) is None:
         loss = factored_pos_loss(latents, positions, weight, bias, token_ids, within, reduction, mean=mean)
         if loss is not None:
             return loss
+
     if is_traced(latents):  # A graph has room for a word at each place; without one it is a row of no target.
         sentence = row_numbers(B, device).repeat_interleave(L)
         position = row_numbers(L, device).repeat(B)
@@ -209,6 +213,7 @@ def _positional_loss(
         targets = token_ids[sentence, position]
     if not len(sentence):  # The batch has no word at all.
         return reduce(latents.sum(1, dtype=loss_dtype(latents)) * 0, reduction)
+
     # The gradients of rows that are read several times are added up in the dtype of losses.
     of_latents, of_positions = (x.to(loss_dtype(x)) for x in (latents, positions))
     rows = of_latents[sentence] + of_positions[position]

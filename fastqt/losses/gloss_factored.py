@@ -125,18 +125,21 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     of_position = 1 / p.within.sum(1).clamp(min=1).double() if p.mean else None
     if of_position is not None and row_weights is not None:
         row_weights = row_weights * of_position.to(row_weights.dtype)
+
     losses = p.queries.new_empty(len(p.ids), dtype=torch.float64)
     # Sums over sentences of the positions' probabilities, before the factor that the position gives.
     sums = torch.zeros_like(places.scores) if dpositions is not None or dweight is not None else None
     step = max(CHUNK_BYTES // (len(weight) * weight.element_size()), 16)
     # Chunks share this memory: matrices of their own would be alive together with those of the one before.
     space = p.queries.new_empty(1 if row_weights is None else 2, min(step, len(p.ids)), len(weight))
+
     for begin in range(0, len(p.ids), step):
         rows = slice(begin, begin + step)
         z, words, inside = p.queries[rows], p.ids[rows], p.within[rows]
         scores = torch.addmm(p.bias, z, weight.T, out=space[0, : len(z)])
         own = scores.gather(1, words) + places.scores.gather(1, words.T).T
         highest = scores.amax(1, keepdim=True)
+
         exps = scores.sub_(highest).exp_()
         totals = exps @ places.exps.T
         if bool((totals < LEAST_SUM).logical_and_(inside).any()):
@@ -145,12 +148,14 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
         losses[rows] = found.where(inside, 0).sum(1, dtype=torch.float64)
         if row_weights is None:
             continue
+
         counts = inside.to(z.dtype) * row_weights[rows, None]
         shares = (row_weights[rows, None] / totals).where(inside, 0)
         if sums is not None:
             sums.addmm_(shares.T, exps)
         if dlatents is None and dweight is None and dbias is None:
             continue
+
         dscores = (
             torch.mm(shares, places.exps, out=space[1, : len(z)]).mul_(exps).scatter_add_(1, words, -counts)
         )
@@ -160,6 +165,7 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
             dweight.addmm_(dscores.T, z)
         if dbias is not None:
             dbias += dscores.sum(0)
+
     if sums is not None and row_weights is not None:
         counts = p.within.to(sums.dtype) * row_weights[:, None]
         dscores = sums.mul_(places.exps).scatter_add_(1, p.ids.T, -counts.T)

@@ -88,16 +88,19 @@ def loss_from_labels(
             embeddings=with_a_row(ranks, embeddings),
             candidates=with_a_row(ranks, candidates),
         )
+
         if (candidates is None) != (candidate_labels is None):
             missing = "candidates" if candidates is None else "candidate_labels"
             raise ValueError(
                 f"{missing}: want it together with the other of the two, got None; give both or neither"
             )
+
         sizes = {"embeddings": len(embeddings)}
         labels = _labels_of("embeddings", embeddings, "labels", labels)
         if candidates is not None:
             sizes["candidates"] = len(candidates)
             candidate_labels = _labels_of("candidates", candidates, "candidate_labels", candidate_labels)
+
         check_scale(scoring.scale, embeddings.dtype)
         check_flag("normalize", scoring.normalize)
         check_option("reduction", reduction, REDUCTIONS)
@@ -177,11 +180,13 @@ def labelled_loss(
 ) -> Tensor:
     """The losses of rows (N,) for reduction="none", otherwise their sum."""
     scale, normalize, memory, backend = scoring
+
     # With one positive a row it competes with the same cells in both losses.
     alike = link == "supcon" or positives.pairs == len(positives.rows)
     eager = requested(backend) == "reference"
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
         return _of_targets(x, positives, reduction, scoring)
+
     # As an engine would do: rounded to what a product reads, then to norm 1.
     queries = _prepared(x.embeddings, normalize)
     candidates = queries if x.candidates is x.embeddings else _prepared(x.candidates, normalize)
@@ -194,6 +199,7 @@ def labelled_loss(
         memory=memory,
         backend=backend,
     )
+
     dtype = loss_dtype(queries)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
     if eager:
@@ -219,6 +225,7 @@ def _of_targets(
         columns = ids.new_full((len(x.candidates),), -1)
         columns[own[own >= 0]] = ids[own >= 0]
         query_groups, candidate_groups = ids, columns
+
     loss = contrastive_loss(
         x.embeddings,
         x.candidates,
@@ -232,6 +239,7 @@ def _of_targets(
         memory=scoring.memory,
         backend=scoring.backend,
     )
+
     # That loss is the cross-entropy less the targets' entropy, which is the logarithm of their number.
     if positives.log_counts == 0:
         return loss

@@ -211,6 +211,7 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
     losses = p.queries.new_zeros(len(p.queries))
     d_queries = torch.empty_like(p.queries) if needs.queries else None
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
+
     for chunk in _chunks(p):
         d_scores = None if row_weights is None else torch.zeros_like(chunk.others)
         for k in range(chunk.columns.shape[1]):
@@ -222,6 +223,7 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
                 counts = within.sum(1, keepdim=True).to(d_scores.dtype)
                 d_scores.scatter_add_(1, chunk.columns[:, k : k + 1], -counts)
             losses[chunk.rows] += excess.clamp_(min=0).sum(1) * taken[:, 0]
+
         if d_scores is None or row_weights is None:
             continue
         d_scores *= row_weights[chunk.rows, None].to(d_scores.dtype)

@@ -95,13 +95,16 @@ def mixcse_loss(
         check_option("partner", partner, PARTNERS)
         check_option("blocks", blocks, BLOCKS)
         check_option("masked_cell", masked_cell, MASKED_CELLS)
+
         check_scale(scale, z1.dtype)
         check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
         check_option("reduction", reduction, REDUCTIONS)
         check_memory(memory)
+
         if form == "slides":
             check_released_alone(blocks, masked_cell, hard_negative_weight)
         Mixed(mix)  # refuses a mix outside 0..1
+
         return {
             "form": form,
             "partner": partner,
@@ -214,12 +217,14 @@ def _in_three_blocks(
         stop_gradient=o.stop_gradient,
         memory=o.memory,
     )
+
     engine = engines.choose(o.backend, p, p.queries.dtype)
     if not engine.computes(p):
         return None
     dtype = engine.dtype_for(p, p.queries.dtype)
     p.queries, p.candidates = p.queries.to(dtype), p.candidates.to(dtype)
     loss = autograd.loss_of(p, reduction, engine, FUNCTION)
+
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
     return loss

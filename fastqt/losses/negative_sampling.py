@@ -145,10 +145,12 @@ def _walk(
     d_queries = torch.empty_like(p.queries) if needs.queries else None
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
     d_scale = torch.zeros((), dtype=torch.float64, device=p.queries.device) if needs.scale else None
+
     for rows in _chunks(p):
         f, cells = p.queries[rows].double(), p.cells[rows]
         g = p.candidates[cells].double()
         products = (g @ f[:, :, None]).squeeze(2)
+
         # The sign with which a cell's score lowers its loss: +1 of the positive, -1 of negatives, 0 of none.
         signs = -(cells != cells[:, :1]).double()
         signs[:, 0] = 1
@@ -156,6 +158,7 @@ def _walk(
         losses[rows] = -(F.logsigmoid(scores) * signs.abs()).sum(1)
         if row_weights is None:
             continue
+
         d_products = -signs * torch.sigmoid(-scores) * row_weights[rows, None]
         if d_scale is not None:
             d_scale += (d_products * products).sum()

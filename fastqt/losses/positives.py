@@ -110,15 +110,18 @@ def find_positives(
     """
     rows, order = labels.argsort(stable=True), candidate_labels.argsort(stable=True)
     row_labels, column_labels = labels[rows], candidate_labels[order]
+
     near = torch.searchsorted(row_labels, column_labels).clamp_(max=len(labels) - 1)
     wanted = row_labels[near] == column_labels
     columns, column_labels = order[wanted], column_labels[wanted]
+
     begins = torch.searchsorted(column_labels, row_labels)
     ends = torch.searchsorted(column_labels, row_labels, right=True)
     counts = ends - begins
     if own is not None:
         own = own[rows]
         counts -= (own >= 0).long()
+
     having = counts > 0
     rows, row_labels, counts = rows[having], row_labels[having], counts[having]
     fast, low = GPU_ROOM if on_gpu else CPU_ROOM
@@ -162,10 +165,12 @@ def blocks_of(positives: Positives, D: int, itemsize: int) -> tuple[Block, ...]:
     spans = positives.counts if positives.own is None else positives.counts + (positives.own >= 0).long()
     ends = begins + spans.cpu()
     cells = positives.room // 2 // CELL_BYTES
+
     # Beside its cells a block holds rows and their gradients, and the same of columns.
     most_rows = max(LEAST_ROWS, len(positives.columns) // ROWS_SHARE)
     most_rows = min(most_rows, max(positives.room // 8 // (2 * D * itemsize), 1))
     most_columns = max(positives.room * 3 // 8 // (2 * D * itemsize), 1)
+
     blocks, first, R = [], 0, len(begins)
     while first < R:
         last, left = min(first + most_rows, R), int(begins[first])

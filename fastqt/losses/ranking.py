@@ -158,6 +158,7 @@ def _of_one_call(
     negatives = torch.cat(others) if others else None
     if o.hardness is not None:
         return None
+
     if o.directions == ("query_to_doc",):
         return info_nce_loss(
             queries,
@@ -170,6 +171,7 @@ def _of_one_call(
             backend=o.backend,
             group=group,
         )
+
     if o.partition_mode == "per_direction" and negatives is None:
         return clip_loss(
             queries,
@@ -181,6 +183,7 @@ def _of_one_call(
             backend=o.backend,
             group=group,
         )
+
     if o.directions == ("query_to_doc", "query_to_query") and group is None:
         # A query leaves its own softmax as one of its group, in which its positive stays as a target.
         ids = row_numbers(len(queries), queries.device)
@@ -221,6 +224,7 @@ def _row_losses(rows: _Rows) -> Tensor:
     """The loss of each row, (n,)."""
     o, walk, (queries, positives, *_) = rows.o, rows.walk, rows.own
     all_queries, all_positives, *all_negatives = rows.every
+
     backward: list[Tensor] = []  # of the direction from documents to queries
     shared = _shares_scores(o)
     if shared:
@@ -231,9 +235,11 @@ def _row_losses(rows: _Rows) -> Tensor:
         if "doc_to_query" in o.directions:
             backward = [others_than_own(positives, all_queries, walk)]
     forward += _to_documents(rows, with_positives=not shared)
+
     if o.partition_mode == "per_direction":
         losses = [joined_loss(positive, x) for x in (forward, backward) if x]
         return torch.stack(losses).mean(0)
+
     if "query_to_query" in o.directions:
         forward.append(own_sums(queries, all_queries, walk))
     if "doc_to_doc" in o.directions:

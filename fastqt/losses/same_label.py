@@ -182,12 +182,14 @@ def _visit(
     rows, counts = p.positives.rows[places], p.positives.counts[places].double()
     queries = p.queries[rows]
     link = LINKS[p.link](p.others[rows].double(), counts)
+
     tiles = list(_tiles(p, block, queries)) if len(block.columns) == 1 else None
     for tile in tiles or _tiles(p, block, queries):
         link.read(_scores(p, tile), tile.no_positive)
     losses[rows] = link.loss
     if row_weights is None:
         return
+
     weights = row_weights[rows]
     of_queries = torch.zeros_like(queries)
     for tile in tiles or _tiles(p, block, queries):
@@ -201,6 +203,7 @@ def _visit(
             # The columns of a tile differ, so that nothing is added atomically.
             held = gradients.candidates[tile.columns]
             gradients.candidates[tile.columns] = held.addmm_(of_products.T, queries)
+
     if gradients.queries is not None:
         gradients.queries[rows] = of_queries
     if gradients.others is not None:

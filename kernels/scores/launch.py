@@ -145,10 +145,12 @@ def _launch(
     if config.warp_specialized and warp_specialized_launch.why_not(*asked) is None:
         warp_specialized_launch.launch(tile, queries, scale, config, operands)
         return
+
     columns, D = tile.candidates.shape
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
     unit = elements_at_once(queries, tile.candidates)
     step = config.width if unit > 1 else 16
+
     matrices: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
     descriptors = config.descriptors and unit > 1 and all(map(_has_descriptor, (queries, tile.candidates)))
     if descriptors:
@@ -156,6 +158,7 @@ def _launch(
             TensorDescriptor.from_tensor(queries, [config.rows, step]),
             TensorDescriptor.from_tensor(tile.candidates, [config.columns, step]),
         )
+
     out = operands.get("out")
     with on_device(queries):
         scores_kernel[(_programs(queries, tiles, config, step),)](

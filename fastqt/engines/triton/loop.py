@@ -87,9 +87,11 @@ class Loop:
         height = chunk_rows(o, self.row_bytes(), self.scores.config)
         E = o.p.queries.new_empty(height, aligned(o.width))
         o.make_products(alone=height >= o.N)
+
         weighted = None
         if any(block.gradient is not None for block in o.blocks):
             weighted = o.p.queries.new_empty(height, o.D)
+
         for rows in ranges(o.N, height):
             n = rows.stop - rows.start
             link.whole_rows(rows, E[:n])
@@ -100,6 +102,7 @@ class Loop:
             if self.column_sums is not None:
                 weights = link.column_weights(rows).to(E.dtype)
                 multiply(self.column_sums[None], weights[None], E[:n, : o.M], add=True)
+
         if self.column_sums is not None and self.scores.norms.candidates is not None:
             self.column_sums.div_(self.scores.norms.candidates)  # by which E is stored multiplied
         self._finish_all_candidates()
