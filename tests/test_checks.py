@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from calls import CALLS, D, F, G, N
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
 from fastqt.targets import as_targets
+from tests.shared.calls import CALLS, D, F, G, N
 
 ARGUMENTS = [
     (name, argument)

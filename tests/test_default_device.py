@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls import CALLS
 from torch.utils._device import _device_constructors
 
 import fastqt
+from tests.shared.calls import CALLS
 
 ROOT = Path(fastqt.__file__).parent.parent
 FACTORIES = {function.__name__ for function in _device_constructors()}

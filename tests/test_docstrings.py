@@ -7,11 +7,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from doctests import examples_of, own, run_examples
 
 import fastqt
 from fastqt.sentences import evaluation
 from fastqt.sentences.cli import main
+from tests.shared.doctests import examples_of, own, run_examples
 
 MODULES = (fastqt, fastqt.nn, fastqt.distributed, evaluation)
 NAMES = [(module, name) for module in MODULES for name in own(module)]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tolerances import FLOAT64
 
 import fastqt
 from fastqt.engines import ops, plans
+from tests.shared.tolerances import FLOAT64
 
 Q = torch.randn(6, 4)
 C = torch.randn(6, 4)

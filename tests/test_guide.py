@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from tolerances import UNIT_ROUNDOFF
 
 import fastqt
 from fastqt.guide import PAIR_ROWS, pair_thresholds
+from tests.shared import oracle
+from tests.shared.tolerances import UNIT_ROUNDOFF
 
 N, E, K = 6, 5, 3
 generator = torch.Generator().manual_seed(0)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from calls import F, G
 
 import fastqt
 from fastqt.checks import INTEGERS
 from fastqt.ids import as_ids
+from tests.shared.calls import F, G
 
 
 @pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str))

@@ -1,14 +1,14 @@
 """Mixed negatives equal the oracle's on every engine; noise is drawn by its counts; bad input is refused."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
 from fastqt.negatives import mixtures
+from tests.shared import oracle
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 N, D = 9, 6
 by_backend = pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])

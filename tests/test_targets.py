@@ -1,13 +1,13 @@
 """Target operators equal their matrices, written out by loops."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
 
 import fastqt
 from fastqt.targets import NoTargets, Pairs, as_targets, cache
 from fastqt.targets.cache import RowsCache
+from tests.shared import oracle
 
 CPU = torch.device("cpu")
 

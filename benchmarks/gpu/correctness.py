@@ -7,7 +7,6 @@ the device; their errors may not be much larger than those of eager PyTorch in t
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,8 @@ from torch import Tensor
 
 import fastqt
 from benchmarks.gpu.sections import Options, Record, Verdict, check, refusals
-from benchmarks.paths import ROOT
+from tests.shared.cases import CASES
+from tests.shared.tolerances import FLOAT32, relative
 
 EAGER_FACTOR = 1.5  # errors may be at most this multiple of eager PyTorch's in the same dtype
 
@@ -26,30 +26,17 @@ EAGER_FACTOR = 1.5  # errors may be at most this multiple of eager PyTorch's in 
 def cases(options: Options, dtype: str, memory: str, backend: str = "triton") -> Iterator[Record]:
     """Every case of the tests: its mean, and its rows under an upstream gradient for each."""
     of = getattr(torch, dtype)
-    shared = shared_cases()
-    chosen = shared.CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
+    chosen = CASES[:: 10 if options.dry_run else 5 if options.quick else 1]
     for case in chosen:
         for reduction in ("mean", "none"):
             test = partial(case_verdict, case, of, memory, reduction, options.device, backend)
             yield check(f"{case.name}, {reduction}", test)
 
 
-def shared_cases() -> Any:
-    """The module of the tests' shared cases, whose folder is no package."""
-    folder = str(ROOT / "tests" / "shared")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    import cases
-
-    return cases
-
-
 def case_verdict(
     case: Any, dtype: torch.dtype, memory: str, reduction: str, device: torch.device, backend: str = "triton"
 ) -> Verdict:
     """Whether the loss and the gradients of one of the tests' cases equal the oracle's."""
-    from tolerances import FLOAT32, relative
-
     inputs = case.inputs(dtype)
     there = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.arguments.items()}

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import sys
 import time
 import warnings
 from collections import Counter
@@ -27,15 +26,13 @@ import torch
 from benchmarks.gpu.sections import words
 from benchmarks.measure.machine import machine, slug
 from benchmarks.paths import RESULTS, ROOT
+from tests.shared.draws import Seeded
+from tests.shared.problem_check import check
+from tests.shared.problems import ALL_DTYPES, DTYPES, Maker
 
 
 def campaign(backend: str, minutes: float, count: float, most: int, first_seed: int) -> dict[str, Any]:
     """Checks a problem a seed until the time is over, or `count` of them were computed."""
-    sys.path.insert(0, str(ROOT / "tests" / "shared"))
-    from draws import Seeded
-    from problem_check import check
-    from problems import ALL_DTYPES, DTYPES, Maker
-
     dtypes = ALL_DTYPES if backend == "cpu" else tuple(DTYPES)
     makes: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []

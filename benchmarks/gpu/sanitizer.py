@@ -10,10 +10,11 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict, shared_cases
+from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict
 from benchmarks.gpu.processes import run_section
 from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check, check_record
 from benchmarks.gpu.stages import SANITIZED
+from tests.shared.cases import CASES
 
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
 
@@ -23,7 +24,7 @@ def sanitized(options: Options) -> Iterator[Record]:
     names = ("all at once", "smoothed window")
     problem = Problem("overflow", "overflow", 150, 333, 72, (0,), "keep", seeds=1)
     for memory in MEMORY:
-        for case in (c for c in shared_cases().CASES if c.name in names):
+        for case in (c for c in CASES if c.name in names):
             test = partial(case_verdict, case, torch.bfloat16, memory, "mean", options.device)
             yield check(f"{case.name}, {memory}", test)
         test = partial(problem_verdict, problem, torch.bfloat16, memory, options.device)

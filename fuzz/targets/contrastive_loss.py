@@ -6,9 +6,7 @@ some arguments of such a problem are replaced by whatever users may pass by mist
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +14,8 @@ import torch
 import fastqt
 from fuzz.refusals import check_argument_refusal
 from fuzz.source import Bytes
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "shared"))
-from problem_check import check
-from problems import ALL_DTYPES, Maker, Problem
+from tests.shared.problem_check import check
+from tests.shared.problems import ALL_DTYPES, Maker, Problem
 
 MOST = 8  # rows; embeddings have as many columns at most
 ARGUMENTS = (

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES
-from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt.autograd import times
 from fastqt.targets.cache import RowsCache
+from tests.shared.cases import CASES
+from tests.shared.tolerances import REORDERED, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 

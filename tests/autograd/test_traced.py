@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from cases import CASES, N
-from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt import engines
@@ -13,6 +11,8 @@ from fastqt.autograd import traced
 from fastqt.problem import Problem
 from fastqt.targets import Window
 from fastqt.targets.base import TargetRows
+from tests.shared.cases import CASES, N
+from tests.shared.tolerances import REORDERED, relative
 
 ALL = next(case for case in CASES if case.name == "all at once")
 MODES = ({}, {"memory": "low"}, {"memory": 2**25}, {"reduction": "none"}, {"reduction": "sum"})

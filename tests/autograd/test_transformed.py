@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 import fastqt
+from tests.shared.tolerances import FLOAT64, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 

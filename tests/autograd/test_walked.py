@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.losses import max_margin, negative_sampling
+from tests.shared.tolerances import FLOAT64, relative
 
 N, M, D, K = 7, 9, 4, 3
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tolerances import relative
 
 from benchmarks import exactness
+from tests.shared.tolerances import relative
 
 
 @pytest.mark.parametrize("scale", [2.0, 6.0])

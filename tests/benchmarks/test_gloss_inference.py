@@ -1,10 +1,10 @@
 """The benchmark of GLOSS's inference has the library compute in the shapes that it says."""
 
 import torch
-from tolerances import FLOAT64, relative
 
 from benchmarks.gloss_inference import Way, measure, shapes_of_the_batch
 from fastqt.nn import Gloss, Inference, gloss_inference
+from tests.shared.tolerances import FLOAT64, relative
 
 
 def test_shapes_of_the_batch(monkeypatch):

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
-from tolerances import FLOAT64
 
 import fastqt
 from fastqt.cached import cached_embeddings
+from tests.shared.small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
+from tests.shared.tolerances import FLOAT64
 
 N = 11
 CHUNKS = [1, 4, 11, 64]

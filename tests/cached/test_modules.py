@@ -7,12 +7,12 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from hidden_modules import HIDDEN, Trainer
-from small_encoders import WIDTH, batch, distance, gradients_of
-from tolerances import FLOAT64
 from torch import nn
 
 import fastqt
+from tests.shared.hidden_modules import HIDDEN, Trainer
+from tests.shared.small_encoders import WIDTH, batch, distance, gradients_of
+from tests.shared.tolerances import FLOAT64
 
 
 def normalised():

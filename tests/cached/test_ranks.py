@@ -1,10 +1,11 @@
 """cached_backward on two processes has the gradients of a plain step, and reduces them once."""
 
-import cached_on_ranks
 import pytest
 import torch.distributed as dist
-from ranks import Ranks
-from tolerances import FLOAT64
+
+from tests.shared import cached_on_ranks
+from tests.shared.ranks import Ranks
+from tests.shared.tolerances import FLOAT64
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no Gloo")
 

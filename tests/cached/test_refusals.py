@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 import torch
-from small_encoders import WIDTH, batch, encoder
 from torch import nn
 
 import fastqt
+from tests.shared.small_encoders import WIDTH, batch, encoder
 
 MODEL, X = encoder(), batch()
 LEAF = batch().requires_grad_()

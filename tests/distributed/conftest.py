@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from ranks import Ranks
+
+from tests.shared.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

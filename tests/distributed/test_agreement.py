@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import Ranks
-from refusals import CALLS, OF_SCALE, agreements, changed_later, of_another_group, refused
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.ranks import Ranks
+from tests.shared.refusals import CALLS, OF_SCALE, agreements, changed_later, of_another_group, refused
 
 SAME = "want the same value on all ranks of the group, got"
 ROWS = "want the same number of rows on all ranks of the group, got 4 on ranks 0, 2 and 3 on rank 1; "

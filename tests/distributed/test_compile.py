@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_losses import LOSSES, compiled, compiled_with
-from ranks import RankError
+
+from tests.shared.compiled_losses import LOSSES, compiled, compiled_with
+from tests.shared.ranks import RankError
 
 TOLERANCE = 1e-6
 # What reads a number on the host, or makes as many rows as numbers say.

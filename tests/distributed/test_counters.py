@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks import Ranks
-from traffic import Call, traffic_of_all
+
+from tests.shared.ranks import Ranks
+from tests.shared.traffic import Call, traffic_of_all
 
 P = 3
 N_BYTES = 8  # of a number that all ranks gather or add up: float64

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from faulty_ranks import TIMEOUT, End, Fault, all_endings, questions_of_good_steps
-from ranks import Ranks
 from torch.distributed import HashStore
 
 from fastqt.distributed import faults
+from tests.shared.faulty_ranks import TIMEOUT, End, Fault, all_endings, questions_of_good_steps
+from tests.shared.ranks import Ranks
 
 # No process may outlive the group's timeout by more seconds.
 MARGIN = 10

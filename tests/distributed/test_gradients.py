@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from models_on_ranks import LOSSES, WRAPPERS, all_factors
+
+from tests.shared.models_on_ranks import LOSSES, WRAPPERS, all_factors
 
 TOLERANCE = 1e-5  # of float32, whose sums are in another order
 

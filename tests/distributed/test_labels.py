@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sharded_labels import errors
+
+from tests.shared.sharded_labels import errors
 
 
 @pytest.mark.parametrize(

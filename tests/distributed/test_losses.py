@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks import RankError
-from sharded_losses import Case, compare_all
-from tolerances import UNIT_ROUNDOFF
 
 import fastqt
+from tests.shared.ranks import RankError
+from tests.shared.sharded_losses import Case, compare_all
+from tests.shared.tolerances import UNIT_ROUNDOFF
 
 # One more rounding of sums in another order, relative to the greatest number. A learnt pair's gradient is the
 # difference of numbers near 1 and of scores near 100, whose last digits it inherits.

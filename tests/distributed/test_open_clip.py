@@ -10,10 +10,11 @@ losses are also compared with its own on the same ranks: `pip install --no-deps 
 import importlib.util
 import itertools
 
-import open_clip_checks as checks
 import pytest
 import torch
-from ranks import RankError
+
+from tests.shared import open_clip_checks as checks
+from tests.shared.ranks import RankError
 
 pytestmark = pytest.mark.slow  # Starting the processes takes several seconds.
 SIZE = 4

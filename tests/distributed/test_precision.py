@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks import Ranks
-from sharded_precision import KINDS, SCALE, N, eager, embeddings, error, errors
-from tolerances import EAGER_FACTOR
 
 import fastqt
 from fastqt.distributed import collectives
+from tests.shared.ranks import Ranks
+from tests.shared.sharded_precision import KINDS, SCALE, N, eager, embeddings, error, errors
+from tests.shared.tolerances import EAGER_FACTOR
 
 RETURNS = (torch.float32, torch.bfloat16)
 

@@ -1,8 +1,9 @@
 """A memory bank that the ranks of a group fill together holds the same on all of them."""
 
 import pytest
-import queue_on_ranks
-from ranks import RankError
+
+from tests.shared import queue_on_ranks
+from tests.shared.ranks import RankError
 
 CLOSE = 1e-12
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ranks import Ranks
-from ring_memory import peaks
+
+from tests.shared.ranks import Ranks
+from tests.shared.ring_memory import peaks
 
 LOSSES = ["contrastive_loss", "info_nce_loss", "siglip_loss", "clip_loss"]
 ROWS = 2048

@@ -1,8 +1,9 @@
 """Losses of sampled negatives over the ranks of a group are those of one process with the whole batch."""
 
 import pytest
-from sampled_on_ranks import pairs, windows
-from tolerances import FLOAT64
+
+from tests.shared.sampled_on_ranks import pairs, windows
+from tests.shared.tolerances import FLOAT64
 
 COUNTS = [(6, 5), pytest.param((6, 0, 7), marks=pytest.mark.slow)]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from out_of_step import STEPS, checked_and_not, of_environment, out_of_step
-from ranks import Ranks
+
+from tests.shared.out_of_step import STEPS, checked_and_not, of_environment, out_of_step
+from tests.shared.ranks import Ranks
 
 SAME = "want the same value on all ranks of the group, got"
 # What all three ranks say of what rank 1 does otherwise; a ring visits in the backward pass too.

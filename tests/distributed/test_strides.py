@@ -6,9 +6,10 @@ No two numbers of a batch are equal, so that a row that collectives have scrambl
 from __future__ import annotations
 
 import pytest
-from ranks import Ranks
-from sharded_strides import OPTIONS, compare
-from tolerances import FLOAT64
+
+from tests.shared.ranks import Ranks
+from tests.shared.sharded_strides import OPTIONS, compare
+from tests.shared.tolerances import FLOAT64
 
 
 @pytest.fixture(scope="module")

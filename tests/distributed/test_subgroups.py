@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from compiled_losses import LOSSES, in_subgroup, of_a_column_sharded_dtensor, of_dtensors
-from ranks import RankError
-from sharded_losses import Case
+
+from tests.shared.compiled_losses import LOSSES, in_subgroup, of_a_column_sharded_dtensor, of_dtensors
+from tests.shared.ranks import RankError
+from tests.shared.sharded_losses import Case
 
 CASES = [
     Case("contrastive_loss", (6, 6), given=("scale",)),

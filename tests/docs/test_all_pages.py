@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_blocks import DOCS, PAGES, ROOT, blocks, commands, of_fastqt
-from page_names import LINES, NAMES
 
 from fastqt.sentences.cli import main
 from fastqt.sentences.cli.arguments import build_parser
+from tests.shared.page_blocks import DOCS, PAGES, ROOT, blocks, commands, of_fastqt
+from tests.shared.page_names import LINES, NAMES
 
 # Pages whose blocks other tests run: they compare blocks with each other, or give commands small settings.
 RUN_BY = {

@@ -5,14 +5,14 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from migrating_on_ranks import losses_of_rows
-from page_blocks import DOCS
-from ranks import RankError, Ranks
-from tolerances import FLOAT32, relative
 
 import fastqt
 from fastqt.engines import ops
 from fastqt.sentences.cli import main
+from tests.shared.migrating_on_ranks import losses_of_rows
+from tests.shared.page_blocks import DOCS
+from tests.shared.ranks import RankError, Ranks
+from tests.shared.tolerances import FLOAT32, relative
 
 N, D = 64, 16
 

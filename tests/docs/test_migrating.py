@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
-from page_blocks import PAGES, Block, blocks
-from ranks import Ranks
 
 import fastqt
 from benchmarks.conventions import open_clip_losses
 from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
+from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
+from tests.shared.page_blocks import PAGES, Block, blocks
+from tests.shared.ranks import Ranks
 
 PAGE = blocks(PAGES["migrating.md"])
 N, D = 12, 32

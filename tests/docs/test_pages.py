@@ -5,10 +5,10 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
-from migrating_on_ranks import run
-from page_blocks import DOCS, PAGES, blocks, commands
 
 from fastqt.sentences.cli import main
+from tests.shared.migrating_on_ranks import run
+from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
 
 HOW_TO = ("train", "embed", "evaluate", "search", "distributed", "16-bit", "gpu")
 NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))

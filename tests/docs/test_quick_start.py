@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from page_blocks import PAGES, blocks
-from tolerances import FLOAT32, relative
+
+from tests.shared.page_blocks import PAGES, blocks
+from tests.shared.tolerances import FLOAT32, relative
 
 PAGE = blocks(PAGES["quick-start.md"], "python")
 LEAVES = ("queries", "candidates", "images", "texts", "log_scale")

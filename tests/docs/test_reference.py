@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from page_blocks import DOCS, ROOT
+
+from tests.shared.page_blocks import DOCS, ROOT
 
 PAGES = sorted((DOCS / "api").glob("*.rst"))
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from clip_oracle import ALL, assembled, clip
-from tolerances import EAGER_FACTOR, FLOAT64, relative
 from torch import Tensor
 
 import fastqt
 from fastqt import engines
 from fastqt.engines import cpu, cpu_clip, cuda, reference_clip
 from fastqt.problem import ClipProblem, Needs
+from tests.shared.clip_oracle import ALL, assembled, clip
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, relative
 
 SIZES = (5, 1, 8)
 N, D = sum(SIZES), 16

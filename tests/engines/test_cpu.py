@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES, Case
-from tolerances import REORDERED, relative
 
 import fastqt
 from fastqt.engines import cpu as schedule
@@ -13,6 +11,8 @@ from fastqt.engines import ops
 from fastqt.fields import places_of
 from fastqt.functional import single
 from fastqt.problem import Problem
+from tests.shared.cases import CASES, Case
+from tests.shared.tolerances import REORDERED, relative
 
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),

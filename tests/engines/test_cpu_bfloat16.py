@@ -8,16 +8,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES
-from draws import Seeded
 from hypothesis import Phase, given, settings
-from problem_check import check
-from problems import Maker, problems
-from tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
 
 import fastqt
 from fastqt.engines import cpu as schedule
 from fastqt.functional import single
+from tests.shared.cases import CASES
+from tests.shared.draws import Seeded
+from tests.shared.problem_check import check
+from tests.shared.problems import Maker, problems
+from tests.shared.tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
 
 ROUNDING = UNIT_ROUNDOFF[torch.bfloat16]
 WINDOW = (-1, 1)

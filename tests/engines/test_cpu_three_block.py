@@ -10,11 +10,11 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
 from fastqt import autograd
 from fastqt.engines import cpu, cpu_three_block
 from fastqt.problem import ThreeBlockProblem
+from tests.shared.tolerances import FLOAT32, FLOAT64, REORDERED, relative
 
 NAMES = ("queries", "candidates", "own columns", "next columns", "own rows", "next rows", "scale")
 OPTIONS = [

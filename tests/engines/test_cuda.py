@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case
-from tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
 import fastqt
 from fastqt.engines import ENGINES, cuda, ops, plans
 from tests.csrc.building import ROOT, why_no_modules
 from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
+from tests.shared.cases import CASES, Case
+from tests.shared.tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 UNKNOWN = {"negatives", "bias", "row_scores", "query_groups", "mask"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
 import fastqt
 from fastqt.engines import cpu, plans
 from fastqt.functional import single
 from fastqt.torch_modes import input_dtype
+from tests.shared.tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
 N, M, D = 7, 9, 5
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {

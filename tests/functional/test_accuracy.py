@@ -5,13 +5,13 @@ difference of two numbers close to 1.
 """
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, HALF_ULP
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, D = 96, 48

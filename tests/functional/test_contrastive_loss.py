@@ -1,14 +1,14 @@
 """contrastive_loss equals the oracle: every option, both backends, every reduction, value and gradients."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import CASES, D, N
-from tolerances import FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, relative
 from torch.nn.functional import cross_entropy, normalize
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.cases import CASES, D, N
+from tests.shared.tolerances import FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 BACKENDS = ("cpu", "reference")

@@ -3,14 +3,22 @@
 import itertools
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 from torch import Tensor
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.tolerances import (
+    EAGER_FACTOR,
+    FLOAT32,
+    FLOAT64,
+    HALF_ULP,
+    REORDERED,
+    THREE_ROUNDINGS,
+    relative,
+)
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, M, D, K = 13, 17, 6, 5

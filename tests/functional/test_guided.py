@@ -4,16 +4,16 @@ import subprocess
 import sys
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from ring_memory import Live
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, THREE_ROUNDINGS, relative
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.functional import guided
+from tests.shared import oracle
+from tests.shared.ring_memory import Live
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, THREE_ROUNDINGS, relative
 
 N, M, D, E, K = 13, 17, 6, 5, 4
 ENGINES = [

@@ -1,13 +1,21 @@
 """The logsumexp of rows of scores, and the losses that are joined from it without cancellation."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.tolerances import (
+    EAGER_FACTOR,
+    FLOAT32,
+    FLOAT64,
+    HALF_ULP,
+    REORDERED,
+    THREE_ROUNDINGS,
+    relative,
+)
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, M, D, K = 13, 17, 6, 5

@@ -3,17 +3,25 @@
 import subprocess
 import sys
 
-import cosines
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case
-from cosines import ALL
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED_FLOAT64, relative
 
 import fastqt
 from fastqt.engines import cpu, reference
+from tests.shared import cosines
+from tests.shared.cases import CASES, Case
+from tests.shared.cosines import ALL
+from tests.shared.tolerances import (
+    EAGER_FACTOR,
+    FLOAT32,
+    FLOAT64,
+    FOR_DTYPE,
+    HALF_ULP,
+    REORDERED_FLOAT64,
+    relative,
+)
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 by_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)

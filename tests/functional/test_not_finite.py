@@ -9,10 +9,10 @@ import random
 
 import pytest
 import torch
-from draws import Seeded
-from problems import ALL_DTYPES, DTYPES, Maker
 
 import fastqt
+from tests.shared.draws import Seeded
+from tests.shared.problems import ALL_DTYPES, DTYPES, Maker
 
 LOSSES = {"softmax": fastqt.contrastive_loss, "sigmoid": fastqt.sigmoid_loss}
 FLOATING = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "bias")

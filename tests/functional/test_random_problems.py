@@ -5,12 +5,12 @@ The problems are the same in every run, because a test that fails by chance tell
 
 import pytest
 import torch
-from draws import Seeded
 from hypothesis import Phase, given, seed, settings
-from problem_check import check
-from problems import DTYPES, Maker, problems
 
 import fastqt
+from tests.shared.draws import Seeded
+from tests.shared.problem_check import check
+from tests.shared.problems import DTYPES, Maker, problems
 
 FIXED = settings(derandomize=True, database=None, deadline=None)
 AS_DRAWN = settings(FIXED, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes here

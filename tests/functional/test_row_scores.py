@@ -6,11 +6,9 @@ tests/shared/cases.py has more of them, which run on every engine.
 import itertools
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 import fastqt
 from fastqt.functional import row_scores as lowering
+from tests.shared import oracle
+from tests.shared.tolerances import (
+    EAGER_FACTOR,
+    FLOAT32,
+    FLOAT64,
+    HALF_ULP,
+    REORDERED,
+    THREE_ROUNDINGS,
+    relative,
+)
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, M, D, K, L = 13, 17, 6, 3, 2

@@ -1,13 +1,13 @@
 """Properties of the sigmoid loss that the shared cases of test_contrastive_loss.py do not cover."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, REORDERED, relative
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, REORDERED, relative
 
 N, D = 96, 48
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])

@@ -3,7 +3,8 @@
 import importlib
 
 import pytest
-from doctests import examples_of, own, run_examples
+
+from tests.shared.doctests import examples_of, own, run_examples
 
 # The library that each wants.
 WANTED = {

@@ -7,12 +7,12 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_backend, check, views
-from open_clip_checks import siglip_of_one_process
-from tolerances import FLOAT64
 
 from benchmarks.conventions import open_clip_losses
 from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
+from tests.shared.loss_views import N, by_backend, check, views
+from tests.shared.open_clip_checks import siglip_of_one_process
+from tests.shared.tolerances import FLOAT64
 
 
 def numbers(*shape):

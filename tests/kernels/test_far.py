@@ -9,7 +9,6 @@ import mmap
 
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 import fastqt
 from fastqt.kernels.launch import Config
@@ -17,6 +16,7 @@ from fastqt.kernels.scores import Tile, exp_scores, warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP
 from fastqt.kernels.scores.launch import far
 from fastqt.kernels.tuning import WHEN_INTERPRETED
+from tests.shared.tolerances import FLOAT32, relative
 
 N, D = 16, 16  # a tile of the interpreter, whose last row or element is beyond 32 bits
 UNCOUNTED = getattr(mmap, "MAP_NORESERVE", 0x4000)  # its number on Linux, which older Pythons do not name

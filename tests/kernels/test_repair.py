@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.softmax import Softmax
@@ -13,6 +12,7 @@ from fastqt.kernels import repair
 from fastqt.kernels.scores import exp_scores
 from fastqt.problem import Needs, Problem
 from fastqt.targets import NoTargets, Window
+from tests.shared.tolerances import FLOAT32, relative
 
 N, K, D = 53, 40, 5
 CHUNK = slice(16, N)  # whose last block of rows is not whole

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.kernels import row_products
 from fastqt.kernels.row_products import multiply_overflowed_rows
 from tests.kernels.test_scores import EVERYTHING, SCALE, N, excluding
+from tests.shared.tolerances import FLOAT32, relative
 
 
 @pytest.mark.parametrize("rows", [EVERYTHING, slice(24, N)], ids=["all rows", "rows from within a tile"])

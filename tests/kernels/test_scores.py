@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores, row_and_column_scores, row_tiles
 from fastqt.kernels.tuning import WHEN_INTERPRETED
+from tests.shared.tolerances import FLOAT32, relative
 
 N, SCALE = 70, 1.7
 EVERYTHING = slice(0, N)

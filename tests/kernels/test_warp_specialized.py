@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import triton
-from tolerances import FLOAT32, relative
 
 from fastqt.kernels import scores
 from fastqt.kernels.launch import Config
@@ -23,6 +22,7 @@ from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.csrc.building import ROOT
 from tests.kernels.gluon_memory import Descriptor, Pointer, ProtocolError
 from tests.kernels.gluon_on_numpy import run
+from tests.shared.tolerances import FLOAT32, relative
 
 GROUP_ROWS, BLOCK_M, BLOCK_D = 4, 16, 4
 SCALE = 0.2

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from geometry import cap_cosine_moments
-from tolerances import FLOAT64
+
+from tests.lemmas.geometry import cap_cosine_moments
+from tests.shared.tolerances import FLOAT64
 
 DRAWS = 400_000
 # A mean over n draws is off by more than five of its standard errors once in two million times.

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import check, views
 
 import fastqt
+from tests.shared.loss_views import check, views
 
 N = 9
 DOCUMENTS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3])  # sentences 3 and 8 have no neighbour

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_backend, by_memory, check, cosines, views
-from tolerances import FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
 
 import fastqt
 from fastqt.engines import cpu, cpu_clip
 from fastqt.problem import ClipProblem
+from tests.shared.loss_views import N, by_backend, by_memory, check, cosines, views
+from tests.shared.tolerances import FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
 
 
 def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: str) -> torch.Tensor:

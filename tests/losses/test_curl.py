@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import D, K, N, check, views
-from tolerances import FLOAT64, relative
 
 import fastqt
+from tests.shared.loss_views import D, K, N, check, views
+from tests.shared.tolerances import FLOAT64, relative
 
 
 def test_curl():

@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
-from every_loss import EVERY_LOSS, Loss, N
-from tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 from torch import Tensor
 
 import fastqt
+from tests.shared.every_loss import EVERY_LOSS, Loss, N
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 every_loss = pytest.mark.parametrize("name", EVERY_LOSS)
 # Some of each way in which losses are traced; the others are compiled by `make test-all` alone.

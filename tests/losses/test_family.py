@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import by_memory, cosines
-from tolerances import EAGER_FACTOR, HALF_ULP
 
 import fastqt
+from tests.shared.loss_views import by_memory, cosines
+from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
 MEMORY_OF_LOSSES = """
 import resource, torch, fastqt

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_backend, check, cosines, views
-from ring_memory import Live
-from tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 import fastqt
+from tests.shared.loss_views import N, by_backend, check, cosines, views
+from tests.shared.ring_memory import Live
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 E = 4
 MARGINS = {"none": (0.0, "absolute"), "absolute": (0.1, "absolute"), "relative": (0.2, "relative")}

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gloss_oracle import Oracle
-from loss_views import by_backend, by_memory, check, views
-from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
+from tests.shared.gloss_oracle import Oracle
+from tests.shared.loss_views import by_backend, by_memory, check, views
+from tests.shared.tolerances import FLOAT64, relative
 
 
 @by_backend

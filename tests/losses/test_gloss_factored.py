@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tolerances import FLOAT32, FLOAT64, relative
 from torch.nn import functional as F
 
 from fastqt import gloss_pos_loss
 from fastqt.losses import gloss, gloss_factored
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 B, L, V, D = 9, 5, 23, 6
 LENGTHS = torch.tensor([5, 0, 3, 1, 5, 2, 4, 5, 3])

@@ -2,9 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from loss_views import K, N, by_backend, by_memory, check, cosines, views
 
 import fastqt
+from tests.shared.loss_views import K, N, by_backend, by_memory, check, cosines, views
 
 
 @by_backend

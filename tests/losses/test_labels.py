@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from label_oracle import answer, mean_weights
-from loss_views import by_backend
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, UNIT_ROUNDOFF, relative
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastqt
 from fastqt.losses import positives
+from tests.shared.label_oracle import answer, mean_weights
+from tests.shared.loss_views import by_backend
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, UNIT_ROUNDOFF, relative
 
 LOSSES = {"supcon": fastqt.supcon_loss, "ntxent": fastqt.ntxent_loss}
 # Odds of converged rows are exponentials of differences of scores near 50, whose last digits they inherit.

@@ -4,14 +4,14 @@ import subprocess
 import sys
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from tolerances import FLOAT32, FLOAT64, UNIT_ROUNDOFF, relative
 from torch import Tensor
 
 import fastqt
 from fastqt.losses import max_margin
+from tests.shared import oracle
+from tests.shared.tolerances import FLOAT32, FLOAT64, UNIT_ROUNDOFF, relative
 
 N, M, D = 11, 14, 4
 IDS = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 3]

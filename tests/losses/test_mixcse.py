@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_backend, by_memory, check, cosines, views
-from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
 from fastqt.engines import cpu
 from fastqt.engines.triton import operands, three_block
+from tests.shared.loss_views import N, by_backend, by_memory, check, cosines, views
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 
 def mixed(z: torch.Tensor, mix: float, partners: torch.Tensor) -> torch.Tensor:

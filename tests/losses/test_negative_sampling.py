@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 N, M, D, K = 7, 11, 5, 4
 

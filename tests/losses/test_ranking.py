@@ -5,14 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from draws import LAYOUTS, Draws, Seeded
-from loss_views import BACKENDS, by_backend, by_memory
-from ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
-from ring_memory import Live
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, relative
 
 import fastqt
 from fastqt.engines import cpu, cpu_clip
+from tests.shared.draws import LAYOUTS, Draws, Seeded
+from tests.shared.loss_views import BACKENDS, by_backend, by_memory
+from tests.shared.ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
+from tests.shared.ring_memory import Live
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, relative
 
 N, D = 7, 5
 ALL = {"directions": DIRECTIONS}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import N, by_backend, by_memory, check, cosines, views
-from tolerances import FLOAT32
 
 import fastqt
+from tests.shared.loss_views import N, by_backend, by_memory, check, cosines, views
+from tests.shared.tolerances import FLOAT32
 
 
 @by_backend

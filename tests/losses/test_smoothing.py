@@ -5,10 +5,19 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_views import K, N, by_backend, by_memory, check, cosines, views
-from tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, UNIT_ROUNDOFF, relative
 
 import fastqt
+from tests.shared.loss_views import K, N, by_backend, by_memory, check, cosines, views
+from tests.shared.tolerances import (
+    EAGER_FACTOR,
+    FLOAT32,
+    FLOAT64,
+    FOR_DTYPE,
+    HALF_ULP,
+    REORDERED,
+    UNIT_ROUNDOFF,
+    relative,
+)
 
 by_smoothing = pytest.mark.parametrize("smoothing", [1e-6, 0.1, 1.0])
 

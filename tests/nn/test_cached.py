@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
-from tolerances import FLOAT64
 from torch import nn
 
 import fastqt
 from fastqt.nn import CachedContrastive
+from tests.shared.small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
+from tests.shared.tolerances import FLOAT64
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 64])

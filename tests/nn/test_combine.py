@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tolerances import FLOAT32, relative
 from torch import Tensor, nn
 
 from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, MultiChannel
 from fastqt.nn.combine import share_frozen_tables
+from tests.shared.tolerances import FLOAT32, relative
 
 V, W, H = 12, 4, 6
 TOKENS = torch.tensor([[1, 2, 3, 2], [4, 5, 0, 0], [6, 0, 0, 0], [0, 0, 0, 0]])

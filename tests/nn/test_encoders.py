@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tolerances import ENCODED_FLOAT32
 from torch import Tensor, nn
 
 from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, MultiChannel
+from tests.shared.tolerances import ENCODED_FLOAT32
 
 V, W, H = 40, 6, 8
 LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gloss_oracle import Oracle
-from small_gloss import DECODERS, D, L, N, V, model, sentences
-from tolerances import FLOAT64, relative
 
 import fastqt
 from fastqt.nn import Gloss
 from fastqt.sentences.train.optim import RowAdam, clip_gradients
+from tests.shared.gloss_oracle import Oracle
+from tests.shared.small_gloss import DECODERS, D, L, N, V, model, sentences
+from tests.shared.tolerances import FLOAT64, relative
 
 
 @pytest.mark.parametrize(("decoder", "position_loss"), [("bow", "sum"), ("pos", "sum"), ("pos", "mean")])

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gloss_oracle import Oracle
-from small_gloss import DECODERS, D, L, N, model, sentences
-from tolerances import FLOAT64, relative
 
 from fastqt.nn import Gloss, gloss_inference
 from fastqt.nn.gloss_inference import CPU_ROWS, Inference
+from tests.shared.gloss_oracle import Oracle
+from tests.shared.small_gloss import DECODERS, D, L, N, model, sentences
+from tests.shared.tolerances import FLOAT64, relative
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

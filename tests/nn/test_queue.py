@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
-from loss_views import check, cosines, views
-from tolerances import FLOAT64
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fastqt
 from fastqt.nn import Queue
+from tests.shared.loss_views import check, cosines, views
+from tests.shared.tolerances import FLOAT64
 
 N, D, SCALE = 6, 5, 4.0
 DOUBLE = {"dtype": torch.float64}

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastqt.nn import SkipThoughts
+from tests.shared.tolerances import FLOAT64, relative
 
 V, W, H = 23, 5, 6
 LENGTHS = torch.tensor([3, 1, 5, 0, 2, 5])

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, FLOAT64, REORDERED_FLOAT32, REORDERED_FLOAT64, relative
 from torch import Tensor
 
 from fastqt.nn import QuickThoughts, Transformer
 from fastqt.sentences.train.optim import Adam
+from tests.shared.tolerances import FLOAT32, FLOAT64, REORDERED_FLOAT32, REORDERED_FLOAT64, relative
 
 V, L = 40, 7
 LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT64
 
 from fastqt.sentences import metrics
 from fastqt.sentences.metrics import context_accuracy, uniformity, view_figures
+from tests.shared.tolerances import FLOAT64
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hidden_modules import HIDDEN, Trainer
-from small_encoders import WIDTH, batch, distance, encoded_in_chunks, encoder, gradients_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.cached import cached_embeddings
+from tests.shared.hidden_modules import HIDDEN, Trainer
+from tests.shared.small_encoders import WIDTH, batch, distance, encoded_in_chunks, encoder, gradients_of
 
 CHUNK = 4
 

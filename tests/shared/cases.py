@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
 from torch import Tensor
 
 import fastqt
+from tests.shared import oracle
 
 N, M, D, K = 13, 17, 6, 5
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sharded_losses import Case, Found, compare
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.sharded_losses import Case, Found, compare
 
 ROWS, WIDTH = 6, 8  # of each rank
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import torch
-from cases import CASES, Case
-from tolerances import relative
 from torch import Tensor
+
+from tests.shared import oracle
+from tests.shared.cases import CASES, Case
+from tests.shared.tolerances import relative
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
 LEAST_NORM = 1e-12  # rows that are shorter are divided by this

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import CONTEXT, PRELOADED
 
 import fastqt
 from fastqt.distributed import Group, faults, ring
 from fastqt.functional import grouped
+from tests.shared.ranks import CONTEXT, PRELOADED
 
 TIMEOUT = 5.0  # seconds, of every exchange of the group with the fault
 STARTING = 60.0  # seconds, of what comes before the fault

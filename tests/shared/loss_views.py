@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
+
+from tests.shared.tolerances import FLOAT64, relative
 
 N, D, K = 9, 5, 4
 BACKENDS = ("cpu", "reference")

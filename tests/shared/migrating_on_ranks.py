@@ -9,11 +9,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from page_blocks import PAGES, Block, blocks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastqt
+from tests.shared.page_blocks import PAGES, Block, blocks
 
 RANKS_SECTION = "Several processes"
 N, D = 12, 32

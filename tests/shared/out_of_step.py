@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from refusals import ROWS, rows, said
 from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.refusals import ROWS, rows, said
 
 Loss = Callable[..., Tensor]
 CONTRASTIVE, SIGMOID = fastqt.contrastive_loss, fastqt.sigmoid_loss

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
-from problems import Problem
-from tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
 from torch import Tensor
 
 import fastqt
 from fastqt.engines import cpu
+from tests.shared import oracle
+from tests.shared.problems import Problem
+from tests.shared.tolerances import FLUSHED, THREE_ROUNDINGS, UNIT_ROUNDOFF
 
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
 TINIEST_NORM = 1e-12  # torch.nn.functional.normalize divides by no less

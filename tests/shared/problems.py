@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
-from draws import Drawn, Draws, Source
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.draws import Drawn, Draws, Source
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ALL_DTYPES = (*DTYPES, torch.float64)

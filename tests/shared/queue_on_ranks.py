@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from sharded_losses import part
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.sharded_losses import part
 
 WIDTH, SIZE = 6, 15
 

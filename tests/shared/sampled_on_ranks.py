@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from tolerances import relative
 
 import fastqt
 from fastqt.distributed import Group
 from fastqt.losses import binary_window
+from tests.shared.tolerances import relative
 
 D, M, K = 5, 13, 3
 

@@ -1,13 +1,13 @@
 """Windows with smoothing: the matrix of the published re-implementation in one call, and the loss of it."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from loss_views import by_memory
-from tolerances import FLOAT32, FLOAT64, relative
 
 import fastqt
+from tests.shared import oracle
+from tests.shared.loss_views import by_memory
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 CPU = torch.device("cpu")
 

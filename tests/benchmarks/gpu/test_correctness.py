@@ -2,14 +2,14 @@
 
 from functools import partial
 
-import oracle
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 
 from benchmarks.gpu import correctness
 from benchmarks.gpu.behaviour import equal
 from benchmarks.gpu.correctness import Problem
+from tests.shared import oracle
+from tests.shared.tolerances import FLOAT64, relative
 
 CPU = torch.device("cpu")
 

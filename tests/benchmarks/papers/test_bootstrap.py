@@ -5,7 +5,6 @@ import zlib
 import numpy as np
 import pytest
 from scipy import stats
-from tolerances import FLOAT64
 
 from benchmarks.papers import bootstrap, pages, store
 from benchmarks.papers.bootstrap import Comparison, draws, mean_of_tasks, spearmans
@@ -14,6 +13,7 @@ from benchmarks.papers.plans import SEEDS
 from benchmarks.papers.runs import STS, Places
 from fastqt.sentences.evaluation import evaluate
 from fastqt.sentences.evaluation.encoders import NamedEncoder
+from tests.shared.tolerances import FLOAT64
 
 PAIRS = {"A": 40, "B": 25}
 

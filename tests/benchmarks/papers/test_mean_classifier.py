@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32
 from torch.nn.functional import softplus
 
 from benchmarks.papers import mean_classifier, pages, store
@@ -11,6 +10,7 @@ from benchmarks.papers.mean_classifier import LOSSES, Learnt, Task, classified, 
 from benchmarks.papers.runs import Places
 from fastqt.sentences.evaluation.classification import split
 from fastqt.sentences.text import Batch, Position
+from tests.shared.tolerances import FLOAT32
 
 
 @pytest.fixture

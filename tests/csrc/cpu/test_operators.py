@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 from torch import Tensor
 
 from fastqt import Diagonal, contrastive_loss
 from fastqt.engines import ops
 from fastqt.problem import LINKS
+from tests.shared.tolerances import FLOAT64, relative
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
 N, M, K, D = 5, 6, 2, 3

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 from torch import Tensor
 
 from fastqt.engines import ops
+from tests.shared.tolerances import FLOAT64, relative
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
 N, M, K, D = 4, 7, 2, 3

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, FLOAT64, relative
 
 from tests.csrc.cpu.processors import PROCESSORS, Passes, passes, processors
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 DTYPES = ("float32", "float64")
 LENGTHS = (*range(71), 1023, 1024, 1025, 4099)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import oracle
 
 from tests.csrc.cuda.host_execution import ARITHMETICS, DIAGONALS, Array, HostKernels, Small, decoded, encoded
+from tests.shared import oracle
 
 # Half a unit in the last place of the elements. A gradient may differ by a few of them: its coefficients are
 # rounded once, then it is itself, and sums of rounded terms scatter. tf32 rounds only what it multiplies.

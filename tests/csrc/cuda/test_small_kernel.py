@@ -5,16 +5,16 @@ import subprocess
 import sys
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, HALF_ULP
 
 from fastqt.engines import cuda as cuda_schedule
 from tests.csrc.building import ROOT, compiler, why_no_modules
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
+from tests.shared import oracle
+from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
@@ -193,7 +193,6 @@ def test_random_problems_under_sanitizers():
         **os.environ,
         "LD_PRELOAD": ":".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
-        "PYTHONPATH": str(ROOT / "tests" / "shared"),
         "OMP_NUM_THREADS": "1",
     }
     ends = (str(SANITIZED.start), str(SANITIZED.stop))

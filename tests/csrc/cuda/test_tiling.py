@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import oracle
 import pytest
 
 from benchmarks.predict import cuda_estimate, cuda_phases
@@ -11,6 +10,7 @@ from tests.csrc.building import why_no_modules
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded
 from tests.csrc.cuda.test_small_kernel import problem
+from tests.shared import oracle
 
 pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)

@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import cases
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -34,6 +33,7 @@ from fastqt.engines.triton import clip
 from fastqt.kernels import launch
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.targets import Targets
+from tests.shared import cases
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 D = 64

@@ -36,7 +36,6 @@ def printed_by(module: str, given: str = "") -> str:
         versions=[torch.__version__],
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT / "tests" / "shared")
     run = subprocess.run(
         [sys.executable, "-c", RUN, library, module],
         cwd=ROOT,

@@ -5,15 +5,15 @@ import math
 from itertools import product
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, TWO_ROUNDINGS, relative
 
 import fastqt
 from fastqt.engines.triton import clip, operands, scores, softmax
 from fastqt.kernels.launch import Config
+from tests.shared import oracle
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, TWO_ROUNDINGS, relative
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

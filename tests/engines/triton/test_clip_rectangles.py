@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from clip_oracle import ALL, assembled
-from clip_oracle import clip as oracle
-from tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, TWO_ROUNDINGS, relative
 from torch import Tensor
 
 from fastqt.engines.triton import clip, operands, scores, softmax
 from fastqt.kernels.launch import Config
 from fastqt.problem import ClipProblem, ClipSide, Needs
+from tests.shared.clip_oracle import ALL, assembled
+from tests.shared.clip_oracle import clip as oracle
+from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, TWO_ROUNDINGS, relative
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

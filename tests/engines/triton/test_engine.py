@@ -3,16 +3,25 @@
 from functools import partial
 
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case
-from tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, FLUSHED, HALF_ULP, REORDERED, THREE_ROUNDINGS, relative
 
 import fastqt
 from fastqt import problem
 from fastqt.engines.triton import loop, operands, softmax, two_walks
+from tests.shared import oracle
+from tests.shared.cases import CASES, Case
+from tests.shared.tolerances import (
+    CUT_OFF,
+    EAGER_FACTOR,
+    FLOAT32,
+    FLUSHED,
+    HALF_ULP,
+    REORDERED,
+    THREE_ROUNDINGS,
+    relative,
+)
 
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

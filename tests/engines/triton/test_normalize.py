@@ -1,14 +1,17 @@
 """Scores by cosine on the Triton engine, interpreted: inverse norms in the epilogues, and no copies."""
 
-import cosines
 import numpy as np
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case
-from cosines import ALL
-from tolerances import (
+
+import fastqt
+from fastqt.engines.triton import operands, softmax, two_walks
+from fastqt.kernels.norms import inverse_norms
+from tests.shared import cosines, oracle
+from tests.shared.cases import CASES, Case
+from tests.shared.cosines import ALL
+from tests.shared.tolerances import (
     CUT_OFF,
     EAGER_FACTOR,
     FLOAT32,
@@ -17,10 +20,6 @@ from tolerances import (
     TWO_ROUNDINGS,
     relative,
 )
-
-import fastqt
-from fastqt.engines.triton import operands, softmax, two_walks
-from fastqt.kernels.norms import inverse_norms
 
 by_memory = pytest.mark.parametrize("memory", ["fast", "low"])
 by_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from ranking_oracle import DIRECTIONS, ranking
-from tolerances import FLOAT32, TWO_ROUNDINGS, relative
 
 import fastqt
+from tests.shared.ranking_oracle import DIRECTIONS, ranking
+from tests.shared.tolerances import FLOAT32, TWO_ROUNDINGS, relative
 
 N, D = 18, 16
 OPTIONS = {

@@ -7,7 +7,6 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerances import FLOAT32, FLOAT64, REORDERED, TWO_ROUNDINGS, relative
 
 from fastqt import autograd
 from fastqt.engines import cpu_three_block
@@ -15,6 +14,7 @@ from fastqt.engines.triton import operands
 from fastqt.engines.triton import three_block as triton_three_block
 from fastqt.kernels import three_block, three_block_gradients
 from fastqt.problem import ThreeBlockProblem
+from tests.shared.tolerances import FLOAT32, FLOAT64, REORDERED, TWO_ROUNDINGS, relative
 
 NAMES = ("u", "v", "own columns", "next columns", "own rows", "next rows", "scale")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizer_files import word_piece
 
 from fastqt.sentences.cli import main
+from tests.shared.tokenizer_files import word_piece
 
 PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text()
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 import fastqt
 from fastqt.errors import InputError
@@ -17,6 +16,7 @@ from fastqt.nn import QuickThoughts
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train.loop import train
+from tests.shared.tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 

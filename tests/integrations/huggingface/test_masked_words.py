@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
+from tests.shared.tolerances import FLOAT32, relative
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 

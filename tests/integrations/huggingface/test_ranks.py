@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from ranks import Ranks
+
+from tests.shared.ranks import Ranks
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytest.importorskip("accelerate", reason="the extra hf is not installed")
 
-from huggingface_on_ranks import BATCH, trained, trained_on_ranks  # after the skips
+from tests.shared.huggingface_on_ranks import BATCH, trained, trained_on_ranks  # after the skips
 
 
 @pytest.mark.slow  # transformers is imported in each process

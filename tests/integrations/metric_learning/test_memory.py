@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from ring_memory import Live
-from tolerances import relative
+
+from tests.shared.ring_memory import Live
+from tests.shared.tolerances import relative
 
 pytest.importorskip("pytorch_metric_learning", reason="the extra metric is not installed")
 

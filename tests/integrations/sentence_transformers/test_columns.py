@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from small_encoders import distance
-from tolerances import FLOAT32, relative
 
 import fastqt
 from fastqt.integrations.sentence_transformers import CachedLoss, SentenceTransformerLoss
+from tests.shared.small_encoders import distance
+from tests.shared.tolerances import FLOAT32, relative
 
 COLUMNS = (
     ["the cat sat on a mat .", "cats", "a cat .", "the mat"],

@@ -3,9 +3,10 @@
 import importlib.util
 
 import pytest
-from gathering_ranks import differences
-from ranks import Ranks
-from tolerances import FLOAT64
+
+from tests.shared.gathering_ranks import differences
+from tests.shared.ranks import Ranks
+from tests.shared.tolerances import FLOAT64
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None, reason="the extra st is not installed"

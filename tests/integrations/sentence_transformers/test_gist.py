@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gist_on_ranks import gathered
-from ranks import Ranks
-from tolerances import relative
+
+from tests.shared.gist_on_ranks import gathered
+from tests.shared.ranks import Ranks
+from tests.shared.tolerances import relative
 
 pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
 from sentence_transformers import SentenceTransformer

@@ -8,8 +8,9 @@ import warnings
 
 import pytest
 import torch
-from small_encoders import distance
-from tolerances import FLOAT32, relative
+
+from tests.shared.small_encoders import distance
+from tests.shared.tolerances import FLOAT32, relative
 
 st = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
 pytest.importorskip("accelerate", reason="the extra st is not installed")

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tolerances import EAGER_FACTOR, RNN_FLOAT32, RNN_FLOAT64
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from fastqt.nn import GRU
 from fastqt.nn.gru import module, native, sequence
+from tests.shared.tolerances import EAGER_FACTOR, RNN_FLOAT32, RNN_FLOAT64
 
 W, H = 5, 4
 LENGTHS = [3, 7, 1, 7, 2, 5]

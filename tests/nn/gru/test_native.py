@@ -5,12 +5,12 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 from torch import Tensor
 
 from fastqt.nn.gru import gates as torch_gates
 from fastqt.nn.gru import native as native_gru
 from fastqt.nn.gru import sequence
+from tests.shared.tolerances import FLOAT32, relative
 
 native = pytest.mark.skipif(not native_gru.NATIVE, reason="the native extension is not built")
 GATES = [name for name in vars(torch_gates) if name.startswith("gru_")]

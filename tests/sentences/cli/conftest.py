@@ -1,9 +1,9 @@
 """A trained model, and data to evaluate it on."""
 
 import pytest
-from command_lines import SMALL
 
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import SMALL
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from command_lines import SMALL, error_line
-from novels import novel
 
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import SMALL, error_line
+from tests.shared.novels import novel
 
 
 def ask(model, pool, a, b, c, *options):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_lines import SMALL, error_line
 
 import fastqt
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import SMALL, error_line
 
 
 def test_train_embed_and_neighbors(planted, tmp_path, capsys):

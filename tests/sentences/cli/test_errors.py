@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from command_lines import error_line
 
 from fastqt.sentences.cli import main
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
+from tests.shared.command_lines import error_line
 
 SMALL = {"word_dim": 4, "batch_size": 8, "context_size": 1, "steps": 1, "device": "cpu"}
 SMALL_WORDS = "--word-dim 4 --batch-size 8 --context-size 1"

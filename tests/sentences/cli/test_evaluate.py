@@ -4,9 +4,9 @@ import io
 import json
 
 import pytest
-from command_lines import error_line
 
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import error_line
 
 
 def evaluated(capsys, *arguments):

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_lines import SMALL, error_line
 
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import SMALL, error_line
 
 pytest.importorskip("faiss", reason="the extra faiss is not installed")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_lines import error_line
-from novels import novel
 
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import error_line
+from tests.shared.novels import novel
 
 QUICK = ["--dim", "64", "--epochs", "200", "--patience", "60"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from novels import novel
 
 from fastqt.sentences.cli import main
+from tests.shared.novels import novel
 
 SIZES = ["--word-dim", "24", "--layers", "1", "--heads", "3", "--feedforward", "32", "--batch-size", "32"]
 SIZES += ["--epochs", "3", "--report-every", "1", "--learning-rate", "0.005"]

@@ -6,13 +6,13 @@ import lzma
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
 from fastqt.sentences.evaluation import SIF, WordVectors, load_encoder, random_encoder, remove_component
 from fastqt.sentences.evaluation.baselines import tokens
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from tests.shared.tolerances import FLOAT32
 
 WORDS = ["the", "cat", "don't", "2", "!"]
 VECTORS = np.array([[1.0, 0], [0, 2], [3, 3], [-1, 1], [0.5, 0]], dtype=np.float32)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from novels import novel
 
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.captions import (
@@ -19,6 +18,7 @@ from fastqt.sentences.evaluation.captions import (
     read_features,
     split_by_share,
 )
+from tests.shared.novels import novel
 
 
 def write_array(path, array):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from tolerances import FITTED
 
 from benchmarks.measure.render import rows_of, stored_logistic
 from fastqt.sentences.evaluation import logistic
 from fastqt.sentences.evaluation.logistic import fit, one_hot
+from tests.shared.tolerances import FITTED
 
 GRID = (2.0**-2, 1.0, 16.0, 256.0)
 

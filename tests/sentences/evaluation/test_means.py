@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from tolerances import FLOAT64
 
 from fastqt.sentences.evaluation import few_shot, mean_classifier
+from tests.shared.tolerances import FLOAT64
 
 
 def test_a_mean_classifier_by_hand():

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32
 
 from fastqt.sentences.evaluation import LinearMaps, analogies, fit_maps, nearest_rows, pools, retrieval
 from fastqt.sentences.evaluation.retrieval import Pairs, chance
+from tests.shared.tolerances import FLOAT32
 
 
 def planted(images=120, captions=3, seed=0):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
-from tolerances import FLOAT32, FLOAT64
 
 from fastqt.sentences import metrics
 from fastqt.sentences.evaluation import (
@@ -21,6 +20,7 @@ from fastqt.sentences.evaluation import (
     relatedness,
     uniformity,
 )
+from tests.shared.tolerances import FLOAT32, FLOAT64
 
 
 @given(arrays(np.float64, st.integers(1, 20), elements=st.floats(1, 5)))

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sentence_vectors import lines, normalized_halves, vectors
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.analogy import answers
 from fastqt.sentences.text import reader
+from tests.shared.sentence_vectors import lines, normalized_halves, vectors
 
 A, B, C = "place0 topic1word1 topic1word2", "place1 topic1word0", "place0 topic7word2"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_vectors import normalized_halves, vectors
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference import embed
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.text import reader
+from tests.shared.sentence_vectors import normalized_halves, vectors
 
 
 @pytest.mark.parametrize("normalize", [True, False])

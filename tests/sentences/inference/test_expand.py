@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
@@ -13,6 +12,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
+from tests.shared.tolerances import FLOAT32, relative
 
 W = 5
 SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}

@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gloss_oracle import Oracle
 from safetensors.torch import load_file
-from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
@@ -19,6 +17,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
+from tests.shared.gloss_oracle import Oracle
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 MODELS = ("gloss-bow", "gloss-pos")
 SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 48, "report_every": 3}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_vectors import lines, normalized_halves, vectors
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.inference.search import nearest
 from fastqt.sentences.text import reader
+from tests.shared.sentence_vectors import lines, normalized_halves, vectors
 
 
 def test_neighbours_agree_with_a_search_of_the_whole_matrix(encoder, planted, monkeypatch):

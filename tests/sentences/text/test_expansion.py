@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tolerances import FLOAT32, FLOAT64, relative
 
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.expansion import expand_table, expand_vocabulary, fit_affine
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 V, D, P, W = 60, 7, 90, 5
 

@@ -4,12 +4,12 @@ import json
 import pickle
 
 import pytest
-from tokenizer_files import TOKENIZERS, bpe, unigram, word_piece
 from tokenizers import Tokenizer
 
 from fastqt.errors import InputError
 from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
 from fastqt.sentences.text.subwords import KNOWN_PATTERNS
+from tests.shared.tokenizer_files import TOKENIZERS, bpe, unigram, word_piece
 
 TEXTS = ["topic1word2 place3", "", "a cat  sat.", "Ünïcödé ☃ zzz", "cats " * 30, "[SEP] topic"]
 each_tokenizer = pytest.mark.parametrize("name", TOKENIZERS)

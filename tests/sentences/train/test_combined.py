@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32, relative
 
 from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
+from tests.shared.tolerances import FLOAT32, relative
 
 SMALL = {
     "keep_checkpoint": True,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tolerances import ADAM_STEPS, FELT_BY_ADAM
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
@@ -20,6 +19,7 @@ from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.runs.train_settings import ENCODERS
 from fastqt.sentences.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer, train
+from tests.shared.tolerances import ADAM_STEPS, FELT_BY_ADAM
 
 SMALL = {"word_dim": 12, "hidden_size": 8, "layers": 2, "heads": 3, "feedforward": 16, "dropout": 0.0}
 SMALL |= {"batch_size": 48, "context_size": 1, "report_every": 10}

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rank_pool import Pool
 from torch.nn import functional as F
-from trained_on_ranks import Seen, trained
 
 from fastqt.errors import InputError
 from fastqt.nn import masked_words
@@ -17,6 +15,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
+from tests.shared.rank_pool import Pool
+from tests.shared.trained_on_ranks import Seen, trained
 
 SMALL = {
     "keep_checkpoint": True,

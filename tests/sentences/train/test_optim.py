@@ -4,11 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tolerances import FLOAT64, relative
 from torch.nn import functional as F
 
 from fastqt.nn.sparse_gradients import bag_sum
 from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
+from tests.shared.tolerances import FLOAT64, relative
 
 V, D = 40, 6
 

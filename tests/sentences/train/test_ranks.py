@@ -9,9 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from rank_pool import Pool
 from safetensors.torch import load_file
-from trained_on_ranks import summed_gradients, trained
 
 from fastqt.errors import InputError
 from fastqt.sentences.errors import OtherRankError
@@ -23,6 +21,8 @@ from fastqt.sentences.text.batches import span_batches, split
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
 from tests.sentences.train.test_resume import assert_same_run, metrics_without_times
+from tests.shared.rank_pool import Pool
+from tests.shared.trained_on_ranks import summed_gradients, trained
 
 SENTENCES = 403
 SMALL = {

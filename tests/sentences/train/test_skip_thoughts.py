@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from novels import novel
-from tolerances import FLOAT64
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
@@ -20,6 +18,8 @@ from fastqt.sentences.train import train
 from fastqt.sentences.train.choice import build_objective
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.ranks import Ranks
+from tests.shared.novels import novel
+from tests.shared.tolerances import FLOAT64
 
 SMALL = {"model": "skip-thoughts", "word_dim": 4, "hidden_size": 6, "batch_size": 9, "device": "cpu"}
 WORDS = [f"w{number}" for number in range(12)]

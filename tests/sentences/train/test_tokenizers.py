@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizer_files import TOKENIZERS, word_piece
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
@@ -16,6 +15,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.text import TokenizerVocabulary
 from fastqt.sentences.train import train
+from tests.shared.tokenizer_files import TOKENIZERS, word_piece
 
 SMALL = {
     "keep_checkpoint": True,

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rank_pool import Pool
-from trained_on_ranks import Seen, trained
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
@@ -16,6 +14,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
+from tests.shared.rank_pool import Pool
+from tests.shared.trained_on_ranks import Seen, trained
 
 SMALL = {
     "keep_checkpoint": True,

@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from rank_pool import DIED, Pool
-from trained_on_ranks import trained
 
 from fastqt.sentences.errors import OtherRankError
 from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
+from tests.shared.rank_pool import DIED, Pool
+from tests.shared.trained_on_ranks import trained
 
 TIMEOUT = 6
 SETTINGS = {"word_dim": 4, "batch_size": 40, "context_size": 1, "report_every": 1, "checkpoint_every": 2}

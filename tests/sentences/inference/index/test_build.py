@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clustered import Clustered, write_corpus
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.index import Index, IndexOptions, build, build_index, recall
 from fastqt.sentences.text import reader
+from tests.shared.clustered import Clustered, write_corpus
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, kind):
 
 
 KILLED = """
-import os, signal, sys
-sys.path[:0] = {paths!r}
-from clustered import Clustered
+import os, signal
+from tests.shared.clustered import Clustered
 from fastqt.sentences.inference.index import IndexOptions, build, build_index
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -165,8 +166,8 @@ def test_a_killed_process_leaves_the_old_index(tmp_path):
     out = tmp_path / "x.index"
     build_index(Clustered(300), [corpus], out)
     before = out.read_bytes()
-    program = KILLED.format(paths=[str(Path(__file__).parents[3] / "shared")], corpus=corpus, out=str(out))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    program = KILLED.format(corpus=corpus, out=str(out))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert done.returncode == -signal.SIGKILL
     assert out.read_bytes() == before
     Index(out)

@@ -7,11 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
-from clustered import Clustered, write_corpus
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
 from fastqt.sentences.runs.array_file import END, ArrayWriter
+from tests.shared.clustered import Clustered, write_corpus
 
 KINDS = ["flat", "ivf", "hnsw"]
 ROWS = 200

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clustered import Clustered, write_corpus
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
 from fastqt.sentences.inference.search import nearest
+from tests.shared.clustered import Clustered, write_corpus
 
 KINDS = ["flat", "ivf", "hnsw"]
 ROWS = 1500

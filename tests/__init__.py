@@ -1,0 +1,1 @@
+"""The tests, which mirror the folders that they test, and in `tests.shared` what several of them share."""
