@@ -53,6 +53,7 @@ lint: .venv/built
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m lint.structure
 
 # One wheel for every Python and torch, in dist: with CUDA code where nvcc is found. What it links to is torch's.
 wheel: .venv/built
