@@ -133,7 +133,7 @@ def launches() -> dict[str, dict[str, Callable[[], None]]]:
 
 def measured() -> dict[str, Any]:
     """Microseconds of a launch, least and median, and Triton's as a multiple of a planned one."""
-    from benchmarks.offline.driver import absent_driver
+    from tests.shared.absent_driver import absent_driver
 
     clock = Clock(torch.device("cpu"))
     figures: dict[str, Any] = {}

@@ -6,12 +6,9 @@ GPU, are written here from what their repositories publish.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.open_clip_module import open_clip_losses
 
 # Of the rank's rows of both sides, the scale and the bias.
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -110,20 +108,6 @@ def inf_cl(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """
     scale = _SummedGradient.apply(scale)
     return _local_clip(a, b, _Gathered.apply(a, 1.0), _Gathered.apply(b, 1.0), scale)
-
-
-def open_clip_losses() -> ModuleType | None:
-    """open_clip's module of losses without the package's other imports; None where it is not installed."""
-    spec = importlib.util.find_spec("open_clip")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "loss.py"
-    file_spec = importlib.util.spec_from_file_location("open_clip_losses", path)
-    assert file_spec is not None
-    assert file_spec.loader is not None
-    module = importlib.util.module_from_spec(file_spec)
-    file_spec.loader.exec_module(module)
-    return module
 
 
 def of_open_clip() -> Iterator[Convention]:

@@ -1,7 +1,7 @@
 """Keeps what the compiler said of a kernel until the kernels' sources or the compiler change.
 
-A cold run of tests/kernels/test_compile.py compiles some 170 specialisations, which takes minutes. Its
-results are kept in ~/.cache/fastqt/compiled (or under XDG_CACHE_HOME), a folder that may always be deleted.
+A cold run of tests/benchmarks/offline/test_compile.py compiles some 170 specialisations, which takes minutes.
+Its results are kept in ~/.cache/fastqt/compiled (or under XDG_CACHE_HOME), a folder that may be deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Problems whose launches are compiled for GPUs that are not there, and those whose cost is counted."""
 
 from benchmarks.offline.cosine_cases import COSINES
-from benchmarks.predict.launches import Case
+from tests.shared.launches import Case
 
 CASES = (
     Case(

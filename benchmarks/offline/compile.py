@@ -31,7 +31,7 @@ from torch import Tensor
 
 from benchmarks.offline.cache import CompileCache, python_files
 from benchmarks.offline.cases import CASES, COUNTED
-from benchmarks.predict.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
+from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 """Those of the problems in cases.py whose scores are cosines, and MixCSE's three blocks of them."""
 
-from benchmarks.predict.launches import Case
+from tests.shared.launches import Case
 
 COSINES = (
     Case(

@@ -15,8 +15,8 @@ from unittest import mock
 from benchmarks.offline.compile import attempt, compiler
 from benchmarks.predict.choices import TILES, tile_key
 from benchmarks.predict.events import kernel_key, stored_event
-from benchmarks.predict.launches import GPUS, Case, Event, Gpu, Launch, noted
 from benchmarks.predict.roofline import Rates, Stored
+from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, noted
 
 SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
 LARGE_SHAPES = ((65536, 768), (16384, 1024))  # of the other losses

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.predict.launches import Launch, Operation, Product
 from benchmarks.predict.roofline import Stored
+from tests.shared.launches import Launch, Operation, Product
 
 Bytes = tuple[int, int]  # of memory, and of the product that the launch before has left
 SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps has half of a tile's rows

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from benchmarks.conventions import open_clip_losses
 from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
 from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
+from tests.shared.open_clip_module import open_clip_losses
 from tests.shared.page_blocks import PAGES, Block, blocks
 from tests.shared.ranks import Ranks
 

@@ -8,8 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from benchmarks.paths import ROOT
-
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # An element that the browser loads by itself, and the attribute that says from where.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data", "embed": "src"}

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.conventions import open_clip_losses
 from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
 from tests.shared.loss_views import N, by_backend, check, views
 from tests.shared.open_clip_checks import siglip_of_one_process
+from tests.shared.open_clip_module import open_clip_losses
 from tests.shared.tolerances import FLOAT64
 
 

@@ -10,7 +10,7 @@ from tests.csrc.building import ROOT
 RUN = """
 from unittest import mock
 import torch
-from benchmarks.predict.launches import GPUS, Case, Launch, described, problem_of
+from tests.shared.launches import GPUS, Case, Launch, described, problem_of
 from fastqt import engines, torch_modes
 from fastqt.kernels import launch
 

@@ -13,8 +13,8 @@ from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from benchmarks.offline.driver import absent_driver
 from fastqt.kernels.plan import Planned
+from tests.shared.absent_driver import absent_driver
 
 
 def example_kernel(  # is never compiled

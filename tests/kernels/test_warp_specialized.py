@@ -1,10 +1,7 @@
 """The warp-specialised kernel of the scores: its own source on numpy, with its roles in random turns."""
 
 import importlib.util
-import json
 import math
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +16,6 @@ from fastqt.kernels.launch import Config
 from fastqt.kernels.scores import Tile, exp_scores, warp_specialized, warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, ROW_MAX
 from fastqt.kernels.tuning import WHEN_INTERPRETED
-from tests.csrc.building import ROOT
 from tests.kernels.gluon_memory import Descriptor, Pointer, ProtocolError
 from tests.kernels.gluon_on_numpy import run
 from tests.shared.tolerances import FLOAT32, relative
@@ -276,18 +272,3 @@ def test_the_ordinary_kernel_makes_what_is_left_to_it():
         made.append(E)
     assert torch.equal(*made)
     assert relative(made[0], (queries @ candidates.T).exp()) < FLOAT32
-
-
-@pytest.mark.slow
-def test_every_config_that_tune_tries_compiles_from_its_launch():
-    """The launcher's own arguments, specialised by Triton's own launcher: what a device would be given."""
-    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_launches"]
-    run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    launches = json.loads(run.stdout)
-    assert len(launches) > 10
-    for found in launches:
-        assert found["refused"] is None, found
-        assert found["unspilled"], found
-        assert found["shared"] <= found["estimate"] <= 227 * 1024, found
-        assert found["threads"] == 384, found

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
-from benchmarks.conventions import open_clip_losses
 from fastqt.distributed import Group
 from fastqt.distributed.collectives import gather
 from fastqt.integrations import open_clip
+from tests.shared.open_clip_module import open_clip_losses
 
 D, SCALE, BIAS = 32, 10.0, -10.0
 

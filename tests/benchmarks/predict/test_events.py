@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.predict.events import IDLE, stored_event
-from benchmarks.predict.launches import Launch, Operation, Product
+from tests.shared.launches import Launch, Operation, Product
 
 
 def launch_of(name, constants=(), **arguments):

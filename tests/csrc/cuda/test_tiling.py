@@ -1,11 +1,8 @@
 """The tiles of the one-launch kernel cover each cell once, and no choice of tiles changes a value."""
 
-import json
-
 import numpy as np
 import pytest
 
-from benchmarks.predict import cuda_estimate, cuda_phases
 from tests.csrc.building import why_no_modules
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded
@@ -124,17 +121,3 @@ def test_a_single_target_is_not_rounded(kernels, arithmetic, row, column):
     found = kernels.run(p, blocks=2)["candidates"][column]
     nearest = random_problems.encoded(exact.candidates[column], arithmetic)
     assert (found == decoded(nearest, arithmetic)).mean() > 0.9
-
-
-def test_the_estimate_uses_the_tiles_of_the_kernel(kernels):
-    stored = json.loads(cuda_estimate.STORED.read_text())
-    for N, D in cuda_estimate.SHAPES:
-        blocks = stored["rates"]["multiprocessors"]
-        assert stored["tiles"][f"{N} x {D}"] == kernels.tiles("bfloat16", N, N, D, blocks)
-
-
-def test_the_estimate_uses_the_shares_of_the_kernel(kernels):
-    for m16_tiles in range(1, 11):
-        for n8_tiles in range(1, 29):
-            _, shares = kernels.areas(0, m16_tiles, 1, n8_tiles, 1)
-            assert cuda_phases.shares(m16_tiles, n8_tiles) == [(int(s[1]), int(s[3])) for s in shares]

@@ -26,7 +26,6 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
 import fastqt
-from benchmarks.predict.launches import GPUS, Launch, standing_in, warp_specialized_table
 from fastqt import Diagonal, Mixed, smoothed
 from fastqt.engines import cuda, ops
 from fastqt.engines.triton import clip
@@ -34,6 +33,7 @@ from fastqt.kernels import launch
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.targets import Targets
 from tests.shared import cases
+from tests.shared.launches import GPUS, Launch, standing_in, warp_specialized_table
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 D = 64

@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.predict.launches import GPUS, Case, problem_of, standing_in
 from fastqt import engines
+from tests.shared.launches import GPUS, Case, problem_of, standing_in
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 OF_SIGLIP = {"targets": "own", "diagonal": "keep", "link": "sigmoid", "bias": True, "scale": True}

@@ -5,8 +5,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.measure.render import rows_of, stored_logistic
-from fastqt.sentences.evaluation import logistic
 from fastqt.sentences.evaluation.logistic import fit, one_hot
 from tests.shared.tolerances import FITTED
 
@@ -81,12 +79,3 @@ def test_separable_classes_and_a_class_that_a_training_set_lacks():
     assert (probs[0].argmax(axis=1) == labels).all()
     assert (probs[1].argmax(axis=1) == labels)[labels < 2].all()
     assert probs[1][labels < 2, 2].max() < 0.01
-
-
-def test_docstring_has_the_ratios_of_the_stored_run():
-    """The ratios are those of scikit-learn's fastest solver, at the tolerance at which it converges."""
-    ratios = [
-        min(peer["times_faster"] for peer in row["peers"].values() if peer["tol"] <= 1e-6)
-        for row in rows_of(stored_logistic(), "test_logistic")
-    ]
-    assert f"takes {min(ratios):.0f} to {max(ratios):.0f} times the CPU time" in logistic.__doc__

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.offline.compile import in_a_process_of_its_own, key
-from benchmarks.predict.launches import GPUS
+from tests.shared.launches import GPUS
 
 SAMPLED_ARCH = 90
 

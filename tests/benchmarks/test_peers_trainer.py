@@ -8,6 +8,7 @@ pytest.importorskip("datasets", reason="the extra st is not installed")
 
 from benchmarks import peers_trainer  # noqa: E402
 from benchmarks.peers_trainer import CACHED, DIRECTIONS, PLAIN, SIDES, Configuration, curve  # noqa: E402
+from tests.shared.tiny_bert import write_tiny_bert  # noqa: E402
 
 EQUAL = 1e-5
 
@@ -23,8 +24,10 @@ MORE = [
 
 
 @pytest.fixture(scope="module")
-def tiny(checkpoint):
-    model = st.SentenceTransformer(str(checkpoint), device="cpu", local_files_only=True)
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_tiny_bert(folder)
+    model = st.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     model.model_card_data.generate_widget_examples = False
     return model
 
