@@ -103,36 +103,6 @@ def test_row_scores_counts_files():
     assert list(structure.row_scores(sources)) == [("fastqt/problem.py", 1), ("csrc/cpu/problem.h", 1)]
 
 
-@pytest.mark.parametrize(
-    ("of_a", "of_b", "closing"),
-    [
-        ("from fastqt import b", "import torch", []),
-        ("from fastqt import b", "from fastqt.c import x", []),
-        ("from fastqt import b", "import fastqt.a", ["a", "b"]),
-        ("from . import b", "from .a import x", ["a", "b"]),
-        ("from fastqt.b import x", "def f():\n    from fastqt.a import y", ["a", "b"]),
-        ("from fastqt.b import x", "if TYPE_CHECKING:\n    from fastqt.a import y", ["a", "b"]),
-        ("import fastqt.c", "import fastqt.a", []),
-    ],
-)
-def test_circles_go_through_lazy_relative_and_typing_imports(of_a, of_b, closing):
-    files = {"fastqt/__init__.py": "", "fastqt/a.py": of_a, "fastqt/b.py": of_b, "fastqt/c.py": ""}
-    places = structure.circles([Source(path, text) for path, text in files.items()])
-    assert [path for path, _ in places] == [f"fastqt/{name}.py" for name in closing]
-
-
-def test_circles_go_through_packages_and_kernels():
-    files = {
-        "fastqt/a/__init__.py": "from .b import x",
-        "fastqt/a/b.py": "from fastqt.kernels.scores import x",
-        "kernels/scores/__init__.py": "from .launch import x",
-        "kernels/scores/launch.py": "from fastqt import a",
-        "kernels/plan.py": "import fastqt.a.b",
-    }
-    places = structure.circles([Source(path, text) for path, text in files.items()])
-    assert [path for path, _ in places] == [path for path in files if path != "kernels/plan.py"]
-
-
 def test_a_count_above_its_limit_fails_and_prints_its_places(capsys):
     source = Source("fastqt/problem.py", PROBLEM + "f(*(a, b))\n")
     line = source.text.count("\n")
