@@ -28,8 +28,8 @@ def compiler() -> str | None:
 
 def cuda_home() -> Path | None:
     """Where CUDA's compiler is; an empty FASTQT_CUDA_HOME says that it is not wanted."""
-    own = os.environ.get("FASTQT_CUDA_HOME")
-    places = (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if own is None else (own,)
+    wanted = os.environ.get("FASTQT_CUDA_HOME")
+    places = (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if wanted is None else (wanted,)
     return next((Path(place) for place in places if place and (Path(place) / "bin" / "nvcc").exists()), None)
 
 
@@ -48,9 +48,11 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     compile_flags = [
         "-fstack-protector-strong",
         # Python's own flags may ask for another level.
-        *("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"),
+        "-U_FORTIFY_SOURCE",
+        "-D_FORTIFY_SOURCE=3",
         # Where both begin a path, the last one holds.
-        *(f"-ffile-prefix-map={Path().resolve()}/=", f"-ffile-prefix-map={torch_include}=torch/include"),
+        f"-ffile-prefix-map={Path().resolve()}/=",
+        f"-ffile-prefix-map={torch_include}=torch/include",
     ]
     link_flags = [
         "-Wl,-z,relro",
@@ -74,9 +76,13 @@ def native_build() -> dict[str, object]:
     hardened, link = hardening(cpp_extension.include_paths()[0])
     hardened.append("-fvisibility=hidden")
     cxx = [
-        *("-fopenmp-simd", "-Wall", "-Wextra", *hardened),
+        "-fopenmp-simd",
+        "-Wall",
+        "-Wextra",
+        *hardened,
         # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
-        *("-fno-trapping-math", "-fno-math-errno"),
+        "-fno-trapping-math",
+        "-fno-math-errno",
     ]
     kernels = sources(".cu")
     home = cuda_home() if kernels else None
@@ -105,7 +111,8 @@ def native_build() -> dict[str, object]:
                 *common,
                 "--threads=0",
                 *(part for flag in hardened for part in ("-Xcompiler", flag)),
-                *("-Xfatbin", "-compress-all"),
+                "-Xfatbin",
+                "-compress-all",
             ],
         },
         extra_link_args=link,

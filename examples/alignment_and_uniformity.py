@@ -53,20 +53,20 @@ def draw(paths: dict[str, list[tuple[float, float]]], out: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[tuple[float, float]]]:
     """Trains both models; returns (uniformity, alignment) of each report, and draws them."""
-    given, paths = options(arguments), {}
+    settings, paths = options(arguments), {}
     with TemporaryDirectory() as folder:
-        corpus = given.corpus or write_library(Path(folder))[0]
+        corpus = settings.corpus or write_library(Path(folder))[0]
         for model in MODELS:
             config = TrainConfig(
                 (corpus,),
                 **{"model": model, "encoder": "transformer", "layers": 2, "word_dim": 128, "heads": 4},
-                **{"feedforward": 256, "batch_size": 64, "steps": given.steps},
-                report_every=max(given.steps // REPORTS, 1),
+                **{"feedforward": 256, "batch_size": 64, "steps": settings.steps},
+                report_every=max(settings.steps // REPORTS, 1),
             )
             train(config, Path(folder) / model)
             reports = map(json.loads, (Path(folder) / model / "metrics.jsonl").read_text().splitlines())
             paths[model] = [(line["uniformity"], line["alignment"]) for line in reports]
-    draw(paths, given.out)
+    draw(paths, settings.out)
     return paths
 
 

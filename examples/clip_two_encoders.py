@@ -27,9 +27,13 @@ class CLIP(nn.Module):
     def __init__(self, channels: int, words: int, dim: int = 64) -> None:
         super().__init__()
         self.picture_encoder = nn.Sequential(
-            *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.GELU()),
-            *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GELU()),
-            *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, dim)),
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(512, dim),
         )
         self.caption_encoder = fastqt.nn.BagOfWords(words, dim)
         self.loss = fastqt.nn.CLIPLoss(group=dist.group.WORLD)
@@ -51,9 +55,9 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]]:
     """Trains both encoders; returns the model and the loss of each step."""
-    given, device = options(arguments), start_process_group()
+    settings, device = options(arguments), start_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
-    pictures, captions = pictures_and_captions(given.data)
+    pictures, captions = pictures_and_captions(settings.data)
 
     torch.manual_seed(0)
     clip = CLIP(pictures.shape[1], int(captions.max()) + 1).to(device)
@@ -61,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     order, losses = torch.Generator().manual_seed(0), []
-    for step in range(given.steps):
-        rows = torch.randperm(len(pictures), generator=order)[: given.batch_size].view(size, -1)[rank]
+    for step in range(settings.steps):
+        rows = torch.randperm(len(pictures), generator=order)[: settings.batch_size].view(size, -1)[rank]
         optimizer.zero_grad()
         loss = model(pictures[rows].to(device), captions[rows].to(device))
         loss.backward()

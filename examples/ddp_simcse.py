@@ -33,29 +33,29 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]]:
     """Trains an encoder; returns it and the loss of each step."""
-    given, device = options(arguments), start_process_group()
+    settings, device = options(arguments), start_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
-    text = Text(given.data)
+    text = Text(settings.data)
 
     torch.manual_seed(0)  # DDP gives all ranks the parameters of the first anyway.
-    encoder = fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=given.dropout)
+    encoder = fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=settings.dropout)
     model = DistributedDataParallel(encoder.to(device))
     loss_of_views = fastqt.nn.SimCSELoss(scale=20.0, group=dist.group.WORLD)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     torch.manual_seed(1 + rank)  # Each rank draws its own dropout, and all ranks the same batches.
     order, losses = torch.Generator().manual_seed(0), []
-    for step in range(given.steps):
-        rows = torch.randperm(len(text), generator=order)[: given.batch_size]
+    for step in range(settings.steps):
+        rows = torch.randperm(len(text), generator=order)[: settings.batch_size]
         tokens, lengths = text.batch(rows.view(size, -1)[rank], device)
         optimizer.zero_grad()
-        if given.chunk_size is None:
+        if settings.chunk_size is None:
             loss = loss_of_views(*model(tokens.repeat(2, 1), lengths.repeat(2)).chunk(2))
             loss.backward()
         else:  # The same gradients, with the activations of a chunk in memory.
             views = [(tokens, lengths)] * 2
             loss = fastqt.cached_backward(
-                [model, model], views, loss_of_views, chunk_size=given.chunk_size, ddp=model
+                [model, model], views, loss_of_views, chunk_size=settings.chunk_size, ddp=model
             )
         optimizer.step()
         losses.append(loss.item())

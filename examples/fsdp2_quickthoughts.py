@@ -33,14 +33,14 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]]:
     """Trains two encoders; returns them and the loss of each step."""
-    given, device = options(arguments), start_process_group()
+    settings, device = options(arguments), start_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (size,))
-    text = Text(given.data)
+    text = Text(settings.data)
 
     torch.manual_seed(0)  # FSDP2 shards what each rank has: all have to begin with the same parameters.
     encoders = [
-        fastqt.nn.Transformer(len(text.vocabulary), 64, layers=1, heads=4, dropout=given.dropout)
+        fastqt.nn.Transformer(len(text.vocabulary), 64, layers=1, heads=4, dropout=settings.dropout)
         for _ in range(2)
     ]
     model = fastqt.nn.QuickThoughts(*encoders).to(device)
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
 
     torch.manual_seed(1 + rank)  # Each rank draws its own dropout, and all ranks the same batches.
     starts, losses = torch.Generator().manual_seed(0), []
-    for step in range(given.steps):
-        start = torch.randint(len(text) - given.batch_size + 1, (), generator=starts)
-        rows = (start + torch.arange(given.batch_size)).view(size, -1)[rank]
+    for step in range(settings.steps):
+        start = torch.randint(len(text) - settings.batch_size + 1, (), generator=starts)
+        rows = (start + torch.arange(settings.batch_size)).view(size, -1)[rank]
         optimizer.zero_grad()
         loss = neighbours(*model(*text.batch(rows, device)))
         loss.backward()

@@ -53,29 +53,33 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]]:
     """Trains an encoder; returns it and the loss of each step."""
-    given = options(arguments)
+    settings = options(arguments)
     lightning.seed_everything(0, verbose=False)
-    text = Text(given.data)
+    text = Text(settings.data)
+
     # Lightning gives every rank its share of the rows; drop_last makes all batches equally large.
     loader = torch.utils.data.DataLoader(
         range(len(text)),
-        given.batch_size,
+        settings.batch_size,
         shuffle=True,
         drop_last=True,
         collate_fn=lambda rows: [text.batch(rows)] * 2,  # two views, of which dropout makes two
     )
-    encoder = fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=given.dropout)
+
+    encoder = fastqt.nn.Transformer(len(text.vocabulary), 64, layers=2, heads=4, dropout=settings.dropout)
     model = ContrastiveModule(encoder, fastqt.nn.SimCSELoss(scale=20.0))
     losses = Losses()
+
     trainer = lightning.Trainer(
         strategy="ddp",
-        devices=given.devices,
-        max_steps=given.steps,
+        devices=settings.devices,
+        max_steps=settings.steps,
         callbacks=[losses],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
     )
+
     trainer.fit(model, loader)
     return model, losses.found
 

@@ -40,17 +40,17 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Trains, and returns the lines that it prints: of each query the nearest sentences of each corpus."""
-    given, lines = options(arguments), []
+    settings, lines = options(arguments), []
     with TemporaryDirectory() as folder:
-        corpora = given.corpus or write_library(Path(folder))
-        config = TrainConfig(tuple(corpora), batch_size=256, epochs=given.epochs, learning_rate=2e-3)
+        corpora = settings.corpus or write_library(Path(folder))
+        config = TrainConfig(tuple(corpora), batch_size=256, epochs=settings.epochs, learning_rate=2e-3)
         train(config, Path(folder) / "run")
         encoder = SentenceEncoder.load(Path(folder) / "run")
-        queries = given.query or QUERIES
-        found = {corpus: nearest(encoder, queries, [corpus], given.k) for corpus in corpora}
+        queries = settings.query or QUERIES
+        of_corpus = {corpus: nearest(encoder, queries, [corpus], settings.k) for corpus in corpora}
         for number, query in enumerate(queries):
             lines.append(query)
-            for corpus, neighbours in found.items():
+            for corpus, neighbours in of_corpus.items():
                 name = Path(corpus).name.partition(".")[0]
                 lines += [f"  {name:8} {cosine:.3f}  {text}" for cosine, text, *_ in neighbours[number]]
     print("\n".join(lines))

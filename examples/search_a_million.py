@@ -29,26 +29,31 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Builds the index, searches, and returns the lines that it prints."""
-    given = options(arguments)
-    encoder = SentenceEncoder.load(given.run)
+    settings = options(arguments)
+    encoder = SentenceEncoder.load(settings.run)
+
     with TemporaryDirectory() as folder:
         began = time.process_time()
-        index = build_index(encoder, given.corpus, Path(folder) / "corpus.index")
+        index = build_index(encoder, settings.corpus, Path(folder) / "corpus.index")
         lines = [str(index), f"built in {(time.process_time() - began) / 60:.1f} minutes of the processors"]
+
         began = time.perf_counter()
-        found = index.search(encoder, given.query, given.k)
-        each = (time.perf_counter() - began) / len(given.query)
+        neighbours = index.search(encoder, settings.query, settings.k)
+        each = (time.perf_counter() - began) / len(settings.query)
         lines.append(f"a search: {1e3 * each:.0f} ms")
+
     began = time.perf_counter()
-    exact = nearest(encoder, given.query, given.corpus, given.k)
+    exact = nearest(encoder, settings.query, settings.corpus, settings.k)
     lines.append(f"encoding the text and comparing with all of it: {time.perf_counter() - began:.0f} s")
-    for query, approximate, wanted in zip(given.query, found, exact, strict=True):
+
+    for query, approximate, wanted in zip(settings.query, neighbours, exact, strict=True):
         lines.append(query)
         missed = {neighbour.sentence for neighbour in wanted} - {
             neighbour.sentence for neighbour in approximate
         }
         lines += [f"  {cosine:.3f}  {text}" for cosine, text, *_ in approximate]
         lines += [f"  missed: {sentence}" for sentence in sorted(missed)]
+
     print("\n".join(lines))
     return lines
 

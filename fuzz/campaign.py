@@ -39,34 +39,40 @@ def campaign(target: str, seconds: float | None, inputs: int | None) -> int:
     """
     findings = BUILD / "findings" / f"{target}-{datetime.now():%Y%m%d-%H%M%S}"
     begin = time.monotonic()
-    executed = accepted = found = crashes = 0
+    executed = accepted = raised = crashes = 0
     coverage: dict[str, int] = {}
+
     while True:
         left = None if seconds is None else seconds - (time.monotonic() - begin)
         if (left is not None and left < 1) or (inputs is not None and executed >= inputs):
             break
+
         more = None if inputs is None else inputs - executed
         status, counts, reached = _process(target, findings, left, more)
-        executed, accepted, found = (a + b for a, b in zip((executed, accepted, found), counts, strict=True))
+        executed, accepted, raised = (
+            a + b for a, b in zip((executed, accepted, raised), counts, strict=True)
+        )
         coverage |= reached
         crashes += status != 0
         if crashes > MOST_CRASHES:
             break
+
     result = {
         "target": target,
         "inputs": executed,
         "accepted": accepted,
         "seconds": round(time.monotonic() - begin),
         **coverage,
-        "findings": found,
+        "findings": raised,
         "crashes": crashes,
         "versions": _versions(),
         "date": date.today().isoformat(),
     }
+
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{target}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result), flush=True)
-    return found + crashes
+    return raised + crashes
 
 
 def _process(
@@ -77,21 +83,27 @@ def _process(
     findings.mkdir(parents=True, exist_ok=True)
     corpus.mkdir(parents=True, exist_ok=True)
     kept = [ROOT / "fuzz" / kind / target for kind in ("corpus", "regressions")]
+
     arguments = [
         # libFuzzer's own limit counts the time on the wall, of which a busy machine may take many seconds.
-        *("-timeout=300", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"),
+        "-timeout=300",
+        "-rss_limit_mb=3072",
+        f"-max_len={LONGEST.get(target, 4096)}",
         *(["-len_control=0"] if target in LONGEST else []),
-        *(f"-artifact_prefix={findings}/", "-print_final_stats=1"),
+        f"-artifact_prefix={findings}/",
+        "-print_final_stats=1",
         *([] if seconds is None else [f"-max_total_time={max(1, round(seconds))}"]),
         *([] if inputs is None else [f"-runs={inputs}"]),
         *map(str, (corpus, *filter(Path.is_dir, kept))),
     ]
+
     coverage: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=_memory()) as scratch:
         counters = Path(scratch) / "counters"
         counters.write_bytes(bytes(COUNTERS.size))
         settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": scratch}
         command = [sys.executable, "-m", "fuzz.loop", target, str(findings), str(counters), *arguments]
+
         with subprocess.Popen(
             command, cwd=ROOT, env=os.environ | settings, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as process:

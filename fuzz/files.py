@@ -21,28 +21,47 @@ XZ_FILTERS = [{"id": lzma.FILTER_LZMA2, "dict_size": 4096}]  # the default's tab
 XZ_STREAM_HEADER = 12  # bytes before the block header
 
 NASTY: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        2,
-        1.5,
-        -0.0,
-        1e308,
-        10**9,
-        10**12,
-        2**31,
-        2**63,
-        2**64,
-        -(2**63),
-        10**400,
-    ),
-    *(float("nan"), float("inf"), float("-inf")),
-    *("", "a", "\x00", "\n", "\x1b[2J", "\ud800", "nan", "1", "300", "\u2028", "../../x", "é" * 200),
-    *([], {}, [0], [1, 2, 3], [None], [[]], {"a": 1}, ["a", "b"], [1e9, 1, 1]),
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    1.5,
+    -0.0,
+    1e308,
+    10**9,
+    10**12,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63),
+    10**400,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    "a",
+    "\x00",
+    "\n",
+    "\x1b[2J",
+    "\ud800",
+    "nan",
+    "1",
+    "300",
+    "\u2028",
+    "../../x",
+    "é" * 200,
+    [],
+    {},
+    [0],
+    [1, 2, 3],
+    [None],
+    [[]],
+    {"a": 1},
+    ["a", "b"],
+    [1e9, 1, 1],
 )
 
 
@@ -69,6 +88,7 @@ def text_file(source: Bytes, stem: str) -> Path:
     """A text file: plain or compressed, whole, damaged or swollen."""
     make = source.choice(("txt", "gz bytes", "xz bytes", "gz", "xz", "gz damaged", "xz header", "bomb.gz"))
     suffix = make.split()[0]
+
     if make == "gz":
         data = gzip.compress(source.rest(), 1, mtime=0)
     elif make == "xz":
@@ -87,6 +107,7 @@ def text_file(source: Bytes, stem: str) -> Path:
         data = gzip.compress(text * min(repeats, longest // max(1, len(text))), 1, mtime=0)
     else:
         data = source.rest()
+
     return write(f"{stem}.{suffix}", data)
 
 

@@ -32,13 +32,13 @@ class Findings:
         self.counts: Counter[str] = Counter()
 
     def add(self, data: bytes, error: BaseException) -> None:
-        found = signature(error)
-        self.counts[found] += 1
-        if self.counts[found] > 1:
+        place = signature(error)
+        self.counts[place] += 1
+        if self.counts[place] > 1:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(found.encode()).hexdigest()[:12]
+        name = hashlib.sha256(place.encode()).hexdigest()[:12]
         (self.folder / name).write_bytes(data)
         text = "".join(traceback.format_exception(error))
-        (self.folder / f"{name}.txt").write_text(f"{found}\n{text}", encoding="utf-8", errors="replace")
-        print(f"finding {name}: {found}", flush=True)
+        (self.folder / f"{name}.txt").write_text(f"{place}\n{text}", encoding="utf-8", errors="replace")
+        print(f"finding {name}: {place}", flush=True)

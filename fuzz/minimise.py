@@ -14,6 +14,7 @@ def minimised(run: Callable[[bytes], bool], data: bytes) -> bytes:
     wanted = _signature(run, data)
     if wanted is None:
         return data
+
     tries = 0
     size = len(data) // 2
     while size:
@@ -26,10 +27,12 @@ def minimised(run: Callable[[bytes], bool], data: bytes) -> bytes:
             else:
                 start += size
         size //= 2
+
     for place in range(len(data)):
         zeroed = data[:place] + b"\0" + data[place + 1 :]
         if _signature(run, zeroed) == wanted:
             data = zeroed
+
     return data
 
 

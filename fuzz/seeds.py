@@ -45,12 +45,15 @@ def seeds() -> dict[str, list[bytes]]:
     compact = json.dumps(json.loads(vocabulary)).encode()
     config = TrainConfig(("corpus.txt",), encoder="gru", word_dim=8, hidden_size=8).to_json()
     changes = [b"\0", b"\0\1\4\1\2", b"\1\2\3\1\0\x09", b"\2\1\7\2\1\5\3\2\1"]
+
     archive = io.BytesIO()
     np.savez(archive, words=["the", "of"], vectors=np.ones((2, 3), np.float32), counts=[4, 3])
     array = io.BytesIO()
     np.save(array, np.ones((3, 2), np.float32))
+
     npz = b"\2\0\2\1\0\1\0\0\x0ct\0\0\0h\0\0\0e\0\0\0\0\2\0\0\0\0\0\x10" + bytes(16)
     rng = random.Random(0)
+
     return {
         "corpus": [
             *(start + text for start in (b"\0\0", b"\1\2") for text in text_files(TEXT)),
@@ -87,7 +90,9 @@ def seeds() -> dict[str, list[bytes]]:
         "vectors": [
             *(b"\0" + text for text in text_files(VECTORS)),
             *(b"\1" + text for text in text_files(COUNTS)),
-            *(npz, npz[:20], b"\3" + archive.getvalue()),
+            npz,
+            npz[:20],
+            b"\3" + archive.getvalue(),
         ],
         "word_vectors": [
             b"\0\1" + json.dumps(WORD_VECTORS).encode(),
@@ -99,7 +104,8 @@ def seeds() -> dict[str, list[bytes]]:
             *(b"\0" + text for text in text_files(TABLE)),
             *(b"\1" + text for text in text_files(SCORES)),
             *(b"\2" + text for text in text_files(TABLE)),
-            *(b'\3\0\2\0\1["one", "two", "three"]', b"\3\1" + npz[1:]),
+            b'\3\0\2\0\1["one", "two", "three"]',
+            b"\3\1" + npz[1:],
             *(b"\3\0\2\0\0" + change for change in changes),
         ],
         "contrastive_loss": [bytes([kind]) + rng.randbytes(100) for kind in (0, 1) for _ in range(40)],

@@ -248,8 +248,8 @@ class Gloss(nn.Module):
         Raises:
             ValueError: as in `loss`, or an option out of range.
         """
-        given = {"steps": steps, "learning_rate": learning_rate, "safeguard": safeguard}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = {"steps": steps, "learning_rate": learning_rate, "safeguard": safeguard}
+        changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         how, decoder = replace(self.inference, **changes), self._decoder()
         decoder.check(tokens, lengths)
         return infer_latents(decoder, self.radius, tokens, lengths, how, seed)

@@ -88,11 +88,11 @@ def infer_latents(
     with torch.inference_mode(False), torch.enable_grad():
         fixed = decoder.frozen(dtype)
         start = projected(_initial_latents(fixed, tokens, lengths, seed), radius)
-        found = torch.empty_like(start)
+        latents = torch.empty_like(start)
         for rows, places in _blocks(fixed, lengths):
             sentences = _fitted(tokens[rows], places), lengths[rows]
-            found[rows] = _infer_block(fixed, radius, start[rows], *sentences, how)
-    return found.to(decoder.weight.dtype)
+            latents[rows] = _infer_block(fixed, radius, start[rows], *sentences, how)
+    return latents.to(decoder.weight.dtype)
 
 
 def _blocks(decoder: Decoder, lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
@@ -151,11 +151,11 @@ def _loss_of_latents(
     scores, mean = score_positions(positions, decoder.weight), decoder.position_loss == "mean"
 
     def loss(latents: Tensor) -> Tensor:
-        given = latents, positions, decoder.weight, decoder.bias, tokens, inside
-        found = factored_pos_loss(*given, "sum", scores, mean=mean)
-        if found is None and not alone:
+        arguments = latents, positions, decoder.weight, decoder.bias, tokens, inside
+        loss = factored_pos_loss(*arguments, "sum", scores, mean=mean)
+        if loss is None and not alone:
             raise ScoresTooFarApartError
-        return decoder.loss(latents, tokens, lengths, **options) if found is None else found
+        return decoder.loss(latents, tokens, lengths, **options) if loss is None else loss
 
     return loss
 

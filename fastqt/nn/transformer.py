@@ -118,12 +118,15 @@ class Transformer(Encoder):
             raise ValueError(
                 f"lengths: want at most max_length={self.max_length} words a sentence, got {longest}"
             )
+
         if longest == 0:
             rows = 0 if self.summary is None else len(tokens)
             return self.embedding.weight.new_zeros(rows, self.embedding_dim), None
+
         valid = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)
         sentence, position = valid.nonzero(as_tuple=True)
         words = self.embedding(tokens[sentence, position]) + self.positions(position)
+
         if self.summary is not None:
             # All summary tokens come before all words. Their order in memory is free, because `layout` tells
             # attention where each vector belongs.
@@ -131,6 +134,7 @@ class Transformer(Encoder):
             position = torch.cat([position.new_zeros(len(tokens)), position + 1])
             sentence = torch.cat([torch.arange(len(tokens), device=tokens.device), sentence])
             valid = F.pad(valid, (1, 0), value=True)
+
         layout = PaddedLayout(valid, sentence * valid.shape[1] + position)
         words = self.dropout(math.sqrt(self.embedding_dim) * words)
         for layer in self.layers:

@@ -13,8 +13,8 @@ from fastqt.errors import InputError, one_line
 
 def parse_object(text: str | bytes, source: str | os.PathLike[str]) -> dict[str, Any]:
     """Parses a JSON object. For the arguments and the errors see `parse`."""
-    found: dict[str, Any] = parse(text, source, dict)
-    return found
+    values: dict[str, Any] = parse(text, source, dict)
+    return values
 
 
 def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
@@ -30,13 +30,13 @@ def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
             the whole has another type.
     """
     try:
-        found = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_distinct)
+        value = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_distinct)
     # Apart from a syntax error, ValueError is a number of too many digits.
     except (ValueError, RecursionError) as error:
         raise InputError(f"{os.fspath(source)} is damaged: {one_line(error)}") from error
-    if not has_type(found, kind):
-        raise InputError(f"{os.fspath(source)} is damaged: want {NAMES[kind]}, got {_kind(found)}")
-    return found
+    if not has_type(value, kind):
+        raise InputError(f"{os.fspath(source)} is damaged: want {NAMES[kind]}, got {_kind(value)}")
+    return value
 
 
 def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def _kind(value: Any) -> str:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:40]!r} occurs twice")
-    return found
+    return members

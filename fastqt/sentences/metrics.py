@@ -88,6 +88,7 @@ def view_figures(
 
     here = (partners >= 0) & (partners < N)
     mixable = unit if mixes_unit_rows else z2
+
     z1, z2 = F.normalize(z1, dim=1), unit
 
     positive = (z1 * z2).sum(1)
@@ -95,6 +96,7 @@ def view_figures(
     mixed_cosines = (z1[here] * mixed).sum(1)
 
     pairs = max(N * (N - 1), 1)
+
     hard = [(z1 * F.normalize(z.double(), dim=1)).sum(1) for z in negatives]
 
     return {

@@ -43,17 +43,20 @@ def fuzz(target: str, minutes: float | None, inputs: int | None) -> bool:
     corpus.mkdir(parents=True, exist_ok=True)
     findings.mkdir(parents=True, exist_ok=True)
     write_seeds(corpus)
+
     regressions = ROOT / "fuzz" / "regressions" / f"native-{target}"
     arguments = [
-        *("-timeout=10", "-rss_limit_mb=4096", f"-max_len={LONGEST}", "-print_final_stats=1"),
-        *(
-            f"-artifact_prefix={findings}/",
-            str(corpus),
-            *([str(regressions)] if regressions.is_dir() else []),
-        ),
+        "-timeout=10",
+        "-rss_limit_mb=4096",
+        f"-max_len={LONGEST}",
+        "-print_final_stats=1",
+        f"-artifact_prefix={findings}/",
+        str(corpus),
+        *([str(regressions)] if regressions.is_dir() else []),
         *([] if minutes is None else [f"-max_total_time={max(1, round(60 * minutes))}"]),
         *([] if inputs is None else [f"-runs={inputs}"]),
     ]
+
     program, begin = fuzzer(target), time.monotonic()
     told = []
     with subprocess.Popen(
@@ -63,6 +66,7 @@ def fuzz(target: str, minutes: float | None, inputs: int | None) -> bool:
         for line in process.stderr:
             print(line, end="", file=sys.stderr)
             told.append(line)
+
     log = "".join(told)
     edges, features, files = (COVERAGE.findall(log) or [(0, 0, 0)])[-1]
     result = {
@@ -75,6 +79,7 @@ def fuzz(target: str, minutes: float | None, inputs: int | None) -> bool:
         "versions": {"torch": torch.__version__, "clang": Path(str(compiler())).name},
         "date": date.today().isoformat(),
     }
+
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"native-{target}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result), flush=True)
@@ -88,8 +93,8 @@ def write_seeds(corpus: Path) -> None:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.findall(pattern, text)
-    return int(found[-1]) if found else 0
+    numbers = re.findall(pattern, text)
+    return int(numbers[-1]) if numbers else 0
 
 
 def main() -> int:

@@ -44,9 +44,11 @@ def run(data: bytes) -> bool:
     content = _content(source, whole)
     if whole is WHOLE:
         return _read_model(content)
+
     path = write("checkpoint.safetensors", content)
     optimizer = torch.optim.Adam(MODEL.parameters())
     state = torch.get_rng_state()
+
     try:
         progress = checkpoint.read_progress(path)
         checkpoint.load_checkpoint(path, MODEL, optimizer)
@@ -55,6 +57,7 @@ def run(data: bytes) -> bool:
         return False
     finally:
         torch.set_rng_state(state)
+
     _check_progress(progress)
     for parameter in MODEL.parameters():
         for key, value in optimizer.state[parameter].items():

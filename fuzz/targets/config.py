@@ -32,19 +32,24 @@ def run(data: bytes) -> bool:
     encoder = source.choice(("gru", "bigru") if model == "skip-thoughts" else ENCODERS)
     if encoder == "combine" or encoder.startswith("mc-"):
         model = "quickthoughts"  # others have no such encoder
+
     files = {"checkpoint": "checkpoint"} if encoder == "huggingface" else {}
     files |= {"vectors": "vectors.npz"} if encoder.startswith("mc-") else {}
     whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)
+
     builds = source.integer(0, 7) == 7  # a model, which takes most of the time
     path = write("config.json", json_text(source, json.loads(whole.to_json())))
+
     try:
         config = TrainConfig.load(path)
     except InputError as error:
         check_file_refusal(error, path)
         return False
+
     for name, types in TYPES.items():
         _check_value(name, getattr(config, name), types)
     assert TrainConfig.load(write("again.json", config.to_json().encode())) == config
+
     if builds and config.encoder != "huggingface":
         _check_model(config)
     return True

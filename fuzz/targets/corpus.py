@@ -23,31 +23,34 @@ def run(data: bytes) -> bool:
     path = text_file(source, "corpus")
     # In small blocks the reader takes a time that grows with the square of the longest line.
     reader.READ_BYTES = max(BLOCKS) if path.name.endswith("bomb.gz") else block_size
+
     try:
         blocks = list(read_blocks([str(path)]))
         corpus = Corpus([str(path)], VOCABULARY)
     except InputError as error:
         check_file_refusal(error, path)
         return False
+
     with reader.open_text(str(path)) as file:
         _check_rows(path, file.read())
-    found = [
+    sentences = [
         (sentence, block.documents[i], block.lines[i])
         for block in blocks
         for i, sentence in enumerate(block.sentences)
     ]
     with reader.open_text(str(path)) as file:
-        assert found == _read_whole(file.read())
-    assert len(corpus) == len(found)
-    if found:
-        sample = corpus.sample(np.arange(len(found))[:8])
+        assert sentences == _read_whole(file.read())
+    assert len(corpus) == len(sentences)
+
+    if sentences:
+        sample = corpus.sample(np.arange(len(sentences))[:8])
         assert ((sample.tokens >= 0) & (sample.tokens < len(VOCABULARY))).all()
         positions = [block.position(i) for block in blocks for i in range(len(block.sentences))]
         assert all(a.offset < b.offset for a, b in pairwise(positions))
         done = reopen % len(positions)
         rest = read_blocks([str(path)], positions[done])
         assert [sentence for block in rest for sentence in block.sentences] == [
-            x[0] for x in found[done + 1 :]
+            x[0] for x in sentences[done + 1 :]
         ]
     return True
 
@@ -67,12 +70,12 @@ def _check_rows(path: Path, text: bytes) -> None:
 
 def _read_whole(text: bytes) -> list[tuple[str, int, int]]:
     """(sentence, document, line) of every sentence."""
-    found, document, new = [], -1, True
+    sentences, document, new = [], -1, True
     for number, line in enumerate(text.decode().removeprefix("\ufeff").split("\n"), start=1):
         if not line.strip():
             new = True
             continue
         document += new
         new = False
-        found.append((line.strip(), document, number))
-    return found
+        sentences.append((line.strip(), document, number))
+    return sentences

@@ -49,11 +49,11 @@ def _read_cache(source: Bytes) -> bool:
     except InputError as error:
         check_file_refusal(error, path)
         return False
-    found = vectors(WANTED)
-    assert found.ndim == 2
-    assert found.dtype == np.float32
-    assert np.isfinite(found).all()
-    assert (embed(_none, WANTED, cache=cache, progress=False)(WANTED) == found).all()
+    matrix = vectors(WANTED)
+    assert matrix.ndim == 2
+    assert matrix.dtype == np.float32
+    assert np.isfinite(matrix).all()
+    assert (embed(_none, WANTED, cache=cache, progress=False)(WANTED) == matrix).all()
     return True
 
 

@@ -26,20 +26,23 @@ def run(data: bytes) -> bool:
     else:
         path = index().with_name("vectors.npy")
         path.write_bytes(any_array(source))
+
     try:
         words, vectors, counts = read_vectors(path)
     except InputError as error:
         check_file_refusal(error, path, index())
         return False
+
     assert vectors.dtype == np.float32
     assert vectors.shape == (len(words), width_of(path))
     assert vectors.shape[1] >= 1, "vectors of no columns"
     assert np.isfinite(vectors).all(), "NaN or infinity"
     assert all(type(word) is str and word.encode() is not None for word in words)
     assert counts is None
-    found = vectors_of(path, [words[-1], "absent\n"])
-    assert found.places.tolist() == [0]
-    assert np.array_equal(found.vectors[0], vectors[words.index(words[-1])])
+
+    rows = vectors_of(path, [words[-1], "absent\n"])
+    assert rows.places.tolist() == [0]
+    assert np.array_equal(rows.vectors[0], vectors[words.index(words[-1])])
     return True
 
 

@@ -60,6 +60,7 @@ class GRU(torch.nn.RNNBase):
     ) -> None:
         if bias not in (True, False, "single"):
             raise ValueError(f"bias: want True, False or 'single', got {shown(bias)}")
+
         super().__init__(
             "GRU",
             input_size,
@@ -70,6 +71,7 @@ class GRU(torch.nn.RNNBase):
             device=device,
             dtype=dtype,
         )
+
         self.reset_after = reset_after
         self.single_bias = bias == "single"
         if self.single_bias:
@@ -167,10 +169,12 @@ class GRU(torch.nn.RNNBase):
     ) -> tuple[Tensor, Tensor]:  # (N, D·H), (D, B, H)
         if _uses_torch(self.reset_after, data.device):
             return self._run_torch(data, batch_sizes, batch, hx)
+
         weight_dtype = self._weights(0)[0].dtype
         compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
         data = data.to(compute)
         outputs, finals = [], []
+
         for d in range(1 + self.bidirectional):
             w_ih, w_hh, *biases = (weight.to(compute) for weight in self._weights(d))
             b_ih, b_hh = biases or (None, None)
@@ -189,6 +193,7 @@ class GRU(torch.nn.RNNBase):
             )
             outputs.append(output)
             finals.append(final)
+
         output = torch.cat(outputs, dim=1) if self.bidirectional else outputs[0]
         return output.to(weight_dtype), torch.stack(finals).to(weight_dtype)
 

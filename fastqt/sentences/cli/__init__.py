@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     if sys.stdout is None:
         return _fail("cannot write to standard output: it is closed")
+
     try:
         try:
             return _run(arguments)
@@ -222,9 +223,9 @@ def _neighbors(
         if corpus:
             opened.check_corpus(corpus)
         neighbors = opened.search(encoder, query, k)
-    for text, found in zip(query, neighbors, strict=True):
+    for text, answers in zip(query, neighbors, strict=True):
         print(text)
-        for neighbor in found:
+        for neighbor in answers:
             print(f"  {neighbor}")
     return 0
 

@@ -34,8 +34,8 @@ def run(model: str, pool: list[str], a: str, b: str, c: str, k: int, exclude: bo
     from fastqt.sentences.inference.encoder import SentenceEncoder
 
     encoder = SentenceEncoder.load(model, device)
-    found = answers(encoder, a, b, c, pool, k, exclude=exclude)
+    neighbors = answers(encoder, a, b, c, pool, k, exclude=exclude)
     print(f"{a} : {b} :: {c} :")
-    for neighbor in found:
+    for neighbor in neighbors:
         print(f"  {neighbor}")
     return 0

@@ -217,6 +217,7 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     help = metadata["help"]
     if default is not None and "default" not in help:
         help = f"{help} (default: {default})"
+
     if setting.type == "bool":
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -225,6 +226,7 @@ def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
             help=metadata["help"],
         )
         return
+
     kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
     choices = metadata["choices"] or None
     parser.add_argument(

@@ -30,6 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--data", required=True, type=path, metavar="DIR", help="directory with one folder per task"
     )
+
     parser.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")
     parser.add_argument(
         "--baseline",
@@ -37,6 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="evaluate the same model with random weights too, and show both",
     )
     parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
+
     parser.add_argument(
         "--grid",
         default="paper",
@@ -51,15 +53,18 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="read the STS texts lower-cased and tokenised, as in SentEval",
     )
+
     parser.add_argument("-t", type=number, default=2.0, help="t of the uniformity (default: 2)")
     parser.add_argument(
         "--seed", type=integer, default=0, help="seed of folds and random weights (default: 0)"
     )
+
     parser.add_argument(
         "--cache", type=path, metavar="DIR", help="directory in which vectors are kept for the next time"
     )
     parser.add_argument("--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1")
     add_inference(parser)
+
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
 

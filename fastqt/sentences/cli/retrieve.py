@@ -31,6 +31,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--dev", type=path, metavar="FILE", help="captions to stop the training by")
     parser.add_argument("--test", type=path, metavar="FILE", help="captions to test on")
+
     parser.add_argument(
         "--share",
         type=number,
@@ -38,6 +39,7 @@ def add_parser(commands: Any) -> None:
         metavar="X",
         help="without --dev and --test, the share of the images in each of these parts (default: 0.1)",
     )
+
     parser.add_argument(
         "--dim", type=integer, default=1000, metavar="N", help="width of the common space (default: 1000)"
     )
@@ -55,6 +57,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="sampled captions, and images, that a pair is compared with (default: 50)",
     )
+
     parser.add_argument(
         "--epochs", type=integer, default=50, metavar="N", help="at most so many passes (default: 50)"
     )
@@ -68,6 +71,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=integer, default=0, help="seed of the parts, the maps and the contrasts (default: 0)"
     )
+
     parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
     parser.add_argument(
         "--raw", action="store_true", help="do not scale sentence vectors, or their halves, to norm 1"

@@ -136,11 +136,11 @@ class SIF(WordVectors):
         Raises:
             InputError: a file is missing or has another format, or there are no counts.
         """
-        words, vectors, own = read_vectors(path)
+        words, vectors, counts_of_file = read_vectors(path)
         if counts is None:
-            if own is None:
+            if counts_of_file is None:
                 raise InputError(f"{path} holds no `counts`: name a file of word counts too")
-            return cls(words, vectors, own, a=a)
+            return cls(words, vectors, counts_of_file, a=a)
         count_of = read_counts(counts)
         word_counts = np.array([count_of.get(word, 0) for word in words])
         return cls(words, vectors, word_counts, total=sum(count_of.values()), a=a)

@@ -190,17 +190,20 @@ def evaluate_retrieval(
     start = time.perf_counter()
     texts = list(dict.fromkeys(caption.text for part in parts for caption in part))
     vectors = embed(encode, texts, progress=progress)
+
     per_task: Callable[[Any], Any] | None = getattr(encode, "per_task", None)
     if per_task is not None:
         vectors = Vectors(texts, per_task(vectors(texts)))
     seconds = {"encode": time.perf_counter() - start}
+
     train, dev, test = (_pairs(features, part, vectors) for part in parts)
     start = time.perf_counter()
     maps = fit_maps(*train, **asdict(options), dev=dev, progress=progress)
     seconds["fit"] = time.perf_counter() - start
+
     figures: dict[str, dict[str, Any]] = {
-        name: {**_figures(found), "chance": _figures(expected)}
-        for name, found, expected in zip(
+        name: {**_figures(reached), "chance": _figures(expected)}
+        for name, reached, expected in zip(
             DIRECTIONS, maps.retrieve(*test), chance(test.owners, len(test.images)), strict=True
         )
     }
@@ -208,6 +211,7 @@ def evaluate_retrieval(
         name: {"images": len(part.images), "captions": len(part.owners)}
         for name, part in zip(PARTS, (train, dev, test), strict=True)
     }
+
     settings = {**asdict(options), "epochs_trained": maps.epochs, "parts": sizes}
     return Results(figures, settings, seconds, len(texts), vectors.matrix.shape[1])
 
@@ -217,5 +221,10 @@ def _pairs(features: NDArray[np.float32], captions: Sequence[Caption], vectors: 
     return Pairs(features[images], vectors([caption.text for caption in captions]), owners.astype(np.int64))
 
 
-def _figures(found: Retrieval) -> dict[str, float]:
-    return {"R@1": found.r1, "R@5": found.r5, "R@10": found.r10, "median rank": found.median_rank}
+def _figures(retrieval: Retrieval) -> dict[str, float]:
+    return {
+        "R@1": retrieval.r1,
+        "R@5": retrieval.r5,
+        "R@10": retrieval.r10,
+        "median rank": retrieval.median_rank,
+    }

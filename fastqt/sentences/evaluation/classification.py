@@ -119,6 +119,7 @@ def nested_cross_validation(
         train_sets += [*(~test & ~inner), ~test]
         test_sets += [*inner, test]
     train, held_out = np.array(train_sets), np.array(test_sets)
+
     data = _tensor(features)
     scores, guesses = [], []
     for classifiers in fit(data, _targets(labels), train, grid):
@@ -126,11 +127,13 @@ def nested_cross_validation(
         right = ((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)
         scores.append(right.reshape(len(outer), folds + 1))
         guesses.append(guess[folds :: folds + 1])
+
     score = np.array(scores)  # (C, outer fold, inner folds followed by the outer test)
     choice = score[:, :, :folds].mean(axis=2).argmax(axis=0)
     outer_fold = np.arange(len(outer))
     accuracies = score[choice, outer_fold, folds]
     predictions = np.array(guesses)[choice, outer_fold]  # (outer fold, n)
+
     return NestedResult(
         float(accuracies.mean()),
         accuracies,

@@ -40,10 +40,10 @@ def find(data: Path, *names: str) -> list[Path] | None:
     Returns:
         One path for each name, with one of `SUFFIXES`; None if a file is missing.
     """
-    found = [
+    paths = [
         next((path for end in SUFFIXES if (path := data / (name + end)).exists()), None) for name in names
     ]
-    existing = [path for path in found if path is not None]
+    existing = [path for path in paths if path is not None]
     return existing if len(existing) == len(names) else None
 
 

@@ -75,15 +75,18 @@ def load_encoder(
         if len(files) > 2:
             raise InputError(f"model: want sif:FILE or sif:FILE,COUNTS, got {name}")
         return NamedEncoder(SIF.load(*files), _digest(kind, *files))
+
     if not 0 <= seed < 2**32:
         raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
     is_random = bool(colon) and kind == "random"
     directory = rest if is_random else name
+
     encoder = (
         random_encoder(directory, seed=seed, device=device)
         if is_random
         else SentenceEncoder.load(directory, device)
     )
+
     set_inference(encoder, inference)
     key = _settings_digest(Path(directory)) if is_random else model_digest(directory)
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"

@@ -81,9 +81,9 @@ def fit(
         for _ in range(NEWTON_STEPS):
             if not problem.improve(weight, ridge):
                 break
-        found = (basis @ weight[1:].flatten(1)).view(-1, P, columns)
-        bias = weight[0] - torch.tensordot(center, found, dims=1)
-        yield Classifiers(found.transpose(0, 1).contiguous(), bias[:, None])
+        weights = (basis @ weight[1:].flatten(1)).view(-1, P, columns)
+        bias = weight[0] - torch.tensordot(center, weights, dims=1)
+        yield Classifiers(weights.transpose(0, 1).contiguous(), bias[:, None])
 
 
 def _rotated(features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -86,12 +86,12 @@ def few_shot(
     generator = np.random.default_rng(seed)
     results = []
     for _ in range(repeats):
-        own, random = (
+        trained, random = (
             generator.permutation(np.asarray(rows, dtype=np.float64)) for rows in (positives, others)
         )
-        tested = min(len(own), len(random)) - shots
-        weights = np.stack([random[:shots].mean(axis=0), own[:shots].mean(axis=0)])
-        test = np.concatenate([random[shots:][:tested], own[shots:][:tested]])
+        tested = min(len(trained), len(random)) - shots
+        weights = np.stack([random[:shots].mean(axis=0), trained[:shots].mean(axis=0)])
+        test = np.concatenate([random[shots:][:tested], trained[shots:][:tested]])
         results.append(_evaluate(weights, test, np.repeat([0, 1], tested)))
     return results
 

@@ -90,20 +90,20 @@ class LinearMaps(nn.Module):
             finding images by their caption.
         """
         x, y = self(_tensor(images), _tensor(captions))
-        own = torch.from_numpy(owners)
+        image_of_caption = torch.from_numpy(owners)
         image_ranks = torch.full((len(x),), float(len(y)), dtype=torch.float64, device="cpu")
         caption_ranks = []
         for begin in range(0, len(y), BLOCK_ROWS):
             rows = slice(begin, begin + BLOCK_ROWS)
             scores = y[rows] @ x.T  # (rows, I)
-            right = scores.gather(1, own[rows, None])
-            caption_ranks.append(_rank(scores.scatter(1, own[rows, None], -torch.inf), right))
+            right = scores.gather(1, image_of_caption[rows, None])
+            caption_ranks.append(_rank(scores.scatter(1, image_of_caption[rows, None], -torch.inf), right))
         for begin in range(0, len(x), BLOCK_ROWS):
             scores = x[begin : begin + BLOCK_ROWS] @ y.T
-            theirs = own == torch.arange(begin, begin + len(scores), device="cpu")[:, None]
+            theirs = image_of_caption == torch.arange(begin, begin + len(scores), device="cpu")[:, None]
             highest = scores.masked_fill(~theirs, -torch.inf).amax(dim=1, keepdim=True)
             image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores.masked_fill(theirs, -torch.inf), highest)
-        return _figures(image_ranks[torch.unique(own)]), _figures(torch.cat(caption_ranks))
+        return _figures(image_ranks[torch.unique(image_of_caption)]), _figures(torch.cat(caption_ranks))
 
 
 def fit_maps(
@@ -165,23 +165,26 @@ def fit_maps(
             f"owners: want one of {len(images)} images for each of {len(captions)} captions, "
             f"got {len(owners)} from {owners.min()} to {owners.max()}"
         )
-    x, y, own = _tensor(images), _tensor(captions), torch.from_numpy(owners)
+
+    x, y, image_of_caption = _tensor(images), _tensor(captions), torch.from_numpy(owners)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         maps = LinearMaps(x.shape[1], y.shape[1], dim)
         optimizer = torch.optim.Adam(maps.parameters(), learning_rate)
+
         best, highest = copy.deepcopy(maps), -1.0
         bar = tqdm(range(1, epochs + 1), desc="maps", unit="epoch", disable=None if progress else True)
         for maps.epochs in bar:  # a copy of the maps keeps it
             for rows in torch.randperm(len(y), device="cpu").split(batch_size):
-                u, v = maps(x[own[rows]], y[rows])
-                loss = _margin_loss(u, v, own[rows], margin, contrasts)
+                u, v = maps(x[image_of_caption[rows]], y[rows])
+                loss = _margin_loss(u, v, image_of_caption[rows], margin, contrasts)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+
             if dev is None:
                 continue
-            if (score := sum(sum(found[:3]) for found in maps.retrieve(*dev))) > highest:
+            if (score := sum(sum(figures[:3]) for figures in maps.retrieve(*dev))) > highest:
                 best, highest = copy.deepcopy(maps), score
             elif maps.epochs - best.epochs >= patience:
                 break
@@ -203,9 +206,9 @@ def chance(owners: NDArray[np.int64], images: int) -> tuple[Retrieval, Retrieval
     drawn = np.arange(N)
     # The chance that none of an image's c captions is among the first r: a product over the first r draws.
     missed = np.clip((N - counts[:, None] - drawn) / (N - drawn), 0, 1).cumprod(axis=1)
-    found = 1 - times @ missed / times.sum()
-    shares = [float(found[min(limit, N) - 1]) for limit in (1, 5, 10)]
-    median = 1 + int(np.argmax(found >= 0.5 - ROUNDING))
+    recalls = 1 - times @ missed / times.sum()
+    shares = [float(recalls[min(limit, N) - 1]) for limit in (1, 5, 10)]
+    median = 1 + int(np.argmax(recalls >= 0.5 - ROUNDING))
     by_caption = [min(limit / images, 1.0) for limit in (1, 5, 10)]
     return (
         Retrieval(shares[0], shares[1], shares[2], median),

@@ -154,27 +154,33 @@ def evaluate(
     options = Options(seed, tuple(grid), sst, tokenised, t)
     _check(options)
     chosen = read_tasks(Path(data), tasks, options)
+
     start = time.perf_counter()
     texts = chain.from_iterable(task.texts() for task in chosen.values())
     vectors = embed(encode, texts, cache=cache, progress=progress)
     seconds = {"encode": time.perf_counter() - start}
     per_task = getattr(encode, "per_task", None)
+
     figures = {}
     bar = tqdm(chosen.items(), unit="task", disable=None if progress else True)
     for name, task in bar:
         bar.set_description(name)
         start = time.perf_counter()
+
         task_vectors = vectors
         if per_task is not None:
             distinct = list(dict.fromkeys(task.texts()))
             task_vectors = Vectors(distinct, per_task(vectors(distinct)))
+
         try:
             figures[name] = task.evaluate(task_vectors, options)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
         seconds[name] = time.perf_counter() - start
+
         if progress:
             say(f"{name}: {seconds[name]:.1f} s, {len(seconds) - 1} of {len(chosen)} tasks")
+
     return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
 
 

@@ -179,13 +179,14 @@ class Similar:
     @staticmethod
     def _correlations(part: Pairs, vectors: Vectors) -> dict[str, Any]:
         scores = cosines(vectors(part.first), vectors(part.second))
-        found = correlate_subsets(scores, part.gold, part.subset)
-        if len(found.subsets) == 1:
-            return found.all._asdict()
+        correlations = correlate_subsets(scores, part.gold, part.subset)
+        if len(correlations.subsets) == 1:
+            return correlations.all._asdict()
         return {
-            **{name: getattr(found, name)._asdict() for name in ("all", "mean", "wmean")},
+            **{name: getattr(correlations, name)._asdict() for name in ("all", "mean", "wmean")},
             "subsets": {
-                name: {**each._asdict(), "pairs": found.pairs[name]} for name, each in found.subsets.items()
+                name: {**each._asdict(), "pairs": correlations.pairs[name]}
+                for name, each in correlations.subsets.items()
             },
         }
 
@@ -255,6 +256,7 @@ def sources(options: Options) -> dict[str, Source]:
     stsb = [f"STSB{tokenised}/{part}" for part in ("train", "dev", "test")]
     splits = ("train", "dev", "test")
     years = range(12, 17)
+
     return {
         **{
             name: Source((f"{name}/all",), lambda path: CrossValidated(read_labelled(path)))

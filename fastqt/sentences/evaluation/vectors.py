@@ -82,6 +82,7 @@ def embed(
     new = sorted((text for text in wanted if text not in known_texts), key=len)
     if not new:
         return known
+
     bar = tqdm(
         total=len(new), desc="encode", unit="sent", unit_scale=True, disable=None if progress else True
     )
@@ -96,9 +97,11 @@ def embed(
             if progress and (done == len(new) or time.monotonic() - told > PAUSE):
                 told = time.monotonic()
                 say(f"encode: {done:,} of {len(new):,} sentences")
+
     if len(widths := sorted({part.shape[1] for part in parts})) > 1:
         source = "encode" if cache is None else f"encode or {_path(cache)}"
         raise InputError(f"{source}: want vectors of one width, got {', '.join(map(str, widths))}")
+
     vectors = Vectors([*known.texts, *new], np.concatenate(parts))
     if cache is not None:
         _save(cache, vectors)

@@ -53,5 +53,5 @@ def answers(
     if not target.any():
         raise InputError("c: want a sentence for which C + B - A has a direction, got a sum of zeros")
     excluded = frozenset(text.strip() for text in texts.values()) if exclude else frozenset()
-    (found,) = nearest_to(encoder, F.normalize(target[None], dim=1), pool, k, excluded=excluded)
-    return found
+    (neighbors,) = nearest_to(encoder, F.normalize(target[None], dim=1), pool, k, excluded=excluded)
+    return neighbors

@@ -68,8 +68,8 @@ def add_words(
     ids = vocabulary.tokenizer.get_vocab()
     split = vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str
     find = WordRows(words).find
-    own = sorted((row, find(word)) for word, row in ids.items() if word != UNKNOWN)
-    known = [(number, row) for row, number in own if number >= 0]
+    row_numbers = sorted((row, find(word)) for word, row in ids.items() if word != UNKNOWN)
+    known = [(number, row) for row, number in row_numbers if number >= 0]
     if len(known) <= (W := vectors.shape[1]):
         raise InputError(
             f"words: want more of the model's than the vectors' {W} dimensions, got {len(known)}"
@@ -79,13 +79,13 @@ def add_words(
         for number, word in enumerate(words)
         if word != UNKNOWN and word not in ids and [piece for piece, _ in split(word)] == [word]
     ]
-    found = [number for number, _ in known] + new
+    numbers = [number for number, _ in known] + new
     rows = np.array([row for _, row in known] + [-1] * len(new), dtype=np.int64)
 
     weights = encoder.model.state_dict()
     for name, table in weights.items():
         if name.endswith("embedding.weight") or name in OUTPUTS:
-            weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[found], rows))
+            weights[name] = torch.from_numpy(expand_table(table.numpy(), vectors[numbers], rows))
     vocabulary = expand_vocabulary(vocabulary, [words[number] for number in new])
     with torch.device("meta"):
         model = build_model(config, len(vocabulary))

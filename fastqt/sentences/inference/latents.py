@@ -28,8 +28,8 @@ def chosen_inference(
     Raises:
         InputError: a value out of range.
     """
-    given = {"steps": inference_steps, "learning_rate": inference_learning_rate}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {"steps": inference_steps, "learning_rate": inference_learning_rate}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if inference is None and not changes:
         return None
     try:

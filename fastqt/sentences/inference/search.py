@@ -85,22 +85,26 @@ def nearest_to(
     check_k(k)
     best, places, first = Best(len(vectors), k), dict[int, tuple[str, str, int]](), 0
     for block in read_blocks(corpus):
-        found = [
+        sentences = [
             (sentence, corpus[block.file], line)
             for sentence, line in zip(block.sentences, block.lines, strict=True)
             if sentence not in excluded
         ]
-        if not found:
+
+        if not sentences:
             continue
-        best.add(vectors @ normalized(encoder, [sentence for sentence, _, _ in found]).T, first)
+
+        best.add(vectors @ normalized(encoder, [sentence for sentence, _, _ in sentences]).T, first)
         places = {
-            row: places[row] if row < first else found[row - first] for row in best.rows.unique().tolist()
+            row: places[row] if row < first else sentences[row - first] for row in best.rows.unique().tolist()
         }
-        first += len(found)
+        first += len(sentences)
+
     if not places:
         raise InputError(
             f"nothing to search: no {'other ' if excluded else ''}sentence in {', '.join(corpus)}"
         )
+
     return [
         [Neighbor(score, *places[row]) for score, row in zip(scores, rows, strict=True)]
         for scores, rows in zip(best.scores.tolist(), best.rows.tolist(), strict=True)

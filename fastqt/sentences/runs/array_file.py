@@ -187,7 +187,7 @@ class ArrayFile:
 
     def _checked_arrays(self) -> dict[str, tuple[int, str, tuple[int, ...], int]]:
         """Offset, dtype, shape and the number of the first piece of each array; sets `_checksums`."""
-        found: dict[str, tuple[int, str, tuple[int, ...], int]] = {}
+        arrays: dict[str, tuple[int, str, tuple[int, ...], int]] = {}
         end = pieces = 0
         for name, entry in field(self.header, "arrays", dict, self.path).items():
             if not isinstance(entry, dict):
@@ -196,17 +196,19 @@ class ArrayFile:
             dtype = field(entry, "dtype", str, self.path)
             shape = tuple(field(entry, "shape", list, self.path))
             sizes_fit = len(shape) in (1, 2) and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+
             if dtype not in DTYPES or not sizes_fit:
                 raise InputError(f"{self.path} is damaged: no dtype and shape of an array that can be stored")
             size = math.prod(shape) * np.dtype(dtype).itemsize
             if offset % ALIGNMENT or offset < end or offset + size > self._before_header:
                 raise InputError(f"{self.path} is damaged: arrays: want them one after the other in the file")
-            found[name] = offset, dtype, shape, pieces
+            arrays[name] = offset, dtype, shape, pieces
             end, pieces = offset + size, pieces + -(-size // PIECE)
+
         if end + 4 * pieces != self._before_header:
             raise InputError(f"{self.path} is damaged: want checksums of {pieces:,} pieces after its arrays")
         table = self._bytes[end : self._before_header].tobytes()
         if zlib.crc32(table) != field(self.header, "checksums", int, self.path):
             raise InputError(f"{self.path} is damaged: the checksum of its checksums is another one")
         self._checksums = np.frombuffer(table, "<u4")
-        return found
+        return arrays

@@ -105,6 +105,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         _check_tensors(file, path, weights)
         for name, tensor in weights.items():
             tensor.copy_(file.get_tensor(name))
+
         # An optimiser that treats rows as parameters counts the steps of each of them.
         counts_rows = getattr(optimizer, "counts_rows", False)
         for name, parameter in model.named_parameters():
@@ -120,6 +121,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
                             f"got {tuple(value.shape)} of {value.dtype}"
                         )
                     optimizer.state[parameter][key] = value
+
         states = _generators(file, 0)
     set_generator_states(states, path)
 

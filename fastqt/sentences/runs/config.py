@@ -54,20 +54,24 @@ class TrainConfig(TrainSettings):
             values = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
             raise InputError(f"no trained model in {path.parent}: {path.name} is missing") from None
+
         written_by, number = values.pop("fastqt", None), values.pop("format", None)
         if number is not None and (number != FORMAT or isinstance(number, bool)):
             raise InputError(
                 f"{path} has format {number!r:.100}, written by fastqt {one_line(written_by)}; "
                 f"fastqt {__version__} reads format {FORMAT}"
             )
+
         if missing := [name for name, value in (("format", number), ("fastqt", written_by)) if value is None]:
             raise InputError(f"{path} is not the config.json of a training run: {missing[0]} is missing")
         if unknown := values.keys() - {setting.name for setting in fields(cls)}:
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
+
         corpus = values.pop("corpus", None)
         if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
             raise InputError(f"{path}: encoder: want a text, got None")
+
         try:
             config = cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
             if config.word_dim is None:

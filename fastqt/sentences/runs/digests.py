@@ -14,11 +14,11 @@ def digest(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            sha256.update(chunk)
+    return sha256.hexdigest()
 
 
 def digest_of_folder(path: Path) -> str:
@@ -27,8 +27,8 @@ def digest_of_folder(path: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for each in sorted(path.rglob("*")):
         if each.is_file():
-            found.update(f"{each.relative_to(path).as_posix()}\0{digest(each)}\0".encode())
-    return found.hexdigest()
+            sha256.update(f"{each.relative_to(path).as_posix()}\0{digest(each)}\0".encode())
+    return sha256.hexdigest()

@@ -48,22 +48,26 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     values.setdefault("cpu_seconds", 0.0)
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
+
     counts = {
         name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
     }
     if values["taken"] is not None:
         counts["taken"] = field(values, "taken", int, path)
+
     sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
     for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
         if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
             raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
     if digests and len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
+
     seconds, cpu_seconds, best = (
         field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best")
     )
     if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
         raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
+
     return Progress(
         **{"taken": None, **counts},
         position=_position(values.get("position"), len(sizes), path),

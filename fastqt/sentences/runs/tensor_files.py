@@ -110,10 +110,12 @@ def _checksum(path: Path) -> tuple[str, int, str]:
                 f"{path} is damaged: want a header of at most {max(min(size - 8, LONGEST_HEADER), 0):,} "
                 f"bytes, got {length:,}"
             )
+
         header = file.read(length)
         before, mark, after = header.partition(f'"{CHECKSUM}":"'.encode())
         if not mark:
             return "", -1, ""
+
         digits = len(UNKNOWN_CHECKSUM)
         position = len(start) + len(before) + len(mark)
         stored = after[:digits].decode(errors="replace")

@@ -11,8 +11,16 @@ from fastqt.sentences.runs.settings import check_setting, option
 MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
 # The name of an encoder of two channels, one of them on frozen word vectors, begins with "mc-".
 ENCODERS = (
-    *("bow", "gru", "bigru", "lstm", "bilstm", "transformer", "huggingface"),
-    *("mc-bow", "mc-gru", "mc-bigru"),
+    "bow",
+    "gru",
+    "bigru",
+    "lstm",
+    "bilstm",
+    "transformer",
+    "huggingface",
+    "mc-bow",
+    "mc-gru",
+    "mc-bigru",
     "combine",  # two models, one of each encoder in COMBINED
 )
 COMBINED = ("gru", "bigru")

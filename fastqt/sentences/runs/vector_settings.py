@@ -16,6 +16,7 @@ def check_vectors(config: TrainSettings) -> None:
     has_channels = config.encoder.startswith("mc-")
     if config.trained_dim is not None and not has_channels:
         raise InputError(f"trained_dim: want it with an mc- encoder alone, got {config.trained_dim}")
+
     if config.vectors is None:
         for what, needs_vectors in (
             (f"encoder {config.encoder}", has_channels),
@@ -25,6 +26,7 @@ def check_vectors(config: TrainSettings) -> None:
             if needs_vectors:
                 raise InputError(f"vectors: want a file of word vectors with {what}, got None")
         return
+
     for where, has_no_words in (
         (f"model {config.model}", config.model.startswith("gloss")),
         ("encoder huggingface", config.encoder == "huggingface"),
@@ -32,6 +34,7 @@ def check_vectors(config: TrainSettings) -> None:
     ):
         if has_no_words:
             raise InputError(f"vectors: want none with {where}, got {config.vectors!r}")
+
     if config.freeze_vectors and (config.encoder == "bow" or has_channels):
         reason = "has a frozen and a trained table" if has_channels else "has no other weights"
         raise InputError(f"freeze_vectors: want none with encoder {config.encoder}, which {reason}")

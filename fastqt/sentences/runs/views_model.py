@@ -74,7 +74,7 @@ def mask_token(config: TrainConfig, vocabulary: Lexicon, words: int) -> int:
     """
     if config.checkpoint is None:
         return len(vocabulary)
-    found: int | None = cast("CheckpointVocabulary", vocabulary).tokenizer.mask_token_id
-    if found is None or found >= words:
+    token_id: int | None = cast("CheckpointVocabulary", vocabulary).tokenizer.mask_token_id
+    if token_id is None or token_id >= words:
         raise InputError(f"masked_words: want a checkpoint with a mask token, got {config.checkpoint!r}")
-    return found
+    return token_id

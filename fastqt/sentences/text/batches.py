@@ -64,6 +64,7 @@ def batches(
     parts: list[Encoded] = []
     documents: list[int] = []
     last = start
+
     for block in read_blocks(files, start, columns=columns):
         encoded = vocabulary.encode(block.sentences)
         ends = np.cumsum(encoded.lengths)
@@ -74,10 +75,12 @@ def batches(
             last = block.position(end - 1)
             yield _batch(parts, documents + block.documents[used:end], last)
             parts, documents, used = [], [], end
+
         if used < len(block.sentences):
             parts.append(_slice(encoded, ends, used, len(block.sentences)))
             documents += block.documents[used:]
             rest = block.position(-1)
+
     if last is None:
         raise InputError(too_short(files, len(documents), batch_size))
     if documents and len(documents) >= smallest:
@@ -113,20 +116,24 @@ def span_batches(
     size = next(wanted, None)
     if size is None:
         return
+
     parts: list[Encoded] = []
     documents: list[int] = []
     pieces: list[int] = []
+
     for piece, block, left in _blocks_of_spans(files, spans, columns):
         count = min(left, len(block.sentences))
         encoded = vocabulary.encode(block.sentences[:count])
         ends = np.cumsum(encoded.lengths)
         used = 0
+
         while used < count:
             end = min(count, used + size - len(documents))
             parts.append(_slice(encoded, ends, used, end))
             documents += block.documents[used:end]
             pieces += [piece] * (end - used)
             used = end
+
             if len(documents) == size:
                 position = block.position(end - 1)
                 rest = (Span(position, left - end),) if left > end else ()
@@ -135,6 +142,7 @@ def span_batches(
                 if size is None:
                     return
                 parts, documents, pieces = [], [], []
+
     raise InputError(_has_shrunk(files))
 
 

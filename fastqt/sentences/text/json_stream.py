@@ -86,18 +86,18 @@ class JsonStream:
         self._expect(closing)
 
     def _expect(self, wanted: str) -> None:
-        if (found := self._next()) != wanted:
+        if (character := self._next()) != wanted:
             raise self._damaged(
-                f"want {wanted!r}, got {found!r}" if found else f"want {wanted!r}, got its end"
+                f"want {wanted!r}, got {character!r}" if character else f"want {wanted!r}, got its end"
             )
         self._at += 1
 
     def _next(self) -> str:
         """The next character that is not white space, which is not taken; "" at the end."""
         while True:
-            found = WHITE.match(self._text, self._at)
-            assert found is not None  # for mypy: the pattern matches an empty text
-            self._at = found.end()
+            space = WHITE.match(self._text, self._at)
+            assert space is not None  # for mypy: the pattern matches an empty text
+            self._at = space.end()
             if self._at < len(self._text):
                 return self._text[self._at]
             if self._ended:

@@ -156,9 +156,9 @@ def read_header(file: IO[bytes], size: int, wanted: Wanted, name: str) -> Header
         )
     if min(shape) < 1 or dtype.itemsize == 0:
         raise InputError(f"{name}: want a value at least, got shape {shape!s:.100} of {dtype!s:.100}")
-    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if needed != given:
-        raise InputError(f"{name}: want {needed:,} bytes for shape {shape!s:.100} of {dtype}, got {given:,}")
+    needed, stored = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != stored:
+        raise InputError(f"{name}: want {needed:,} bytes for shape {shape!s:.100} of {dtype}, got {stored:,}")
     return Header(shape, fortran_order, dtype)
 
 

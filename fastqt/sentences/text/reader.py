@@ -190,9 +190,11 @@ def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tu
         handle.seek(offset - 1)
         if not handle.read(1):
             return
+
     while data := handle.read(READ_BYTES):
         if offset == 0 and not rest and data.startswith(BOM):
             offset, data = len(BOM), data[len(BOM) :]
+
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > LONGEST_LINE:
             raise InputError(
@@ -202,6 +204,7 @@ def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tu
             yield _decoded(lines, path, offset, line)
             offset += sum(map(len, lines)) + len(lines)
             line += len(lines)
+
     if rest:
         yield _decoded([rest], path, offset, line)
 

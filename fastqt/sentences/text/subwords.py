@@ -23,12 +23,29 @@ MOST_TOKENS = 1 << 31
 MOST_GROWTH = 64  # by how much the normalizers may lengthen a text
 # What works by a fixed rule. Others hold patterns, which a file can choose so that they never end.
 NORMALIZERS = (
-    *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
-    *("Prepend", "Strip", "StripAccents"),
+    "BertNormalizer",
+    "ByteLevel",
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Precompiled",
+    "Prepend",
+    "Strip",
+    "StripAccents",
 )
 PRE_TOKENIZERS = (
-    *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation"),
-    *("UnicodeScripts", "Whitespace", "WhitespaceSplit"),
+    "BertPreTokenizer",
+    "ByteLevel",
+    "CharDelimiterSplit",
+    "Digits",
+    "Metaspace",
+    "Punctuation",
+    "UnicodeScripts",
+    "Whitespace",
+    "WhitespaceSplit",
 )
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,6 +86,7 @@ class TokenizerVocabulary:
                 raise InputError(f"{name}: want {choices[0]!r} or {choices[1]!r}, got {value!r}")
         if unknown == "drop" and special_tokens == "add":
             raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
+
         self.tokenizer, self.unknown, self.special_tokens = tokenizer, unknown, special_tokens
         self.max_length = max_length
         self._padding = tokenizer.padding
@@ -76,14 +94,17 @@ class TokenizerVocabulary:
         special = tokenizer.num_special_tokens_to_add(False) if special_tokens == "add" else 0
         if max_length < special + 1:
             raise InputError(f"max_length: want at least {special + 1}, got {max_length}")
+
         if unknown == "keep":
             tokenizer.enable_truncation(max_length)
         else:
             tokenizer.no_truncation()  # `encode` truncates, because unknown tokens are dropped first
+
         ids = tokenizer.get_vocab().values()
         self._size = max(ids, default=-1) + 1
         if not 1 <= self._size < MOST_TOKENS:
             raise InputError(f"model.vocab: want ids below {MOST_TOKENS:,}, got {self._size - 1:,}")
+
         self.unknown_id = _unknown_id(tokenizer)
         padding_id = (self._padding or {}).get("pad_id", 0)
         if padding_id >= self._size:
@@ -158,10 +179,10 @@ class TokenizerVocabulary:
             InputError: the library cannot encode them with this tokenizer.
         """
         with _errors_in_words():
-            found = self.tokenizer.encode_batch_fast(
+            encodings = self.tokenizer.encode_batch_fast(
                 list(sentences), add_special_tokens=self.special_tokens == "add"
             )
-        rows: list[list[int]] = [encoding.ids for encoding in found]
+        rows: list[list[int]] = [encoding.ids for encoding in encodings]
         if self.unknown == "drop":
             rows = [[each for each in ids if each != self.unknown_id][: self.max_length] for ids in rows]
         rows = [ids or [self.filler] for ids in rows]
@@ -174,8 +195,8 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
     """The id of what a tokenizer does not know; None where it has no such token."""
     model = json.loads(tokenizer.to_str())["model"]
     if "unk_id" in model:
-        found: int | None = model["unk_id"]
-        return found
+        unknown_id: int | None = model["unk_id"]
+        return unknown_id
     token = model.get("unk_token")
     number: int | None = None if token is None else tokenizer.token_to_id(token)
     return number

@@ -59,21 +59,23 @@ def data_files(path: str) -> list[Path]:
     if (folder / SPLITS).exists():
         splits = ", ".join(sorted(str(each) for each in folder.iterdir() if each.is_dir()))
         raise InputError(f"{path}: want the folder of one split, got that of several: {one_line(splits)}")
+
     try:
         state = read_object(folder / STATE, most_bytes=LARGEST_STATE)
     except FileNotFoundError:
         raise InputError(
             f"{path}: want a file, or a folder that Dataset.save_to_disk wrote; {STATE} is missing"
         ) from None
-    found = []
+
+    files = []
     for entry in field(state, "_data_files", list, folder / STATE):
         name = entry.get("filename") if isinstance(entry, dict) else None
         if not isinstance(name, str) or Path(name).name != name:
             raise InputError(
                 f"{folder / STATE}: _data_files: want names of files in the folder, got {entry!r:.100}"
             )
-        found.append(folder / name)
-    return found
+        files.append(folder / name)
+    return files
 
 
 def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[Rows]:
@@ -179,8 +181,8 @@ def _usual_name(schema: Any, file: Path) -> str:
     if len(of_text) == 1:
         only: str = of_text[0]
         return only
-    found = one_line(", ".join(of_text)) or f"none among {one_line(', '.join(schema.names)) or 'no columns'}"
-    raise InputError(f"{file}: column: want the name of the column of text, got no name and {found}")
+    names = one_line(", ".join(of_text)) or f"none among {one_line(', '.join(schema.names)) or 'no columns'}"
+    raise InputError(f"{file}: column: want the name of the column of text, got no name and {names}")
 
 
 def _check_column(schema: Any, name: str, fits: Callable[[Any], bool], wanted: str, file: Path) -> None:

@@ -35,17 +35,20 @@ def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[li
     """
     rows: list[list[str]] = []
     first = f"{width} columns"
+
     for path in files:
         with open_text(path) as handle:
             for number, line in _lines(handle, path):
                 if not line.strip():
                     continue
+
                 row = [text.strip() for text in line.split("\t")]
                 if len(row) < 2:
                     raise InputError(
                         f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
                         "tab between them, got 1 column"
                     )
+
                 if width is None:
                     width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
                 if len(row) != width:
@@ -55,10 +58,12 @@ def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[li
                         f"{path}: line {number}: want text in each column, got none in column "
                         f"{row.index('') + 1}"
                     )
+
                 rows.append(row)
                 if len(rows) == ROWS_TOGETHER:
                     yield rows
                     rows = []
+
     if rows:
         yield rows
 

@@ -211,17 +211,20 @@ def _check_state(state: dict[str, Any]) -> int:
         raise InputError(f"model.type: want 'WordLevel', got {kind!r:.100}")
     if (unknown := field(model, "unk_token", str, "model")) != UNKNOWN:
         raise InputError(f"model.unk_token: want {UNKNOWN!r}, got {unknown!r:.100}")
+
     for name in ("padding", "normalizer", "post_processor"):
         if state.get(name) is not None:
             raise InputError(f"{name}: want null, got {state[name]!r:.100}")
     if state.get("added_tokens", []):
         raise InputError("added_tokens: want none")
+
     splitter = state.get("pre_tokenizer")
     if not isinstance(splitter, dict) or splitter.get("type") not in PRE_TOKENIZERS:
         raise InputError(f"pre_tokenizer: want one of {', '.join(PRE_TOKENIZERS)}, got {splitter!r:.100}")
     ids = list(field(model, "vocab", dict, "model").values())
     if not all(has_type(number, int) for number in ids) or sorted(ids) != list(range(len(ids))):
         raise InputError(f"model.vocab: want each number from 0 to {len(ids) - 1} once")
+
     max_length: int = field(truncation, "max_length", int, "truncation")
     if not 1 <= max_length <= LONGEST_SENTENCE:
         raise InputError(f"truncation.max_length: want 1 to {LONGEST_SENTENCE}, got {max_length}")

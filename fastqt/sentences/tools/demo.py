@@ -48,6 +48,7 @@ def run(seed: int = 0) -> None:
     threads = torch.get_num_threads()
     print(f"fastqt demo, on {threads} thread{'s' if threads > 1 else ''} of this machine's CPU, offline")
     _show_loss()
+
     documents = read_library(folders())
     with tempfile.TemporaryDirectory(prefix="fastqt-demo-") as name:
         corpus, valid, directory = (Path(name, part) for part in ("corpus.txt", "valid.txt", "run"))
@@ -55,6 +56,7 @@ def run(seed: int = 0) -> None:
         held_out = documents[::HELD_OUT]
         _write(corpus, kept)
         _write(valid, held_out)
+
         config = TrainConfig((str(corpus),), valid=str(valid), seed=seed, **SETTINGS)
         print(
             "\n2. Sentence vectors learnt from the order of sentences (QuickThoughts, sums of word vectors)\n"
@@ -64,6 +66,7 @@ def run(seed: int = 0) -> None:
         )
         train(config, directory, display=_Chart)
         _show_neighbors(directory, str(valid), seed)
+
     print(f"\n{time.perf_counter() - began:.0f} s in all. Your own text: fastqt train CORPUS --out DIR")
 
 
@@ -140,8 +143,8 @@ def _show_neighbors(directory: Path, pool: str, seed: int) -> None:
         before = SentenceEncoder.load(directory, trained=False)
     after = SentenceEncoder.load(directory)
     print("\n3. The nearest held-out sentence to a query, by cosine")
-    found = [nearest(encoder, QUERIES, [pool], 1) for encoder in (before, after)]
-    for query, untrained, trained in zip(QUERIES, *found, strict=True):
+    neighbors = [nearest(encoder, QUERIES, [pool], 1) for encoder in (before, after)]
+    for query, untrained, trained in zip(QUERIES, *neighbors, strict=True):
         print(f"\n   {query}")
         for name, (neighbor,) in (("untrained", untrained), ("trained", trained)):
             print(f"   {name:>11}  {neighbor.cosine:.2f}  {_shortened(neighbor.sentence)}")

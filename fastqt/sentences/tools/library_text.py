@@ -51,10 +51,10 @@ def read_library(roots: Sequence[Path]) -> list[list[str]]:
                     sentences += SENTENCE_END.split(prose)
         if sentences:
             documents.append(sentences)
-    if (found := sum(map(len, documents))) < LEAST:
+    if (count := sum(map(len, documents))) < LEAST:
         raise InputError(
             f"demo: want at least {LEAST:,} sentences of docstrings under {', '.join(map(str, roots))}, "
-            f"got {found:,}: this Python has no sources. Train on a text of your own: fastqt train"
+            f"got {count:,}: this Python has no sources. Train on a text of your own: fastqt train"
         )
     return documents
 

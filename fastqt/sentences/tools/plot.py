@@ -154,9 +154,11 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError("plot: needs matplotlib; pip install 'fastqt[plot]'") from None
+
     runs = [Run.load(directory) for directory in directories]
     evaluated = [run for run in runs if run.accuracy is not None]
     views = [run for run in runs if run.has("uniformity")]
+
     figures: dict[str, list[Callable[[Axes], None]]] = {
         "training": [
             partial(_training, runs=runs, panel=panel)
@@ -174,6 +176,7 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
         "sizes": [partial(_scores, runs=evaluated, over="width")] if len(evaluated) > 1 else [],
         "views": [partial(_views, runs=views)] if views else [],
     }
+
     Path(out).mkdir(parents=True, exist_ok=True)
     written = []
     for name, panels in figures.items():

@@ -37,16 +37,16 @@ def _align_rows(tables: list[Tensor]) -> None:
     """Gives the sparse gradient of each table the rows that it has on any process; new rows are zeros."""
     if not tables:
         return
-    own = [distinct_rows(table.grad) for table in tables if table.grad is not None]
+    local = [distinct_rows(table.grad) for table in tables if table.grad is not None]
     used = [
-        rows.new_zeros(len(table), dtype=torch.uint8) for table, (rows, _) in zip(tables, own, strict=True)
+        rows.new_zeros(len(table), dtype=torch.uint8) for table, (rows, _) in zip(tables, local, strict=True)
     ]
-    for mask, (rows, _) in zip(used, own, strict=True):
+    for mask, (rows, _) in zip(used, local, strict=True):
         mask.index_fill_(0, rows, 1)
     whole = torch.cat(used)
     dist.all_reduce(whole, dist.ReduceOp.MAX)
     masks = whole.split([len(mask) for mask in used])
-    for table, mask, (rows, values) in zip(tables, masks, own, strict=True):
+    for table, mask, (rows, values) in zip(tables, masks, local, strict=True):
         union = mask.nonzero()[:, 0]
         aligned = values.new_zeros(len(union), *values.shape[1:])
         aligned.index_copy_(0, torch.searchsorted(union, rows), values)

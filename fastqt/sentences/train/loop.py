@@ -103,19 +103,23 @@ def _trainer(
     corpus, vocabulary, progress, begun, finished = ranks.first(
         lambda: prepare(config, directory, resume, ranks.size, display.note)
     )
+
     trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
     if finished:
         ranks.first(trainer.check_nothing_is_left)
         return trainer
+
     path = directory / checkpoint.CHECKPOINT
     coverage = None
     if ranks.is_first and begun:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
     elif not begun and config.vectors is not None:
         coverage = ranks.first(lambda: start_from_vectors(trainer.model, vocabulary, config, display.say))
+
     if ranks.size > 1:
         follow_first(ranks, trainer.model, trainer.optimizer)
         part_generators(ranks, config.seed, progress.step, path if begun else None)
+
     if ranks.is_first:
         checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
         if not begun:
@@ -178,6 +182,7 @@ class Trainer:
         measurements, line = self.measurements, dict[str, float]()
         self._announce(display_class)
         sentences, first_step = 0, progress.step
+
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
@@ -188,18 +193,22 @@ class Trainer:
                 path = self.directory / checkpoint.METRICS
                 log = stack.enter_context(contextlib.closing(MetricsLog(path, progress.metrics_length)))
             line = self._measure_fresh_weights(log, display)
+
             stopped_by, silent, began = None, log is not None, Moment.now()
             for turn in self._remaining_turns():
                 loss, measured = self.step(turn.batch, turn.sizes)
                 sentences += sum(turn.sizes)
                 display.advance(sum(turn.sizes))
+
                 stopped_by = ranks.stop_signal(stop.signal)
                 ends, stops = progress.step == self.last_step, stopped_by is not None
                 validates = measurements.can_validate and (ends or progress.step % config.valid_every == 0)
                 reports = ends or validates or progress.step % config.report_every == 0
                 saves = ends or stops or progress.step % config.checkpoint_every == 0
+
                 if log is not None and (reports or saves):
                     measurements.check_finite(loss)
+
                 if reports:
                     silent = False
                     rate = sentences / Moment.now().since(began).seconds
@@ -215,10 +224,12 @@ class Trainer:
                     silent = False
                     early = measurements.line(loss, measured, False)
                     display.report(early | {"sentences_per_second": sentences / spent.seconds})
+
                 if saves:
                     self._save(log, began)
                 if stops:
                     break
+
         ended = progress.step == self.last_step
         taken = progress.step - first_step
         return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank, taken)
@@ -299,8 +310,8 @@ class Trainer:
     def _save(self, log: MetricsLog | None, began: Moment) -> None:
         """Has rank 0 write the model, and a checkpoint of all ranks; times are added from `began` on."""
         reads_in_order = self.objective.reads_in_order
-        own = self._rest if reads_in_order else None, checkpoint.generator_states()
-        rests, generators = zip(*self.ranks.gather(own), strict=True)
+        local_state = self._rest if reads_in_order else None, checkpoint.generator_states()
+        rests, generators = zip(*self.ranks.gather(local_state), strict=True)
 
         def write() -> None:
             assert log is not None  # for mypy: this is rank 0

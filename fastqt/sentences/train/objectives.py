@@ -149,8 +149,8 @@ class Objective(ABC, Generic[B]):
         if config.valid is None or not self.ranks.is_first:
             return
         size = config.batch_size
-        found = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.columns)
-        for _, batch in zip(range(config.valid_batches), found, strict=False):
+        valid = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.columns)
+        for _, batch in zip(range(config.valid_batches), valid, strict=False):
             yield batch
 
 
@@ -163,9 +163,11 @@ class ContextObjective(Objective[Batch]):
     def turns(self, progress: Progress) -> Iterator[Turn]:
         spans = progress.spans or self._spans(progress.sentences)
         sizes = list(self.sizes(progress.sentences - (progress.taken or 0)))
-        own = (each[self.ranks.rank] for each in sizes)
-        found = span_batches(self.corpus, self.vocabulary, own, spans[self.ranks.rank], self.columns)
-        for each, (batch, rest) in zip(sizes, found, strict=True):
+        local_sizes = (each[self.ranks.rank] for each in sizes)
+        local_batches = span_batches(
+            self.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.columns
+        )
+        for each, (batch, rest) in zip(sizes, local_batches, strict=True):
             yield Turn(batch, each, rest)
 
     def _spans(self, sentences: int) -> tuple[tuple[Span, ...], ...]:

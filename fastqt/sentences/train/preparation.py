@@ -197,8 +197,8 @@ def _identify(name: str) -> tuple[int, str]:
     try:
         if os.path.isdir(name):
             files = data_files(name)
-            found = "".join(f"{file.name}\0{digest(file)}\0" for file in files)
-            return sum(os.stat(file).st_size for file in files), sha256(found.encode()).hexdigest()
+            digests = "".join(f"{file.name}\0{digest(file)}\0" for file in files)
+            return sum(os.stat(file).st_size for file in files), sha256(digests.encode()).hexdigest()
         return os.stat(name).st_size, digest(Path(name))
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
@@ -213,11 +213,11 @@ def check_corpus(corpus: list[str], progress: Progress) -> None:
         raise InputError(
             f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
         )
-    found = list(map(_identify, corpus))
-    for name, (size, _), was in zip(corpus, found, sizes, strict=True):
+    identities = list(map(_identify, corpus))
+    for name, (size, _), was in zip(corpus, identities, sizes, strict=True):
         if size != was:
             raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")
-    digests = tuple(digest for _, digest in found)
+    digests = tuple(digest for _, digest in identities)
     for name, now, before in zip(corpus, digests, progress.corpus_digests or digests, strict=True):
         if now != before:
             raise InputError(f"cannot resume: {name} has other text than when the run started")

@@ -62,17 +62,20 @@ def start_from_vectors(
     """
     path = cast("str", config.vectors)
     words = _words(cast("Vocabulary", vocabulary))
-    found = vectors_of(path, words[1:])  # without the unknown word
-    if found.vectors.shape[1] != config.word_dim:
-        width = found.vectors.shape[1]
+    pretrained = vectors_of(path, words[1:])  # without the unknown word
+    if pretrained.vectors.shape[1] != config.word_dim:
+        width = pretrained.vectors.shape[1]
         raise InputError(f"word_dim: want {width}, the width of {path}, got {config.word_dim}")
-    known = found.places + 1
+
+    known = pretrained.places + 1
     if not len(known):
         raise InputError(f"vectors: want words of the vocabulary, got none of {len(words) - 1} in {path}")
-    vectors = torch.from_numpy(found.vectors) * config.vectors_scale
+
+    vectors = torch.from_numpy(pretrained.vectors) * config.vectors_scale
     with torch.no_grad():
         for table in tables_of_vectors(model, config):
             table.weight[torch.from_numpy(known)] = vectors.to(table.weight)
+
     share = len(known) / (len(words) - 1)
     text = f"{path}: vectors of {len(known):,} of {len(words) - 1:,} words ({share:.1%})"
     coverage: dict[str, Any] = {"words": len(words) - 1, "words_with_a_vector": len(known)}
@@ -81,6 +84,7 @@ def start_from_vectors(
         tokens, covered = int(counts.sum()), int(counts[known].sum())
         coverage |= {"tokens": tokens, "tokens_with_a_vector": covered}
         text += f", which are {covered / max(tokens, 1):.1%} of the corpus's tokens"
+
     say(text)
     coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
     files = {each.name: digest(each) for each in parts(path)}

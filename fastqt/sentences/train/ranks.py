@@ -180,9 +180,11 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield Ranks()
         return
+
     with _sigterm_raises():
         watch = _connect(device, timeout)
         ranks = Processes(watch, batch_size)
+
         try:
             if choose_device(device).type == "cuda":
                 _take_gpu()
@@ -226,9 +228,9 @@ def _connect(device: str, timeout: float) -> Watch:
 
 
 def _take_gpu() -> None:
-    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= found:
-        raise InputError(f"device: want a GPU for each process, got {found} for process {number + 1} here")
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise InputError(f"device: want a GPU for each process, got {count} for process {number + 1} here")
     torch.cuda.set_device(number)
 
 

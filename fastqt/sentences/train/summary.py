@@ -121,5 +121,5 @@ def _plain_text(config: TrainConfig, directory: str) -> str | None:
 def _example(text: str) -> str:
     """A short sentence of a text, or else its first one."""
     blocks = itertools.chain.from_iterable(block.sentences for block in read_blocks([text]))
-    found = list(itertools.islice(blocks, LOOKED_AT))
-    return next((sentence for sentence in found if len(sentence.split()) in SHORT), found[0])
+    sentences = list(itertools.islice(blocks, LOOKED_AT))
+    return next((sentence for sentence in sentences if len(sentence.split()) in SHORT), sentences[0])

@@ -39,6 +39,7 @@ class ViewsObjective(ShuffledObjective):
         z1, z2, *negatives = self._views(batch)
         module, options = self.model.loss, group_options(share)
         N = len(z1) if share is None else share.sentences
+
         if self.config.partner == "random":
             # Two generators of one seed: the loss draws with one, and the log has the same draw from another.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
@@ -47,13 +48,16 @@ class ViewsObjective(ShuffledObjective):
             partners = drawn_partners(N, z1.device, second)
         else:
             partners = torch.arange(1, N + 1, device=z1.device) % N
+
         options |= module.function_options()
         hard = [torch.stack(negatives, 1)] if negatives else []
         loss = type(module).function(z1, z2, *hard, **options)
+
         words = loss.new_zeros(0)
         if self.config.masked_words:
             words = self._masked_words(batch, share)
             loss = loss + self.config.masked_words * words
+
         # Metrics are of rank 0, whose sentences are the first of all ranks.
         return loss, (z1, z2, partners[: len(z1)], words.detach(), *negatives)
 
@@ -62,7 +66,8 @@ class ViewsObjective(ShuffledObjective):
         model, tokens = self.model, batch.tokens
         table = len(model.encoder.word_table)
         masking = mask_words(
-            *(tokens, batch.lengths),
+            tokens,
+            batch.lengths,
             vocab_size=len(self.vocabulary),
             mask_id=mask_token(self.config, self.vocabulary, table),
             kept=self.vocabulary.special_ids(),
@@ -84,7 +89,8 @@ class ViewsObjective(ShuffledObjective):
         z1, z2, partners, words, *negatives = measured
         config = self.config
         figures = view_figures(
-            *(z1, z2),
+            z1,
+            z2,
             mix=config.mix,
             partners=partners,
             mixes_unit_rows=config.model == "simcse" or config.form == "slides",

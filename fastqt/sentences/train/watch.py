@@ -26,15 +26,15 @@ FAILED = "failed"
 
 
 class Failure(NamedTuple):
-    """Which rank failed and how. `own` is whether the rank says so itself; otherwise another one noticed."""
+    """Which rank failed and how. `by_itself`: the rank says so; otherwise another one noticed."""
 
     rank: int
     words: str
-    own: bool
+    by_itself: bool
 
     def error_for(self, rank: int) -> OtherRankError:
         """The error that `rank` raises. Rank 0 tells the user, unless it is the one that failed silently."""
-        is_told = rank != 0 and (self.rank != 0 or self.own)
+        is_told = rank != 0 and (self.rank != 0 or self.by_itself)
         return OtherRankError(f"rank {self.rank} {self.words}", is_told=is_told)
 
 
@@ -93,7 +93,7 @@ class Watch:
             try:
                 return self._explanation(error)
             except RuntimeError:  # the store is gone, which rank 0 keeps where torchrun does not
-                return Failure(0, "has died", own=False).error_for(self.rank)
+                return Failure(0, "has died", by_itself=False).error_for(self.rank)
             finally:
                 self._ended.set()
 
@@ -111,7 +111,7 @@ class Watch:
             return OtherRankError(str(error), is_told=self.rank != 0)
         if not isinstance(error, SystemExit):
             words = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            self._write(Failure(self.rank, f"has failed: {one_line(words, 1000)}", own=True))
+            self._write(Failure(self.rank, f"has failed: {one_line(words, 1000)}", by_itself=True))
         return error
 
     def _news(self) -> Failure | None:
@@ -128,12 +128,12 @@ class Watch:
         after = self._signs()
         for rank, (old, new) in enumerate(zip(before, after, strict=True)):
             if old == new and rank != self.rank:
-                return Failure(rank, f"({_place(new)}) has died or hangs", own=False)
+                return Failure(rank, f"({_place(new)}) has died or hangs", by_itself=False)
         exchanges = [int(sign.split()[1]) for sign in after]
         if waited and min(exchanges) < self._exchanges:
             slow = exchanges.index(min(exchanges))
             words = f"({_place(after[slow])}) did not answer within {self.timeout:g} s"
-            return Failure(slow, words, own=False)
+            return Failure(slow, words, by_itself=False)
         return None
 
     def _run(self) -> None:
@@ -143,7 +143,7 @@ class Watch:
                 self._beat()
                 failure = self._written() or self._still_rank()
             except RuntimeError:
-                failure = Failure(0, "has died", own=False)
+                failure = Failure(0, "has died", by_itself=False)
         if failure is not None and not self._ended.wait(GRACE):
             error = failure.error_for(self.rank)
             if not error.is_told:
@@ -160,7 +160,7 @@ class Watch:
                 self._seen[rank] = sign, now
             elif now - self._seen[rank][1] > self.timeout:
                 words = f"({_place(sign)}) gave no sign of life for {self.timeout:g} s"
-                failure = Failure(rank, words, own=False)
+                failure = Failure(rank, words, by_itself=False)
                 self._write(failure)
                 return failure
         return None

@@ -142,9 +142,11 @@ class _Sentences:
                 self.files.append(corpus[block.file])
                 self.firsts.append(self.lines.rows)
                 last = block.file
+
             texts = [sentence.encode() for sentence in block.sentences]
             self.ends.append(np.cumsum([len(text) for text in texts]) + self.text.rows)
             self.text.append(np.frombuffer(b"".join(texts), np.uint8))
+
             for begin in range(0, len(texts), SENTENCES):
                 vectors = normalized(encoder, block.sentences[begin : begin + SENTENCES]).numpy()
                 if not np.isfinite(vectors).all():
@@ -153,10 +155,12 @@ class _Sentences:
                         f"{corpus[block.file]}: line {line}: the model's vector is not finite: want a model "
                         "whose training did not diverge"
                     )
+
                 if not hasattr(self, "vectors"):
                     self.vectors = Spool(self.folder, "float32", vectors.shape[1])
                 self.vectors.append(vectors)
             self.lines.append(np.array(block.lines))
+
         if not self.files:
             raise InputError(f"nothing to index: no sentence in {', '.join(corpus)}")
 
@@ -167,6 +171,7 @@ def _write(
     """Writes the index, opens it as any reader does, measures it, and then writes what was found."""
     vectors = sentences.vectors
     kind = options.kind if options.kind != "auto" else "flat" if vectors.rows < FLAT_ROWS else "ivf"
+
     header: dict[str, Any] = {
         "format": FORMAT,
         "fastqt": __version__,
@@ -180,11 +185,13 @@ def _write(
         "effort": SEARCHERS[kind].least_effort,
         "recall": Recall(1.0, 0, 0)._asdict(),
     }
+
     header |= WRITERS[kind](writer, vectors, options)
     for name in ("text", "ends", "lines"):
         spool: Spool = getattr(sentences, name)
         writer.add(name, "uint8" if name == "text" else "int64", spool.shape, spool.parts(ELEMENTS))
     writer.finish(header)
+
     if kind != "flat":
         index = Index(partial)
         questions = sample(vectors, options.seed)

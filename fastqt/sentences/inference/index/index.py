@@ -54,8 +54,9 @@ class Index:
     def __init__(self, path: str | Path) -> None:
         file = ArrayFile(path)
         self.path, header = file.path, file.header
-        if (found := field(header, "format", int, path)) != FORMAT:
-            raise InputError(f"{path} has format {found}; this fastqt reads format {FORMAT}")
+        if (number := field(header, "format", int, path)) != FORMAT:
+            raise InputError(f"{path} has format {number}; this fastqt reads format {FORMAT}")
+
         rows, self.width = field(header, "rows", int, path), field(header, "width", int, path)
         self.kind: str = field(header, "kind", str, path)
         if self.kind not in SEARCHERS:
@@ -64,11 +65,13 @@ class Index:
             raise InputError(
                 f"{path} is damaged: want a row and a column at least, got {rows} x {self.width}"
             )
+
         self._model: str = field(header, "model", str, path)
         self._corpus: str = field(header, "corpus", str, path)
         self._lines = file.array("lines", "int64", (rows,))
         self._ends = file.array("ends", "int64", (rows,))
         self._text = file.array("text", "uint8", file.shape("text") or (0,))
+
         self.files, self._firsts = self._checked_files(header, rows)
         self.searcher: Searcher = SEARCHERS[self.kind](file, rows, self.width)
         self.effort = self._checked_effort(header)
@@ -134,8 +137,8 @@ class Index:
         self.check_model(encoder)
         scores, rows = self.search_vectors(encode_queries(encoder, queries, k).numpy(), k)
         return [
-            [self.neighbor(row, score) for row, score in zip(*found, strict=True)]
-            for found in zip(rows.tolist(), scores.tolist(), strict=True)
+            [self.neighbor(row, score) for row, score in zip(*nearest, strict=True)]
+            for nearest in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
 
     def search_vectors(self, queries: NDArray[np.float32], k: int, effort: int | None = None) -> Found:

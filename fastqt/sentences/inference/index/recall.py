@@ -35,8 +35,8 @@ def sample(vectors: Spool, seed: int) -> Questions:
     best, first = Best(len(rows), min(RECALL_AT, vectors.rows - 1)), 0
     for part in vectors.parts(ROWS):
         scores = queries @ part.T
-        own = (first <= rows) & (rows < first + len(part))
-        scores[own, rows[own] - first] = -np.inf
+        inside = (first <= rows) & (rows < first + len(part))
+        scores[inside, rows[inside] - first] = -np.inf
         if best.k:
             best.add(torch.from_numpy(scores), first)
         first += len(part)
@@ -50,8 +50,8 @@ def measure(index: Index, questions: Questions, effort: int) -> Recall:
         return Recall(1.0, at, queries)
     cosines, rows = index.search_vectors(questions.vectors, at + 1, effort)
     cosines[rows == questions.rows[:, None]] = -np.inf
-    found = (cosines >= questions.cosines[:, -1:] - TIE).sum(axis=1)
-    return Recall(float(np.minimum(found, at).mean() / at), at, queries)
+    hits = (cosines >= questions.cosines[:, -1:] - TIE).sum(axis=1)
+    return Recall(float(np.minimum(hits, at).mean() / at), at, queries)
 
 
 def sufficient_effort(index: Index, questions: Questions, min_recall: float) -> int:

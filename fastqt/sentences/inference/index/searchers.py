@@ -64,15 +64,19 @@ class Lists:
             raise InputError(f"{file.path} is damaged: lists: want 1 to {rows:,}, got {lists:,}")
         sizes = file.array("sizes", "int64", (lists,)).read()
         centroids = file.array("centroids", "float32", (lists, width)).read()
+
         if sizes.min() < 0 or sizes.max() > rows or sizes.sum() != rows:
             raise InputError(f"{file.path} is damaged: sizes: want lists of {rows:,} rows together")
         row_bytes = 4 * width + ID_BYTES
         self._data = file.array("lists", "uint8", (rows * row_bytes,))
+
         if file.offset("lists"):
             raise InputError(f"{file.path} is damaged: lists: want them at the beginning of the file")
         self._ends = np.cumsum(sizes) * row_bytes
+
         self._begins = self._ends - sizes * row_bytes
         self._path = file.path
+
         # faiss maps the lists itself. Their places follow from their sizes, which were checked above.
         self._lists = faiss.OnDiskInvertedLists()
         self._lists.nlist, self._lists.code_size = lists, 4 * width
@@ -83,6 +87,7 @@ class Lists:
         self._lists.totsize = int(self._ends[-1])
         self._lists.prefetch_nthread = 0
         self._lists.do_mmap()
+
         self._quantizer = faiss.IndexFlatIP(width)
         self._quantizer.add(np.ascontiguousarray(centroids))
         self._index = faiss.IndexIVFFlat(self._quantizer, width, lists, faiss.METRIC_INNER_PRODUCT)
@@ -111,14 +116,17 @@ class Graph:
         links = field(file.header, "links", int, file.path)
         entry = field(file.header, "entry", int, file.path)
         self._flat = Flat(file, rows, width)
+
         neighbors = file.array("neighbors", "int32", file.shape("neighbors") or (0,))
         check_bytes(4 * (rows * width + len(neighbors)), f"{file.path}: what a search takes")
         if not 2 <= links <= MOST_LINKS:
             raise InputError(f"{file.path} is damaged: links: want 2 to {MOST_LINKS}, got {links}")
+
         self._index = faiss.IndexHNSWFlat(width, links, faiss.METRIC_INNER_PRODUCT)
         graph = self._index.hnsw
         levels = file.array("levels", "int32", (rows,)).read()
         ends = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)
+
         offsets = _checked_graph(file, levels, neighbors.read(), ends, entry)
         for name, values in (
             ("levels", levels),
@@ -126,6 +134,7 @@ class Graph:
             ("neighbors", neighbors.read()),
         ):
             faiss.copy_array_to_vector(np.ascontiguousarray(values), getattr(graph, name))
+
         graph.entry_point, graph.max_level = entry, int(levels.max()) - 1
         self._index.storage.add(self._flat.vectors.read())
         self._index.ntotal = rows

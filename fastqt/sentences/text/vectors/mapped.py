@@ -39,14 +39,14 @@ def files_of(path: str | Path) -> tuple[Path, Path]:
 
 def _only(folder: Path, ending: str, path: Path) -> Path:
     try:
-        found = sorted(folder.glob(f"*{ending}"))
+        files = sorted(folder.glob(f"*{ending}"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(found) != 1:
-        names = one_line(", ".join(each.name for each in found)) or "none"
+    if len(files) != 1:
+        names = one_line(", ".join(each.name for each in files)) or "none"
         what = "of vectors" if ending == ".npy" else "of their words"
         raise InputError(f"{path}: want one {ending} {what} in {folder}, got {names}")
-    return found[0]
+    return files[0]
 
 
 def width_of(path: str | Path) -> int:

@@ -46,6 +46,7 @@ def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
     """Reads what `fastqt.sentences.text.vectors.read_vectors` says."""
     width, size = 0, None
     rows: _Rows | None = None
+
     with open_text(str(path)) as file:
         stream = JsonStream(file, path)
         for key in _fields(stream, path):
@@ -60,10 +61,12 @@ def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
             else:
                 _skip(stream, key)
         stream.end()
+
     if rows is None or not rows.seen:
         raise InputError(f"{path}: want an object `vectors` with a list of numbers for each word, got none")
     if size is not None and (not has_type(size, int) or size != len(rows.seen)):
         raise InputError(f"{path}: vectors: want {size!r:.40} as `size` says, got {len(rows.seen)}")
+
     vectors = np.zeros((0, rows.width), dtype=np.float32)
     if rows.numbers:
         vectors = np.frombuffer(rows.numbers, dtype=np.float32).reshape(len(rows.words), rows.width)
@@ -96,8 +99,10 @@ class _Rows:
             raise InputError(
                 f"{self._path}: vectors: want {wanted} numbers for {one_line(word, 40)!r}, got {len(values)}"
             )
+
         if word in self.seen:
             raise InputError(f"{self._path}: vectors: the word {one_line(word, 40)!r} occurs twice")
+
         try:
             self._bytes += len(word.encode()) + WORD_BYTES
             self.seen.add(word)
@@ -111,6 +116,7 @@ class _Rows:
             raise InputError(
                 f"{self._path}: vectors: want finite numbers, got a larger one for {one_line(word, 40)!r}"
             ) from None
+
         check_bytes(self._bytes, f"{self._path}: vectors")
 
 
