@@ -25,10 +25,10 @@ LIMITS = {
     "option_keys": (0, 0),
     "second_losses": (0, 0),
     "group_or_none": (8, 5),
-    "packs": (23, 5),
-    "unbroken_bodies": (72, 39),
+    "packs": (0, 5),
+    "unbroken_bodies": (4, 39),
     "row_scores": (15, 9),
-    "vague_names": (435, 0),
+    "vague_names": (283, 0),
 }
 
 WINDOW_LINES, WINDOW_FIELDS = 24, 12  # a place that names so many fields of Problem within so many lines
