@@ -27,7 +27,7 @@ LIMITS = {
     "group_or_none": (8, 5),
     "packs": (0, 5),
     "unbroken_bodies": (4, 39),
-    "row_scores": (15, 9),
+    "row_scores": (14, 9),
     "vague_names": (283, 0),
 }
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastqt.functional.call import Call, Completion
-from fastqt.functional.row_scores import (
+from fastqt.functional.row_cells import (
     LEAST_NORM,
     added_up_in_float64,
     columns_of,

@@ -29,7 +29,7 @@ from fastqt.distributed.shards import (
 from fastqt.functional.call import Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.lowering import computed_loss, lowered, prepare, problem_of
-from fastqt.functional.row_scores import one_cell_a_row
+from fastqt.functional.row_cells import one_cell_a_row
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixtures
 from fastqt.problem import Problem, unit_rows

@@ -8,7 +8,7 @@ from fastqt.engines import plans
 from fastqt.functional.call import Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.lowering import computed_loss, kind_of, prepare, problem_of
-from fastqt.functional.row_scores import one_cell_a_row
+from fastqt.functional.row_cells import one_cell_a_row
 
 
 def loss_of_process(call: Call) -> Tensor:
