@@ -75,7 +75,7 @@ def _is_int(value: object) -> bool:
 
 
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "cp.async", "ex2.approx", "st.global.v4")
-_USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
     log = io.StringIO()
     with contextlib.redirect_stdout(log):  # where Triton shows ptxas -v
         kernel = triton.compile(source, target=GPUTarget("cuda", gpu.arch, 32), options=launch.options)
-    usage = _USAGE.search(log.getvalue())
+    usage = USAGE.search(log.getvalue())
     registers = re.search(r"Used (\d+) registers", log.getvalue())
     if usage is None or registers is None:
         raise RuntimeError(f"ptxas said nothing of {launch.kernel.__name__}: {log.getvalue()!r}")

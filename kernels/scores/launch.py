@@ -161,7 +161,7 @@ def _launch(
 
     out = operands.get("out")
     with on_device(queries):
-        scores_kernel[(_programs(queries, tiles, config, step),)](
+        scores_kernel[(resident_programs(queries, tiles, config, step),)](
             *matrices,
             scale,
             tile.rows,
@@ -210,7 +210,7 @@ def _launch(
         )
 
 
-def _programs(queries: Tensor, tiles: int, config: Config, step: int) -> int:
+def resident_programs(queries: Tensor, tiles: int, config: Config, step: int) -> int:
     """The grid: as many programs as are resident at once, each of which walks over tiles.
 
     A new program would wait for the memory of the one before it.

@@ -54,9 +54,9 @@ def test_as_many_programs_as_are_resident(config_for):
     queries = torch.empty(8, 8, dtype=torch.bfloat16)
     config = config_for(8192)
     # A program takes most of the shared memory.
-    assert launch._programs(queries, 5000, config, 64) == 132
-    assert launch._programs(queries, 100, config, 64) == 100
-    assert launch._programs(queries, 5000, tuning.SMALL_MEMORY, 32) == 4 * 132
+    assert launch.resident_programs(queries, 5000, config, 64) == 132
+    assert launch.resident_programs(queries, 100, config, 64) == 100
+    assert launch.resident_programs(queries, 5000, tuning.SMALL_MEMORY, 32) == 4 * 132
 
 
 def test_a_sample_has_a_tile_for_nearly_every_multiprocessor(config_for):

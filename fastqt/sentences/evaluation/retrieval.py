@@ -177,7 +177,7 @@ def fit_maps(
         for maps.epochs in bar:  # a copy of the maps keeps it
             for rows in torch.randperm(len(y), device="cpu").split(batch_size):
                 u, v = maps(x[image_of_caption[rows]], y[rows])
-                loss = _margin_loss(u, v, image_of_caption[rows], margin, contrasts)
+                loss = margin_loss(u, v, image_of_caption[rows], margin, contrasts)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -216,7 +216,7 @@ def chance(owners: NDArray[np.int64], images: int) -> tuple[Retrieval, Retrieval
     )
 
 
-def _margin_loss(
+def margin_loss(
     images: Tensor,  # (B, dim)
     captions: Tensor,  # (B, dim)
     owners: Tensor,  # (B,)

@@ -109,7 +109,7 @@ class Vocabulary:
         """
         if size < 2:
             raise InputError(f"vocab_size: want at least 2 ({UNKNOWN} and a word), got {size}")
-        words = _count_words(sentences, limit=max(20 * size, COUNTED_WORDS))
+        words = count_words(sentences, limit=max(20 * size, COUNTED_WORDS))
         ranked = sorted(words.keys() - {UNKNOWN}, key=lambda word: (-words[word], word))[: size - 1]
         ids = {word: number for number, word in enumerate([UNKNOWN, *ranked])}
         tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
@@ -288,7 +288,7 @@ def _positions(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(starts, lengths)
 
 
-def _count_words(sentences: Iterable[str], limit: int) -> Counter[str]:
+def count_words(sentences: Iterable[str], limit: int) -> Counter[str]:
     """Counts words; if there are more than `limit`, drops the rarest so that at most half as many stay.
 
     Whole chunks are counted first and are split into words from time to time, because a chunk that occurs

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu import tune
-from benchmarks.offline.compile import _USAGE, compiler
+from benchmarks.offline.compile import USAGE, compiler
 
 HOPPER_BYTES = 227 * 1024
 
@@ -61,7 +61,7 @@ def compiled(config: Any, *, first: int = 0, rows: int = 300) -> dict[str, Any]:
         refused = warp_specialized_launch.why_not(tile, queries, config, EXP, operands)
         if refused is None:
             warp_specialized_launch.launch(tile, queries, torch.ones(()), config, operands)
-    usage = _USAGE.search(log.getvalue())
+    usage = USAGE.search(log.getvalue())
     return {
         **{"config": asdict(config), "refused": refused, "first": first, "rows": rows},
         "unspilled": usage is not None and not any(map(int, usage.groups())),

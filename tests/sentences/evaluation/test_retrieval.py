@@ -113,9 +113,9 @@ def test_the_margin_loss_with_all_contrasts_and_with_a_sample():
                 wanted += max(0, 0.2 - scores[i][i] + scores[i][j]) + max(
                     0, 0.2 - scores[i][i] + scores[j][i]
                 )
-    assert retrieval._margin_loss(x, y, owners, 0.2, 50).item() == pytest.approx(wanted / 8, rel=FLOAT32)
+    assert retrieval.margin_loss(x, y, owners, 0.2, 50).item() == pytest.approx(wanted / 8, rel=FLOAT32)
     torch.manual_seed(0)
-    few = [retrieval._margin_loss(x, y, owners, 0.2, 2).item() for _ in range(2000)]
+    few = [retrieval.margin_loss(x, y, owners, 0.2, 2).item() for _ in range(2000)]
     # Two of six contrasts are sampled, or two of seven if no other row has the same owner.
     bounds = sorted((wanted / 8 * 2 / 7, wanted / 8 * 2 / 6))
     assert bounds[0] * 0.98 < np.mean(few) < bounds[1] * 1.02

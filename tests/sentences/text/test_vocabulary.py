@@ -83,7 +83,7 @@ def test_rarest_words_are_dropped_when_there_are_too_many(monkeypatch):
     monkeypatch.setattr(vocabulary, "COUNTED_CHUNKS", 50)
     monkeypatch.setattr(vocabulary, "COUNTED_WORDS", 100)
     corpus = [f"often sometimes{n % 4} once{n}" for n in range(2000)]
-    words = vocabulary._count_words(corpus, limit=100)
+    words = vocabulary.count_words(corpus, limit=100)
     assert len(words) <= 100 + 50
     assert [words[w] for w in ("often", "sometimes0", "sometimes3")] == [2000, 500, 500]
 

@@ -1,6 +1,9 @@
 """The end of a training: its figures beside those of chance and fresh weights, and commands that work."""
 
+import gzip
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +75,10 @@ def test_without_held_out_text_the_last_batch_is_shown(tmp_path):
 )
 def test_the_next_commands_name_a_text_of_the_run(settings, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fastqt.sentences.train.summary._example", lambda path: "Is it?")
+    for path in map(Path, shlex.split(text or "")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(b"Is it?\n") if path.suffix == ".gz" else b"Is it?\n")
+
     neighbors, embed, evaluate = next_commands(TrainConfig(**settings), "run")
     sentence = "'a sentence'" if text is None else "'Is it?'"
     assert neighbors == f"fastqt neighbors run {text or 'CORPUS'} --query {sentence}"
