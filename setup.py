@@ -45,6 +45,7 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     """
     if not sys.platform.startswith("linux"):
         return [], []
+
     compile_flags = [
         "-fstack-protector-strong",
         # Python's own flags may ask for another level.
@@ -54,6 +55,7 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
         f"-ffile-prefix-map={Path().resolve()}/=",
         f"-ffile-prefix-map={torch_include}=torch/include",
     ]
+
     link_flags = [
         "-Wl,-z,relro",
         "-Wl,-z,now",
@@ -62,6 +64,7 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     ]
     if platform.libc_ver()[0] == "glibc" and platform.machine() in ("x86_64", "aarch64"):
         link_flags += ["-Wl,--wrap=exp", "-Wl,--wrap=log"]  # csrc/glibc.cpp says why
+
     # Python's own flags ask for debugging symbols, four fifths of the file.
     return compile_flags, [*link_flags, "-Wl,-s"]
 

@@ -11,6 +11,7 @@ from fastqt.sentences.text import TokenizerVocabulary
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes
+from fuzz.targets.vocabulary import check_encoding
 
 PIECES = ["<unk>", "a", "b", "c", "##b", "one", "two", "ab", ",", "!"]
 SENTENCES = ["one two, three!", "", "  ", "a b c ab ab c a b c", "é \u2028 \x00 [UNK] <unk> x" + "y" * 200]
@@ -43,11 +44,5 @@ def run(data: bytes) -> bool:
     except InputError as error:
         check_file_refusal(error, path)
         return False
-    ids, lengths = vocabulary.encode(SENTENCES)
-    assert len(ids) == lengths.sum()
-    assert (lengths >= 1).all()
-    assert (lengths <= vocabulary.max_length).all()
-    assert ((ids >= 0) & (ids < len(vocabulary))).all(), "an id outside the embedding table"
-    again = TokenizerVocabulary.load(write("again.json", vocabulary.to_json().encode()), **options)
-    assert (again.encode(SENTENCES).ids == ids).all()
+    check_encoding(vocabulary, SENTENCES, **options)
     return True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from fastqt.errors import InputError
-from fastqt.sentences.text import Vocabulary
+from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
 from fuzz.files import json_text, write
 from fuzz.refusals import check_file_refusal
 from fuzz.source import Bytes
@@ -23,11 +24,19 @@ def run(data: bytes) -> bool:
     except InputError as error:
         check_file_refusal(error, path)
         return False
-    ids, lengths = vocabulary.encode(SENTENCES)
+    check_encoding(vocabulary, SENTENCES, unknown=unknown)
+    return True
+
+
+def check_encoding(
+    vocabulary: Vocabulary | TokenizerVocabulary, sentences: list[str], **options: Any
+) -> None:
+    """Checks that a vocabulary encodes the sentences, and is the same when it is written and loaded again."""
+    ids, lengths = vocabulary.encode(sentences)
     assert len(ids) == lengths.sum()
     assert (lengths >= 1).all()
     assert (lengths <= vocabulary.max_length).all()
     assert ((ids >= 0) & (ids < len(vocabulary))).all(), "an id outside the embedding table"
-    again = Vocabulary.load(write("again.json", vocabulary.to_json().encode()), unknown=unknown)
-    assert (again.encode(SENTENCES).ids == ids).all()
-    return True
+
+    again = type(vocabulary).load(write("again.json", vocabulary.to_json().encode()), **options)
+    assert (again.encode(sentences).ids == ids).all()

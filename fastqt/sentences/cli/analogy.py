@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fastqt.sentences.cli.kinds import integer, path
+from fastqt.sentences.cli.kinds import add_device, add_value, integer, path
 
 
 def add_parser(commands: Any) -> None:
@@ -21,11 +21,11 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(
             f"--{letter}", required=True, metavar="TEXT", help=f"the sentence {letter.upper()}"
         )
-    parser.add_argument("-k", type=integer, default=5, help="number of sentences (default: 5)")
+    add_value(parser, "-k", integer, 5, "number of sentences")
     parser.add_argument(
         "--exclude", action="store_true", help="leave A, B and C out of the pool where they are in it"
     )
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(parser)
 
 
 def run(model: str, pool: list[str], a: str, b: str, c: str, k: int, exclude: bool, device: str) -> int:

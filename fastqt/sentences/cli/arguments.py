@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from fastqt._version import __version__
 from fastqt.sentences.cli import analogy, evaluate, retrieve
 from fastqt.sentences.cli.inference import add_inference
+from fastqt.sentences.cli.kinds import add_device, add_value
 from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         "demo",
         help="compare the loss with eager PyTorch, and show what a small model learns from docstrings",
     )
-    demo.add_argument("--seed", type=_integer, default=0, help="seed of the model's weights (default: 0)")
+    add_value(demo, "--seed", _integer, 0, "seed of the model's weights")
 
     train = commands.add_parser(
         "train",
@@ -106,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
     )
     add_inference(embed)
-    embed.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(embed)
 
     index = commands.add_parser(
         "index",
@@ -131,19 +132,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="lists of ivf (default: 4 times the root of the sentences)",
     )
-    index.add_argument(
-        "--links", type=_integer, default=32, metavar="N", help="links of each sentence of hnsw (default: 32)"
+    add_value(index, "--links", _integer, 32, "links of each sentence of hnsw", "N")
+    add_value(
+        index, "--min-recall", _number, 0.95, "share of the 10 nearest neighbours that a search finds", "X"
     )
-    index.add_argument(
-        "--min-recall",
-        type=_number,
-        default=0.95,
-        metavar="X",
-        help="share of the 10 nearest neighbours that a search finds (default: 0.95)",
-    )
-    index.add_argument("--seed", type=_integer, default=0, help="seed of samples of sentences (default: 0)")
+    add_value(index, "--seed", _integer, 0, "seed of samples of sentences")
     add_inference(index)
-    index.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(index)
 
     neighbors = commands.add_parser(
         "neighbors",
@@ -158,9 +153,9 @@ def build_parser() -> argparse.ArgumentParser:
     neighbors.add_argument(
         "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
     )
-    neighbors.add_argument("-k", type=_integer, default=5, help="number of sentences per query (default: 5)")
+    add_value(neighbors, "-k", _integer, 5, "number of sentences per query")
     add_inference(neighbors)
-    neighbors.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(neighbors)
 
     evaluate.add_parser(commands)
 
@@ -190,14 +185,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--from", dest="source", required=True, metavar="TEXT", help="the first sentence"
     )
     interpolate.add_argument("--to", dest="target", required=True, metavar="TEXT", help="the last sentence")
-    interpolate.add_argument(
-        "--steps", type=_integer, default=4, metavar="N", help="number of sentences between them (default: 4)"
-    )
+    add_value(interpolate, "--steps", _integer, 4, "number of sentences between them", "N")
     interpolate.add_argument(
         "--slerp", action="store_true", help="interpolate along an arc, not along a straight line"
     )
     add_inference(interpolate)
-    interpolate.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(interpolate)
 
     analogy.add_parser(commands)
     retrieve.add_parser(commands)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastqt.errors import InputError
 from fastqt.options import Device
 from fastqt.sentences.cli.inference import add_inference
-from fastqt.sentences.cli.kinds import integer, number, path
+from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -54,10 +54,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="read the STS texts lower-cased and tokenised, as in SentEval",
     )
 
-    parser.add_argument("-t", type=number, default=2.0, help="t of the uniformity (default: 2)")
-    parser.add_argument(
-        "--seed", type=integer, default=0, help="seed of folds and random weights (default: 0)"
-    )
+    add_value(parser, "-t", number, 2.0, "t of the uniformity")
+    add_value(parser, "--seed", integer, 0, "seed of folds and random weights")
 
     parser.add_argument(
         "--cache", type=path, metavar="DIR", help="directory in which vectors are kept for the next time"
@@ -65,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1")
     add_inference(parser)
 
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(parser)
 
 
 def run(

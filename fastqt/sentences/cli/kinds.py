@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 
 def path(text: str) -> str:
@@ -29,3 +30,22 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
+
+
+def add_value(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    kind: Callable[[str], float],
+    default: float,
+    help: str,
+    letter: str | None = None,
+) -> None:
+    """Adds an option with a number; its help says the default too."""
+    parser.add_argument(
+        flag, type=kind, default=default, metavar=letter, help=f"{help} (default: {default:g})"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Adds the option of the device to compute on."""
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastqt.errors import InputError
 from fastqt.options import Device
-from fastqt.sentences.cli.kinds import integer, number, path
+from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
 
 
 def add_parser(commands: Any) -> None:
@@ -32,51 +32,44 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--dev", type=path, metavar="FILE", help="captions to stop the training by")
     parser.add_argument("--test", type=path, metavar="FILE", help="captions to test on")
 
-    parser.add_argument(
+    add_value(
+        parser,
         "--share",
-        type=number,
-        default=0.1,
-        metavar="X",
-        help="without --dev and --test, the share of the images in each of these parts (default: 0.1)",
+        number,
+        0.1,
+        "without --dev and --test, the share of the images in each of these parts",
+        "X",
     )
 
-    parser.add_argument(
-        "--dim", type=integer, default=1000, metavar="N", help="width of the common space (default: 1000)"
-    )
-    parser.add_argument(
+    add_value(parser, "--dim", integer, 1000, "width of the common space", "N")
+    add_value(
+        parser,
         "--margin",
-        type=number,
-        default=0.2,
-        metavar="X",
-        help="how much higher the cosine of a pair should be than that of its contrasts (default: 0.2)",
+        number,
+        0.2,
+        "how much higher the cosine of a pair should be than that of its contrasts",
+        "X",
     )
-    parser.add_argument(
-        "--contrasts",
-        type=integer,
-        default=50,
-        metavar="N",
-        help="sampled captions, and images, that a pair is compared with (default: 50)",
+    add_value(
+        parser, "--contrasts", integer, 50, "sampled captions, and images, that a pair is compared with", "N"
     )
 
-    parser.add_argument(
-        "--epochs", type=integer, default=50, metavar="N", help="at most so many passes (default: 50)"
-    )
-    parser.add_argument(
+    add_value(parser, "--epochs", integer, 50, "at most so many passes", "N")
+    add_value(
+        parser,
         "--patience",
-        type=integer,
-        default=5,
-        metavar="N",
-        help="stop after so many passes without better figures on the captions of --dev (default: 5)",
+        integer,
+        5,
+        "stop after so many passes without better figures on the captions of --dev",
+        "N",
     )
-    parser.add_argument(
-        "--seed", type=integer, default=0, help="seed of the parts, the maps and the contrasts (default: 0)"
-    )
+    add_value(parser, "--seed", integer, 0, "seed of the parts, the maps and the contrasts")
 
     parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
     parser.add_argument(
         "--raw", action="store_true", help="do not scale sentence vectors, or their halves, to norm 1"
     )
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_device(parser)
 
 
 def run(

@@ -14,7 +14,7 @@ from fastqt.sentences.text.limits import table_lines
 SUFFIXES = (".tsv.xz", ".tsv.gz", ".tsv")
 
 
-class Labelled(NamedTuple):
+class LabelledTexts(NamedTuple):
     """Sentences with class labels."""
 
     labels: NDArray[np.str_]
@@ -47,7 +47,7 @@ def find(data: Path, *names: str) -> list[Path] | None:
     return existing if len(existing) == len(names) else None
 
 
-def read_labelled(path: Path, *, text: int = 1) -> Labelled:
+def read_labelled(path: Path, *, text: int = 1) -> LabelledTexts:
     """Reads sentences with labels.
 
     Args:
@@ -58,7 +58,7 @@ def read_labelled(path: Path, *, text: int = 1) -> Labelled:
         InputError: the file cannot be read or has too few columns.
     """
     rows = _columns(path, text + 1)
-    return Labelled(np.array([row[0] for row in rows]), [row[text] for row in rows])
+    return LabelledTexts(np.array([row[0] for row in rows]), [row[text] for row in rows])
 
 
 def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) -> Pairs:

@@ -35,8 +35,7 @@ class DevelopmentPairs:
 
         Returns:
             dev_spearman: Spearman's coefficient of the cosines and the gold scores; dev_alignment: of the
-                pairs
-            with a high score; dev_uniformity: of all sentences.
+            pairs with a high score; dev_uniformity: of all sentences.
         """
         vectors = encode(self.pairs.first + self.pairs.second)
         u, v = np.split(vectors, 2)

@@ -21,7 +21,7 @@ from fastqt.sentences.evaluation.classification import (
     nested_cross_validation,
     pair_features,
 )
-from fastqt.sentences.evaluation.data import Labelled, Pairs, find, read_labelled, read_pairs
+from fastqt.sentences.evaluation.data import LabelledTexts, Pairs, find, read_labelled, read_pairs
 from fastqt.sentences.evaluation.logistic import one_hot
 from fastqt.sentences.evaluation.similarity import (
     alignment,
@@ -61,7 +61,7 @@ class Task(Protocol):
 class CrossValidated:
     """MR, CR, SUBJ, MPQA: nested cross-validation."""
 
-    examples: Labelled
+    examples: LabelledTexts
 
     def texts(self) -> Iterable[str]:
         return self.examples.texts
@@ -78,8 +78,8 @@ class CrossValidated:
 class TrainTest:
     """TREC: C is chosen by cross-validation of the training set."""
 
-    train: Labelled
-    test: Labelled
+    train: LabelledTexts
+    test: LabelledTexts
 
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.test.texts)
@@ -95,9 +95,9 @@ class TrainTest:
 class TrainDevTest:
     """SST2: C is chosen on the development set."""
 
-    train: Labelled
-    dev: Labelled
-    test: Labelled
+    train: LabelledTexts
+    dev: LabelledTexts
+    test: LabelledTexts
 
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.dev.texts, self.test.texts)
@@ -214,7 +214,7 @@ def _texts(*parts: Pairs) -> Iterable[str]:
     return chain.from_iterable(chain(part.first, part.second) for part in parts)
 
 
-def _class_numbers(*parts: Labelled) -> tuple[int, list[NDArray[np.int64]]]:
+def _class_numbers(*parts: LabelledTexts) -> tuple[int, list[NDArray[np.int64]]]:
     """The number of classes, and the labels of each part as class numbers (n,)."""
     classes = np.unique(np.concatenate([part.labels for part in parts]))
     return len(classes), [np.searchsorted(classes, part.labels) for part in parts]

@@ -169,7 +169,7 @@ def _in_pieces(batch: Batch, pieces: list[int]) -> Batch:
     return batch._replace(document_ids=documents, pieces=spans)
 
 
-def even(total: int, parts: int) -> list[int]:
+def equal_shares(total: int, parts: int) -> list[int]:
     """The sizes of parts of a total that differ by at most one; the larger ones come first."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
@@ -195,7 +195,7 @@ def split(
     """
     waiting = list(reversed(spans))
     shares = []
-    for size in even(sum(span.sentences for span in spans), parts):
+    for size in equal_shares(sum(span.sentences for span in spans), parts):
         share = []
         while size:
             span = waiting.pop()

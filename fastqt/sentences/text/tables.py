@@ -34,7 +34,7 @@ class Columns(NamedTuple):
     document: str | None = None  # a document ends where its value changes
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Consecutive rows of a table."""
 
     texts: list[str]  # without surrounding white space; "" for a cell without a value
@@ -78,7 +78,7 @@ def data_files(path: str) -> list[Path]:
     return files
 
 
-def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[Rows]:
+def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[TableRows]:
     """Streams the rows of a table.
 
     A line break within a cell is a blank. Memory holds a few hundred rows, and of an Arrow file with
@@ -111,7 +111,7 @@ def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[Rows]:
             flags = begins[begin:end] or [False] * len(texts)
             drop = max(start - first - begin, 0)
             if drop < len(texts):
-                yield Rows(texts[drop:], ends[drop:], flags[drop:])
+                yield TableRows(texts[drop:], ends[drop:], flags[drop:])
 
 
 def _slices(path: str, columns: Columns, skip: int) -> Iterator[tuple[int, Any, Any]]:

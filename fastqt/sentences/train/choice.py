@@ -20,9 +20,12 @@ def build_objective(
     config: TrainConfig, corpus: list[str], vocabulary: Lexicon, device: torch.device, ranks: Ranks
 ) -> Objective[Any]:
     """The objective of the model that the settings name. For the arguments see `Objective`."""
-    classes: dict[str, type[Objective[Any]]] = {"quickthoughts": ContextObjective}
-    classes |= {"skip-thoughts": SkipThoughtsObjective}
-    classes |= {"gloss-bow": GlossObjective, "gloss-pos": GlossObjective}
+    classes: dict[str, type[Objective[Any]]] = {
+        "quickthoughts": ContextObjective,
+        "skip-thoughts": SkipThoughtsObjective,
+        "gloss-bow": GlossObjective,
+        "gloss-pos": GlossObjective,
+    }
     if config.encoder == "combine":
         return CombinedObjective(config, corpus, vocabulary, device, ranks)
     of_views = TripletsObjective if reads_rows(config) else ViewsObjective

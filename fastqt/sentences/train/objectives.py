@@ -16,7 +16,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import Model, build_model
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Columns, Corpus, Lexicon, Position, Sample, Span, batches
-from fastqt.sentences.text.batches import even, span_batches, split
+from fastqt.sentences.text.batches import equal_shares, span_batches, split
 from fastqt.sentences.train.optim import Adam, RowAdam
 from fastqt.sentences.train.ranks import Ranks, Share
 
@@ -89,7 +89,7 @@ class Objective(ABC, Generic[B]):
 
     def steps(self, sentences: int) -> int:
         """The number of steps over this many sentences, or over the rest of an epoch that has as many."""
-        full, rest = divmod(max(even(sentences, self.ranks.size)), self.config.batch_size)
+        full, rest = divmod(max(equal_shares(sentences, self.ranks.size)), self.config.batch_size)
         # With at least 2 sentences on the rank that has the most, no rank is without one.
         least = self.min_batch_size if self.ranks.size == 1 else max(self.min_batch_size, 2)
         return full + (rest >= least)
@@ -100,7 +100,7 @@ class Objective(ABC, Generic[B]):
         for _ in range(steps - 1):
             yield [size] * ranks
         if steps > 0:
-            last = even(sentences - (steps - 1) * size * ranks, ranks)
+            last = equal_shares(sentences - (steps - 1) * size * ranks, ranks)
             yield last if ranks > 1 else [min(size, *last)]
 
     @abstractmethod

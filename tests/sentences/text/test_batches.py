@@ -8,7 +8,7 @@ import torch
 
 from fastqt.errors import InputError
 from fastqt.sentences.text import Position, Span, Vocabulary, batches, read_blocks, reader
-from fastqt.sentences.text.batches import even, span_batches, split
+from fastqt.sentences.text.batches import equal_shares, span_batches, split
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_parts_of_a_corpus_hold_every_sentence_once(corpus, vocabulary, parts, r
     files, sentences, documents = corpus
     shares = split(files, [Span(Position(), 23)], parts)
     sizes = [sum(span.sentences for span in share) for share in shares]
-    assert sizes == even(23, parts)
+    assert sizes == equal_shares(23, parts)
     ids = [vocabulary.tokenizer.encode(sentence).ids for sentence in sentences]
     found = []
     for size, share in zip(sizes, shares, strict=True):

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.index.array_file import ArrayWriter
 from fastqt.sentences.inference.index.index import FORMAT, CorpusDigest, Index, Recall
 from fastqt.sentences.inference.index.recall import measure, sample, sufficient_effort
 from fastqt.sentences.inference.index.searchers import ID_BYTES, MOST_LINKS, SEARCHERS, import_faiss
 from fastqt.sentences.inference.index.spool import Spool
 from fastqt.sentences.inference.search import normalized
-from fastqt.sentences.runs.array_file import ArrayWriter
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.limits import check_bytes

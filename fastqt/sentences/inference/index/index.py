@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.index.array_file import ArrayFile
 from fastqt.sentences.inference.index.searchers import SEARCHERS, Found, Searcher
 from fastqt.sentences.inference.search import Neighbor, encode_queries
 from fastqt.sentences.json_text import field
-from fastqt.sentences.runs.array_file import ArrayFile
 from fastqt.sentences.text import Block, read_blocks
 from fastqt.sentences.text.reader import LONGEST_LINE
 

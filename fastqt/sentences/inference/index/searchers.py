@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.best import Best
+from fastqt.sentences.inference.index.array_file import ArrayFile
 from fastqt.sentences.json_text import field
-from fastqt.sentences.runs.array_file import ArrayFile
 from fastqt.sentences.text.limits import check_bytes
 
 ROWS = 8192  # that are searched at a time

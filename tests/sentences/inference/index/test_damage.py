@@ -10,7 +10,7 @@ import pytest
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
-from fastqt.sentences.runs.array_file import END, ArrayWriter
+from fastqt.sentences.inference.index.array_file import END, ArrayWriter
 from tests.shared.clustered import Clustered, write_corpus
 
 KINDS = ["flat", "ivf", "hnsw"]
