@@ -28,7 +28,7 @@ class Losses(lightning.Callback):
     """Keeps the loss of each step, which is the same on all ranks."""
 
     def __init__(self) -> None:
-        self.found: list[float] = []
+        self.losses: list[float] = []
 
     def on_train_batch_end(
         self,
@@ -38,7 +38,7 @@ class Losses(lightning.Callback):
         batch: object,
         index: int,
     ) -> None:
-        self.found.append(outputs["loss"].item())
+        self.losses.append(outputs["loss"].item())
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[float]
     )
 
     trainer.fit(model, loader)
-    return model, losses.found
+    return model, losses.losses
 
 
 if __name__ == "__main__":

@@ -215,11 +215,7 @@ class Trainer:
                     line = measurements.line(loss, measured, validates)
                     Moment.now().since(began).add_to(progress)
                     sentences, began = 0, Moment.now()
-                    line |= {"sentences_per_second": rate, "seconds": progress.seconds}
-                    line |= {"cpu_seconds": progress.cpu_seconds}
-                    if log is not None:
-                        log.write(line)
-                    display.report(line)
+                    line = self._report(line | {"sentences_per_second": rate}, log, display)
                 elif silent and (spent := Moment.now().since(began)).cpu_seconds >= FIRST_REPORT:
                     silent = False
                     early = measurements.line(loss, measured, False)
@@ -244,8 +240,13 @@ class Trainer:
         """Validates the model before the first step; the line of metrics, which is empty otherwise."""
         if self.progress.step or not (self.measurements.can_validate and self.objective.validates_fresh):
             return {}
-        line = self.measurements.of_fresh_weights()
-        line |= {"seconds": self.progress.seconds, "cpu_seconds": self.progress.cpu_seconds}
+        return self._report(self.measurements.of_fresh_weights(), log, display)
+
+    def _report(
+        self, figures: dict[str, float], log: MetricsLog | None, display: Display
+    ) -> dict[str, float]:
+        """Writes and shows a line of metrics, to which it adds the time that the training has taken."""
+        line = figures | {"seconds": self.progress.seconds, "cpu_seconds": self.progress.cpu_seconds}
         if log is not None:
             log.write(line)
         display.report(line)

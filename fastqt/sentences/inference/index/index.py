@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index.array_file import ArrayFile
-from fastqt.sentences.inference.index.searchers import SEARCHERS, Found, Searcher
+from fastqt.sentences.inference.index.searchers import SEARCHERS, Hits, Searcher
 from fastqt.sentences.inference.search import Neighbor, encode_queries
 from fastqt.sentences.json_text import field
 from fastqt.sentences.text import Block, read_blocks
@@ -141,7 +141,7 @@ class Index:
             for nearest in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
 
-    def search_vectors(self, queries: NDArray[np.float32], k: int, effort: int | None = None) -> Found:
+    def search_vectors(self, queries: NDArray[np.float32], k: int, effort: int | None = None) -> Hits:
         """The rows with the highest cosines to each query, best first; among equal ones, the first rows.
 
         Args:
@@ -222,13 +222,13 @@ class CorpusDigest:
     """The SHA-256 of sentences and of the lines that hold them, whatever the files are called."""
 
     def __init__(self) -> None:
-        self._found = hashlib.sha256()
+        self._sha256 = hashlib.sha256()
 
     def add(self, block: Block) -> None:
         """Adds the next block of the corpus."""
         for line, sentence in zip(block.lines, block.sentences, strict=True):
-            self._found.update(f"{block.file}:{line}:{sentence}\n".encode())
+            self._sha256.update(f"{block.file}:{line}:{sentence}\n".encode())
 
     def hexdigest(self) -> str:
         """The digest of what was added so far."""
-        return self._found.hexdigest()
+        return self._sha256.hexdigest()

@@ -17,7 +17,7 @@ from fastqt.sentences.text.limits import check_bytes
 ROWS = 8192  # that are searched at a time
 ID_BYTES = 8
 
-Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
+Hits = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
 
 
 class Searcher(Protocol):
@@ -26,7 +26,7 @@ class Searcher(Protocol):
     least_effort: int
     most_effort: int
 
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
         """The k best rows of each query, in any order.
 
         Args:
@@ -44,7 +44,7 @@ class Flat:
     def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
         self.vectors = file.array("vectors", "float32", (rows, width))
 
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
         best = Best(len(queries), k)
         for begin in range(0, len(self.vectors), ROWS):
             rows = self.vectors.read(begin, min(begin + ROWS, len(self.vectors)))
@@ -94,7 +94,7 @@ class Lists:
         self._index.replace_invlists(self._lists, False)
         self._index.ntotal, self._index.is_trained = rows, True
 
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
         self._index.nprobe = effort
         cosines, lists = self._quantizer.search(queries, effort)
         for each in np.unique(lists[lists >= 0]).tolist():
@@ -139,7 +139,7 @@ class Graph:
         self._index.storage.add(self._flat.vectors.read())
         self._index.ntotal = rows
 
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Found:
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
         self._index.hnsw.efSearch = max(effort, k)
         scores, rows = self._index.search(queries, k)
         # A walk does not come to all rows where many are equal.
