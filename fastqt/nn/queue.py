@@ -134,26 +134,26 @@ class Queue(nn.Module):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        own = embeddings
+        local = embeddings
 
         def check(ranks: Group | None) -> dict[str, int]:
-            nonlocal own
-            own = local_rows(ranks, "embeddings", embeddings)
-            self._check(own, labels)
+            nonlocal local
+            local = local_rows(ranks, "embeddings", embeddings)
+            self._check(local, labels)
             if ranks is not None:
-                check_embeddings(embeddings=with_a_row(ranks, own))
-            return {"embeddings": len(own)}
+                check_embeddings(embeddings=with_a_row(ranks, local))
+            return {"embeddings": len(local)}
 
         def facts(ranks: Group) -> dict[str, Hashable]:
             return {
                 "size": self.size,
                 "dtype of the queue": str(self.rows.dtype),
                 "labels of the queue": self.row_labels is not None,
-                **facts_of_embeddings(own),
+                **facts_of_embeddings(local),
             }
 
         batch = agree(group, "fastqt.nn.Queue.enqueue", check, facts)
-        added = batch.gather_constant(own.detach().to(self.rows.dtype), "embeddings")
+        added = batch.gather_constant(local.detach().to(self.rows.dtype), "embeddings")
         new_labels = None
         if labels is not None:
             new_labels = batch.gather_constant(as_ids("labels", labels).to(added.device), "embeddings")
