@@ -28,7 +28,7 @@ LIMITS = {
     "packs": (0, 5),
     "unbroken_bodies": (4, 39),
     "row_scores": (14, 9),
-    "vague_names": (283, 0),
+    "vague_names": (276, 0),
 }
 
 WINDOW_LINES, WINDOW_FIELDS = 24, 12  # a place that names so many fields of Problem within so many lines
