@@ -18,7 +18,8 @@ from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd
 from fastqt.engines import ENGINES, cpu
-from fastqt.functional import lowering
+from fastqt.functional.call import Call
+from fastqt.functional.lowering import lowered
 from fastqt.problem import Needs, Problem
 
 SIZE = 8
@@ -41,23 +42,27 @@ class Empty(torch.autograd.Function):
 
 def problem(queries: Tensor, candidates: Tensor) -> Problem:
     """The problem that `contrastive_loss` makes from its arguments and their defaults."""
-    made, _ = lowering.lowered(
+    call = Call(
+        "softmax",
         queries,
         candidates,
         fastqt.Window(),
-        link="softmax",
         diagonal="zero",
         scale=1.0,
         bias=0.0,
         normalize=False,
         negatives=None,
         row_negatives=None,
+        row_scores=None,
         query_groups=None,
         candidate_groups=None,
         mask=None,
+        guide=None,
+        reduction="mean",
         memory="fast",
         backend="cpu",
     )
+    made, _ = lowered(call)
     return made
 
 

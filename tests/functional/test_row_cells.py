@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastqt
-from fastqt.functional import row_scores as lowering
+from fastqt.functional import row_cells as lowering
 from tests.shared import oracle
 from tests.shared.tolerances import (
     EAGER_FACTOR,

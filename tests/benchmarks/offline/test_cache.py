@@ -118,7 +118,9 @@ def test_a_kernel_that_breaks_is_not_hidden_by_its_compiled_past(kernels, tmp_pa
     """The whole way: a copy of the project compiles a kernel, the kernel breaks, the copy compiles again."""
     copy = kernels.parent
     shutil.copytree(ROOT / "fastqt", copy / "fastqt", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "benchmarks", copy / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("benchmarks", "tests/shared"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests" / "__init__.py", copy / "tests")
     shutil.rmtree(copy / "kernels" / "deeper")
     shutil.move(copy / "kernels", copy / "fastqt" / "kernels")
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(copy)}
