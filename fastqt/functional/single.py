@@ -34,9 +34,8 @@ def loss_of_process(call: Call) -> Tensor:
     p, plan = problem_of(call, kind, plan)
     prepare(p, plan)
     engine = plan.engine
-    if call.reduction == "mean_of_targets":
-        return computed_loss(p, "sum", engine) / p.targets.rows_with_targets().clamp(min=1)
-    loss = computed_loss(p, call.reduction, engine)
+    of_targets = call.reduction == "mean_of_targets"
+    loss = computed_loss(p, "sum" if of_targets else call.reduction, engine)
     for completion in reversed(completions):
         loss = loss if completion is None else completion(loss)
-    return loss
+    return loss / p.targets.rows_with_targets().clamp(min=1) if of_targets else loss
