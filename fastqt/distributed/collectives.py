@@ -38,16 +38,6 @@ def gather(x: Tensor, counts: Sequence[int], group: Group, dtype: torch.dtype | 
     return _gather(x, tuple(counts), group, dtype or x.dtype)
 
 
-def gather_own_first(
-    x: Tensor, counts: Sequence[int], group: Group, dtype: torch.dtype | None = None
-) -> Tensor:
-    """`gather` with this rank's rows first, then those of the ranks after it, and at last of those before it.
-
-    The cells (i, i) of the batch are then those of this rank's rows, which losses of one process know.
-    """
-    return gather(x, counts, group, dtype).roll(-sum(counts[: group.rank]), 0)
-
-
 def gather_constant(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
     """`gather` of what has no gradient."""
     return _gathered(x.detach(), counts, group)

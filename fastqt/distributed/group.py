@@ -60,7 +60,7 @@ class Group:
 
     Raises:
         ValueError: an unknown option, or this process is not in the group.
-        TypeError: process_group is none.
+        TypeError: process_group is no process group and no mesh.
         RuntimeError: torch.distributed is not initialised.
 
     Example:

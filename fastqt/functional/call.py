@@ -1,7 +1,6 @@
 """The arguments of a general loss as one record, which each lowering turns into another one.
 
-A lowering is a function from a record to a record. What the loss of the lowered record still lacks is a
-`Completion`.
+A lowering gives a record, and what its loss still lacks: a `Completion`, or None.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTION
 from fastqt.targets import Targets
 from fastqt.torch_modes import is_traced
 
-# Makes of the lowered call's loss that of the call.
+# Makes of the lowered call's loss that of the call; on a rank of a group, of the sum of its rows.
 Completion: TypeAlias = "Callable[[Tensor], Tensor]"
 
 FUNCTIONS = {
@@ -47,7 +46,8 @@ class Call:
 
     Attributes:
         link: as of `Problem`.
-        targets: of this rank's queries, over the candidates of the whole batch.
+        targets: of this rank's queries; over the candidates of the whole batch once `loss_over_group` has
+            made them so.
     """
 
     link: str

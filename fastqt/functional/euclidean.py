@@ -97,8 +97,14 @@ def in_products(
         private.append(log_sum_exp(of_negatives)[:, None] + own[:, None])
 
     if call.link == "log_sum_exp":
-        # Where a row's own cells have most of its sum, the gradients of `own` and of products would cancel.
-        return products, lambda loss: joined(loss[:, None] + own[:, None], *private)
+
+        def completed(loss: Tensor) -> Tensor:
+            # A row that has been excluded as a whole stays -inf, without a gradient.
+            moved = loss + own.masked_fill(loss.detach().isneginf(), 0)
+            # Apart from `private`: where these have most of a sum, gradients of `own` and products would cancel.
+            return joined(moved[:, None], *private)
+
+        return products, completed
     if private:
         cells = torch.cat([x.to(own.dtype) - own[:, None] for x in private], 1)
         products = replace(products, row_scores=cells)

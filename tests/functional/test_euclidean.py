@@ -271,3 +271,20 @@ def test_refusals_name_the_argument(case):
         fastqt.contrastive_loss(
             torch.zeros(N, D), torch.zeros(N, D), **{"similarity": "euclidean", **changes}
         )
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_row_without_candidates_has_no_gradient(backend):
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randn(n, 5, generator=generator, requires_grad=True) for n in (3, 4))
+    scale = torch.tensor(2.0, requires_grad=True)
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1] = True
+    rows = fastqt.log_sum_exp(
+        queries, candidates, scale=scale, mask=mask, similarity="euclidean", backend=backend
+    )
+    assert rows.isneginf().tolist() == [False, True, False]
+    of_queries, of_candidates, of_scale = torch.autograd.grad(rows[1], (queries, candidates, scale))
+    assert not of_queries.any()
+    assert not of_candidates.any()
+    assert of_scale == 0
