@@ -101,7 +101,7 @@ def in_products(
         def completed(loss: Tensor) -> Tensor:
             # A row that has been excluded as a whole stays -inf, without a gradient.
             moved = loss + own.masked_fill(loss.detach().isneginf(), 0)
-            # Apart from `private`: where these have most of a sum, gradients of `own` and products would cancel.
+            # Apart from `private`: where that has most of a sum, gradients of `own` and products cancel.
             return joined(moved[:, None], *private)
 
         return products, completed
