@@ -54,15 +54,33 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 }
 
 
+def _kinds(function: Callable[..., Any]) -> set[object]:
+    return {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+
+
+def _names_of(constructor: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of a constructor's arguments; None if it takes any."""
+    return (
+        None
+        if Parameter.VAR_KEYWORD in _kinds(constructor)
+        else tuple(inspect.signature(constructor).parameters)
+    )
+
+
 class NamedOptions(nn.Module):
     """A module that says what is wanted in place of an option that its constructor does not have."""
 
     batch_arguments: ClassVar[tuple[str, ...]] = ()
+    # Found when a class is made: torch.compile, which may trace a constructor, knows no signatures.
+    _known_options: ClassVar[tuple[str, ...] | None] = None  # None where the constructor takes any
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._known_options = _names_of(cls.__init__)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        if Parameter.VAR_KEYWORD not in _kinds(cls.__init__):
-            known = inspect.signature(cls.__init__).parameters
-            check_names(options, known, cls.__name__, cls.batch_arguments)
+        if cls._known_options is not None:
+            check_names(options, cls._known_options, cls.__name__, cls.batch_arguments)
         return super().__new__(cls)
 
 
@@ -87,6 +105,8 @@ class Loss(NamedOptions):
 
     function: ClassVar[Callable[..., Tensor]]
     defaults: ClassVar[Mapping[str, Any]] = {}
+    _function_defaults: ClassVar[dict[str, Any]] = {}
+    _value_checks: ClassVar[dict[str, Callable[[Any], object]]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -108,17 +128,20 @@ class Loss(NamedOptions):
                 if option.name not in held and not TYPES_OF_A_BATCH.isdisjoint(hints.get(option.name, ()))
             )
 
+        options = cls._function_options()
+        cls._function_defaults = {option.name: option.default for option in options}
+        cls._value_checks = _checks_of(cls.function)
         if Parameter.VAR_KEYWORD not in _kinds(constructors[-1]):
             return  # It takes options of its own, and decides on the function's.
-        options = cls._function_options()
         for group in added:
             options = _with_added(options, group)
         options = [p.replace(default=cls.defaults.get(p.name, p.default)) for p in options]
         cls.__init__ = with_options(constructors[-1], options)  # type: ignore[method-assign]
+        cls._known_options = _names_of(cls.__init__)
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        defaults = {option.name: option.default for option in self._function_options()}
+        defaults = self._function_defaults
         self.option_names = frozenset(defaults)
 
         # In the order of the signature, in which `repr` shows them.
@@ -138,19 +161,9 @@ class Loss(NamedOptions):
         Raises:
             TypeError, ValueError: naming the option, what is wanted and what came.
         """
-        hints = _types(cls.function)
         for name, value in options.items():
-            kinds = [kind for kind in hints.get(name, ()) if kind is not type(None)]
-            if value is None and len(kinds) < len(hints.get(name, ())):
-                continue
-
-            kind = kinds[0] if len(kinds) == 1 else None
-            if name in CHECKS:
-                CHECKS[name](value)
-            elif typing.get_origin(kind) is typing.Literal:
-                check_option(name, value, typing.get_args(kind))
-            elif kind in TYPE_CHECKS:
-                TYPE_CHECKS[kind](name, value)
+            if name in cls._value_checks:
+                cls._value_checks[name](value)
 
     def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
         """The loss of a batch.
@@ -265,8 +278,32 @@ class BiasedLoss(ScaledLoss):
         return {"bias": self.bias, **super().function_options()}
 
 
-def _kinds(function: Callable[..., Any]) -> set[object]:
-    return {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+def _checks_of(function: Callable[..., Any]) -> dict[str, Callable[[Any], object]]:
+    """By name, what checks the value of an argument, as far as its type or the name tells."""
+    checks: dict[str, Callable[[Any], object]] = {}
+    hints = _types(function)
+    for name in inspect.signature(function).parameters:
+        kinds = [kind for kind in hints.get(name, ()) if kind is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else None
+        if name in CHECKS:
+            check: Callable[[Any], object] = CHECKS[name]
+        elif typing.get_origin(kind) is typing.Literal:
+            check = partial(_check_choice, name, typing.get_args(kind))
+        elif kind in TYPE_CHECKS:
+            check = partial(TYPE_CHECKS[kind], name)
+        else:
+            continue
+        checks[name] = partial(_unless_none, check) if len(kinds) < len(hints.get(name, ())) else check
+    return checks
+
+
+def _check_choice(name: str, choices: tuple[str, ...], value: Any) -> None:
+    check_option(name, value, choices)
+
+
+def _unless_none(check: Callable[[Any], object], value: Any) -> None:
+    if value is not None:
+        check(value)
 
 
 def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
@@ -281,14 +318,14 @@ def with_options(constructor: Constructor, options: Sequence[Parameter]) -> Cons
     first = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in names]
     signature = signature.replace(parameters=[*first, *options])
 
+    defaults = {p.name: p.default for p in options if p.default is not p.empty}
+    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first) - 1  # without self
+
     @functools.wraps(constructor)
     def construct(self: object, *arguments: Any, **values: Any) -> None:
-        try:
-            call = signature.bind(self, *arguments, **values)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}: {error}") from None
-        call.apply_defaults()
-        constructor(*call.args, **call.kwargs)
+        if len(arguments) > most:
+            raise TypeError(f"{type(self).__name__}: too many positional arguments")
+        constructor(self, *arguments, **{**defaults, **values})
 
     construct.__signature__ = signature  # type: ignore[attr-defined]
     return typing.cast("Constructor", construct)
