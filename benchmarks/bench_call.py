@@ -62,6 +62,7 @@ def problem(queries: Tensor, candidates: Tensor) -> Problem:
         memory="fast",
         backend="cpu",
     )
+
     made, _ = lowered(call)
     return made
 

@@ -26,7 +26,7 @@ LIMITS = {
     "second_losses": (0, 0),
     "group_or_none": (8, 5),
     "packs": (0, 5),
-    "unbroken_bodies": (4, 39),
+    "unbroken_bodies": (3, 39),
     "row_scores": (14, 9),
     "vague_names": (276, 0),
 }

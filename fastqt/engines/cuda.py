@@ -114,6 +114,7 @@ def _launch(p: Problem, weights: float | Tensor, total: Tensor | None, g: Gradie
     logsumexp, mass, loss = (p.queries.new_empty(p.queries.shape[0], dtype=torch.float64) for _ in range(3))
     scale = p.scale if isinstance(p.scale, Tensor) and p.scale.device == p.queries.device else None
     per_row = weights if isinstance(weights, Tensor) else None
+
     torch.ops.fastqt.small_contrastive_.default(
         p.queries.contiguous(),
         p.candidates.contiguous(),

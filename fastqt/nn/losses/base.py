@@ -285,6 +285,7 @@ def _checks_of(function: Callable[..., Any]) -> dict[str, Callable[[Any], object
     for name in inspect.signature(function).parameters:
         kinds = [kind for kind in hints.get(name, ()) if kind is not type(None)]
         kind = kinds[0] if len(kinds) == 1 else None
+
         if name in CHECKS:
             check: Callable[[Any], object] = CHECKS[name]
         elif typing.get_origin(kind) is typing.Literal:
