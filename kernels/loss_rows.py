@@ -189,14 +189,16 @@ def loss_rows_kernel(
 
         if row_scores is not None:
             row_exponential = tl.exp(tl.load(row_scores + row) - shift)
-            tl.store(row_score_gradients + row, factor * rho32 * row_exponential)
+            row_score_gradient = tl.where(rho > 0, factor * rho32 * row_exponential, 0.0)
+            tl.store(row_score_gradients + row, row_score_gradient)
 
         for start in range(0, width, BLOCK):
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
             e = tl.exp(x - shift)
             exact = (rho32 - T) * e - T * (of_others32 + (of_targets32 - e))
-            dS = factor * tl.where(T > 0, exact, rho32 * e)
+            # A row without targets has no gradient, also where a score of it is NaN.
+            dS = tl.where(rho > 0, factor * tl.where(T > 0, exact, rho32 * e), 0.0)
             store_row(line, dS, row, j, width, columns, DIAGONAL)
 
 

@@ -104,6 +104,23 @@ def test_a_tile_of_nothing_but_nan_counts(columns, gradients, dtype):
     assert {name: loss.isnan().all().item() for name, loss in losses.items()} == dict.fromkeys(losses, True)
 
 
+@pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+def test_a_row_without_targets_has_no_gradient_from_a_nan(backend, dtype):
+    queries, candidates = (x.to(dtype).requires_grad_() for x in embeddings(3, 4))
+    targets = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0.5]])
+    row_scores = torch.tensor([0.0, math.nan, 0.0], requires_grad=True)
+    loss = fastqt.contrastive_loss(
+        queries, candidates, targets, row_scores=row_scores, diagonal="keep", backend=backend
+    )
+    gradients = torch.autograd.grad(loss, (queries, candidates, row_scores))
+    assert loss.isfinite()
+    assert all(g.isfinite().all() for g in gradients)
+    assert gradients[0][1].eq(0).all()
+    assert gradients[2][1] == 0
+
+
 def test_the_last_of_many_candidates_is_seen_without_gradients():
     queries, candidates = embeddings(4, 4097)
     candidates[-1] = math.nan

@@ -38,8 +38,8 @@ def above(growth: int | None, results: Sequence[Tensor]) -> int | None:
 def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
     """Runs a function and measures by how much the process grew at most while it ran.
 
-    What the function takes from free memory that malloc holds and cannot give back to the system is not counted: a
-    process that has computed little before gives the exact figure.
+    What the function takes from free memory that malloc holds and cannot give back to the system is not
+    counted: a process that has computed little before gives the exact figure.
 
     Args:
         function: what to run, without arguments.

@@ -34,8 +34,8 @@ print(results[0].numel(), peak)
 
 def test_results_are_not_counted_and_what_is_freed_is():
     """In a process of its own: other tests may leave free memory in a heap that malloc cannot give back."""
-    printed = subprocess.run([sys.executable, "-c", PEAK_OF_WORK], capture_output=True, text=True, check=True).stdout
-    numbers, peak = printed.split()
+    run = subprocess.run([sys.executable, "-c", PEAK_OF_WORK], capture_output=True, text=True, check=True)
+    numbers, peak = run.stdout.split()
     if peak == "None":
         pytest.skip("the system does not report the peak of a process")
     assert int(numbers) == 16 * ONE_MIB
