@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
@@ -99,13 +99,27 @@ def with_tensors(rest: Rest, tensors: Sequence[Tensor | None]) -> Any:
     """The problem that `without_tensors` was given."""
     layout, scale, options = rest
     held: tuple[Any, ...] = (*tensors,) if scale is None else (*tensors, scale)
+    return with_values(layout.kind, layout.parts, layout.places, (*held, *options))
 
-    p = object.__new__(layout.kind)
-    values = p.__dict__
-    for name, part in layout.parts.items():
-        values[name] = object.__new__(part)
-    for place, value in zip(layout.places, (*held, *options), strict=True):
-        owner = values if place.part is None else values[place.part].__dict__
+
+def with_values(
+    kind: Any, parts: Mapping[str, type[Any]], places: Sequence[Place], values: Sequence[Any]
+) -> Any:
+    """A problem with a value at each of its places.
+
+    Args:
+        kind: its class.
+        parts: the fields whose values are taken apart, and their classes.
+        places: where the values are, in any order.
+        values: one for each place.
+    """
+    p = object.__new__(kind)
+    fields = p.__dict__
+    for name, part in parts.items():
+        fields[name] = object.__new__(part)
+
+    for place, value in zip(places, values, strict=True):
+        owner = fields if place.part is None else fields[place.part].__dict__
         owner[place.name] = value
     return p
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.fields import Differentiable, parts_of, places_of
+from fastqt.fields import Differentiable, parts_of, places_of, with_values
 
 # How the schema of an operator writes the types of fields. A number that may be a tensor becomes one, as a
 # tracer would compile a loss again for each value of a number.
@@ -34,7 +34,7 @@ class Operators:
     """
 
     def __init__(self, kind: Any) -> None:
-        self._kind, self._places = kind, places_of(kind)
+        self._kind, self._parts, self._places = kind, parts_of(kind), places_of(kind)
         arguments = []
         for _, name, type_ in self._places:
             if type_ == STR_OR_INT:
@@ -77,18 +77,14 @@ class Operators:
 
         def flat(*arguments: Any) -> list[Tensor]:
             rest = iter(arguments)
-            values: dict[str | None, dict[str, Any]] = {None: {}}
-            for part, name, type_ in self._places:
+            values = []
+            for _, _, type_ in self._places:
                 value = next(rest)
                 if type_ == STR_OR_INT:
                     number = next(rest)
                     value = number if value is None else value
-                values.setdefault(part, {})[name] = value
-
-            fields = values.pop(None)
-            for part, kind in parts_of(self._kind).items():
-                fields[part] = kind(**values[part])
-            return function(self._kind(**fields), *rest)
+                values.append(value)
+            return function(with_values(self._kind, self._parts, self._places, values), *rest)
 
         return flat
 
