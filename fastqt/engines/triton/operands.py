@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import is_capturing
+from fastqt.kernels.cells import RowNegatives
 from fastqt.problem import Gradients, Inputs, Needs, Problem, room_of
 
 FAST_BYTES = 512 * 2**20  # beside inputs and gradients, the least
@@ -66,7 +67,11 @@ class Operands:
         self.query_gradient = gradient_of(p.queries, needs.queries)
         self.row_negative_gradient = gradient_of(p.row_negatives, needs.row_negatives)
         # What the kernels write, whether or not it is wanted: it costs nothing beside the row's loss.
-        self.row_score_gradient = None if p.row_scores is None else torch.empty_like(p.row_scores)
+        self.row_score_gradient: Tensor | None = None
+        self.scored_row_negatives: RowNegatives | None = None  # whose scores are given
+        if p.row_scores is not None:
+            self.row_score_gradient = torch.empty_like(p.row_scores)
+            self.scored_row_negatives = RowNegatives(None, p.row_scores, None, self.row_score_gradient)
         self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None  # a part a row
         self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]

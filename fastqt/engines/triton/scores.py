@@ -151,10 +151,8 @@ def _exact_cells(operands: Operands, norms: Norms) -> ExactCells:
     p, N, new = operands.p, operands.N, operands.p.queries.new_empty
     starts, columns, weights = p.targets.compressed()
 
-    row_negatives = None
-    if p.row_scores is not None and operands.row_score_gradient is not None:
-        row_negatives = RowNegatives(None, p.row_scores, None, operands.row_score_gradient)
-    elif p.row_negatives is not None or p.partners is not None:
+    row_negatives = operands.scored_row_negatives
+    if p.row_negatives is not None or p.partners is not None:
         matrix = p.candidates if p.row_negatives is None else p.row_negatives
         scores, lengths, coefficients = (new(N, dtype=torch.float32) for _ in range(3))
         if norms.row_negatives is not None:
