@@ -11,7 +11,8 @@ On one machine there is one phase, and every shard comes from its owner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Exchange:
     ) -> _Messages:
         """Sends tensors to a rank, and receives the shards of `owner` from another one."""
         received = [into[: counts[owner]] for into, counts in zip(room, self.counts, strict=True)]
-        return _Messages(self.group, VISITORS, sent, target, received, source)
+        return _under_way(self.group, VISITORS, sent, target, received, source)
 
     def _return(
         self, parts: Sequence[Tensor | None], target: int, like: Sequence[Tensor | None], source: int
@@ -136,7 +137,7 @@ class Exchange:
                 dtype = travelling_dtype(part.dtype, self.group)
                 sent.append(part.to(dtype).contiguous())
                 received.append(torch.empty_like(to, dtype=dtype))
-        return _Messages(self.group, RETURNING, sent, target, received, source)
+        return _under_way(self.group, RETURNING, sent, target, received, source)
 
     def _end_phase(self, phase: int, sums: Sequence[Tensor | None]) -> None:
         """Sends what neighbours have given for the shards that this rank has fetched to their owner."""
@@ -148,34 +149,26 @@ class Exchange:
 
 
 class _Messages:
-    """Tensors that are under way to one rank, and others from another one."""
+    """Tensors that are under way to one rank, and others from another one; by default none.
+
+    Args:
+        sent: live until they have been read.
+        received: where the others arrive.
+        wait: returns when all are there.
+    """
 
     def __init__(
         self,
-        group: Group | None,
-        what: str = "",
         sent: Sequence[Tensor] = (),
-        target: int = 0,
         received: Sequence[Tensor] = (),
-        source: int = 0,
+        wait: Callable[[], None] | None = None,
     ) -> None:
-        self.group, self.what = group, what
-        self.sent, self.received = sent, list(received)  # What is sent lives until it has been read.
-        process_group = None if group is None else group.process_group
-        operations = [
-            dist.P2POp(operation, x, group=process_group, group_peer=peer)
-            for operation, tensors, peer in ((dist.isend, sent, target), (dist.irecv, received, source))
-            for x in tensors
-            if x.numel()
-        ]
-        self.works: list[Any] = []
-        if operations and group is not None:
-            self.works = faults.exchange(group, what, dist.batch_isend_irecv, operations)
+        self.sent, self.received, self.wait = sent, list(received), wait
 
     def arrived(self) -> list[Tensor]:
         """What has been received, when it is there."""
-        if self.works and self.group is not None:
-            faults.exchange(self.group, self.what, _wait, self.works)
+        if self.wait is not None:
+            self.wait()
         return self.received
 
     def add_to(self, sums: Sequence[Tensor | None]) -> None:
@@ -184,10 +177,26 @@ class _Messages:
         for to in sums if self.received else ():
             if to is not None:
                 to += next(parts)
-        self.works, self.sent, self.received = [], [], []
+        self.wait, self.sent, self.received = None, [], []
 
 
-_NOTHING = _Messages(None)
+_NOTHING = _Messages()
+
+
+def _under_way(
+    group: Group, what: str, sent: Sequence[Tensor], target: int, received: Sequence[Tensor], source: int
+) -> _Messages:
+    """Begins to send some tensors to a rank, and to receive others from another one."""
+    operations = [
+        dist.P2POp(operation, x, group=group.process_group, group_peer=peer)
+        for operation, tensors, peer in ((dist.isend, sent, target), (dist.irecv, received, source))
+        for x in tensors
+        if x.numel()
+    ]
+    if not operations:
+        return _Messages(sent, received)
+    works = faults.exchange(group, what, dist.batch_isend_irecv, operations)
+    return _Messages(sent, received, partial(faults.exchange, group, what, _wait, works))
 
 
 def zeros_like(x: Tensor | None) -> Tensor | None:
