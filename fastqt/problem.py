@@ -135,6 +135,10 @@ class Problem(Differentiable):
     by_candidate: ClassVar = ("candidates", "candidate_groups", "bias")
 
 
+# Cells that a row has alone: they count once, however the candidates are divided.
+ROW_CELLS = tuple(name for name in Problem.by_query if name in Inputs._fields and name != "queries")
+
+
 @dataclass
 class ClipProblem(Differentiable):
     """Pairs of rows of equal index: a softmax over each row of the scores and one over each column.
@@ -238,7 +242,11 @@ def reduce(rows: Tensor, reduction: str) -> Tensor:
     """Losses of rows (N,) as `reduction` has it: their "mean", their "sum", or with "none" themselves."""
     if reduction == "none":
         return rows
-    return rows.mean() if reduction == "mean" else rows.sum()
+    if reduction == "mean":
+        return rows.mean()
+    if reduction == "sum":
+        return rows.sum()
+    raise ValueError(f"reduction: want {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
 
 
 def unit_rows(x: Tensor) -> Tensor:

@@ -20,15 +20,15 @@ ROOT = Path(__file__).parents[1]
 # The limit and the goal of each figure. A limit above its goal is the count of today, so that it only falls:
 # who lowers a count lowers its limit in the same commit.
 LIMITS = {
-    "fields": (17, 14),
+    "fields": (14, 14),
     "option_dictionaries": (2, 2),
     "option_keys": (0, 0),
     "second_losses": (0, 0),
-    "group_or_none": (8, 5),
+    "group_or_none": (5, 5),
     "packs": (0, 5),
     "unbroken_bodies": (3, 39),
-    "row_scores": (14, 9),
-    "vague_names": (276, 0),
+    "row_scores": (9, 9),
+    "vague_names": (269, 0),
 }
 
 WINDOW_LINES, WINDOW_FIELDS = 24, 12  # a place that names so many fields of Problem within so many lines

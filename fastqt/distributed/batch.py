@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fastqt.options import Reduction
 from fastqt.problem import reduce
 from fastqt.targets import Targets
+
+NOTHING = contextlib.nullcontext()
 
 
 class Batch:
@@ -20,7 +24,12 @@ class Batch:
 
     Args:
         sizes: by the argument's name, the number of its rows here.
+
+    Attributes:
+        is_of_process: whether its rows are those of one process, and no group's.
     """
+
+    is_of_process: ClassVar[bool] = True
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
@@ -33,17 +42,21 @@ class Batch:
         """The index of this process's first row in the batch."""
         return 0
 
+    def of(self, **names: str) -> Batch:
+        """The same call, whose rows have other names: by the new name, the one that they have had."""
+        return Batch({new: self.sizes[old] for new, old in names.items()})
+
     def local(self, name: str, x: Tensor) -> Tensor:
         """This rank's rows of an argument, of which a DTensor holds a part."""
         return x
 
     def agreeing(self) -> contextlib.AbstractContextManager[None]:
         """A context whose errors all ranks raise, on first use."""
-        return contextlib.nullcontext()
+        return NOTHING
 
     def leaving_word(self) -> contextlib.AbstractContextManager[None]:
         """A context in which ranks exchange something: where one fails, the others learn why."""
-        return contextlib.nullcontext()
+        return NOTHING
 
     def gather(self, x: Tensor, of: str = "rows", dtype: torch.dtype | None = None) -> Tensor:
         """The rows of the whole batch, of which each rank has some; gradients flow back to their rank.
@@ -83,13 +96,17 @@ class Batch:
         """The sum of a tensor of any shape over all ranks; gradients flow back to each."""
         return x
 
-    def count_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
-        """The sum of a number over all ranks, as a tensor where the host does not know it."""
-        return count
+    def sum_of_constants(self, x: Tensor) -> Tensor:
+        """`sum_over_ranks` of what has no gradient."""
+        return x
 
-    def number_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
-        """The sum of what each rank has counted, at least 1."""
-        return max(count, 1)
+    def sum_of_lengths(self, length: int, device: torch.device) -> int | Tensor:
+        """The sum of a number of rows over all ranks, which equal shards have alike and do not exchange."""
+        return length
+
+    def sum_of_counts(self, count: int | Tensor, device: torch.device) -> int | Tensor:
+        """The sum over all ranks of what each has counted, () int64 if it is a tensor; at least 1."""
+        return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
     def targets(self, targets: Targets, queries: str = "rows", candidates: str = "rows") -> Targets:
         """The targets of this rank's queries over the candidates of the whole batch."""
@@ -107,7 +124,7 @@ class Batch:
 
     def loss(
         self,
-        reduction: str,
+        reduction: Reduction,
         leaves: Iterable[object],
         compute: Callable[[str], Tensor],
         of: str = "rows",
@@ -123,6 +140,14 @@ class Batch:
         """
         return compute(reduction)
 
-    def reduced(self, rows: Tensor, reduction: str, of: str = "rows") -> Tensor:
+    def local_reduction(self, reduction: Reduction) -> Reduction:
+        """How this process's rows are reduced, before those of all ranks are."""
+        return reduction
+
+    def whole(self, local: Tensor, reduction: Reduction, of: str = "rows") -> Tensor:
+        """The loss of the whole batch from that of this process's rows, reduced by `local_reduction`."""
+        return local
+
+    def reduced(self, rows: Tensor, reduction: Reduction, of: str = "rows") -> Tensor:
         """The loss of the whole batch from those of this rank's rows, (n,), of which there may be none."""
-        return reduce(rows, reduction)
+        return self.whole(reduce(rows, self.local_reduction(reduction)), reduction, of)

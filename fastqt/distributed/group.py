@@ -216,6 +216,7 @@ def as_group(group: GroupLike) -> Group:
     Raises:
         TypeError: none of them, or under torch.compile no `Group`.
         ValueError: a mesh of several dimensions, or a group that this process is not in.
+        RuntimeError: torch has no torch.distributed, or that is not initialised.
     """
     if isinstance(group, Group):
         return group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from fastqt.distributed import faults
 from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Computation
-from fastqt.problem import Gradients, Needs, Problem, Rows, loss_dtype
+from fastqt.problem import ROW_CELLS, Gradients, Needs, Problem, Rows, loss_dtype
 
 
 def visiting_rows(shards: Shards, candidates: Tensor, indices: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class Ring:
                     *(need and x is not None for need, x in zip(needs, visit.inputs(), strict=True))
                 )
                 found = compute(visit, wanted)
-                columns = self._columns(owner)
-                add(((found.queries, sums.queries), (found.row_negatives, sums.row_negatives)))
-                add(((found.scale, sums.scale), (found.row_scores, sums.row_scores)))
-                if sums.bias is not None and found.bias is not None:
-                    sums.bias[columns] += found.bias
+                of_columns = sums._replace(
+                    bias=None if sums.bias is None else sums.bias[self._columns(owner)]
+                )
+                # Those of the candidates and negatives go home.
+                add(zip(found, of_columns._replace(candidates=None, negatives=None), strict=True))
             exchange.send_home(owner, self._parts(p, owner, found, needs), home)
         exchange.arrived(home)
         return in_dtypes_of(inputs, sums)
@@ -113,33 +113,34 @@ class Ring:
 
     def _visits(self, p: Problem, exchange: Exchange) -> Iterator[tuple[int, Problem | None]]:
         """For each owner of candidates the problem with them, or None where there is nothing to compute."""
-        private = {"row_negatives": p.row_negatives, "row_scores": p.row_scores}
+        cells = {name: getattr(p, name) for name in ROW_CELLS}
         for owner, embeddings in exchange.visits():
             visit = None
             if len(p.queries) and len(embeddings[0]):
-                visit = self._problem(p, owner, embeddings, private)
-                private = dict.fromkeys(private)  # They count once.
+                visit = self._problem(p, owner, embeddings, cells)
+                cells = dict.fromkeys(cells)  # They count once.
             yield owner, visit
 
     def _problem(
-        self, p: Problem, owner: int, embeddings: list[Tensor], private: dict[str, Tensor | None]
+        self, p: Problem, owner: int, embeddings: list[Tensor], cells: Mapping[str, Tensor | None]
     ) -> Problem:
         """The problem of one visit."""
         columns, diagonal = self._columns(owner), p.diagonal if owner == self.shards.group.rank else "keep"
         candidates, *rest = embeddings
         negatives = rest[0] if rest and len(rest[0]) else None
-        return replace(
+        visit = replace(
             p,
             candidates=candidates,
             negatives=negatives,
-            row_negatives=private["row_negatives"],
-            row_scores=private["row_scores"],
             targets=p.targets.of_columns(columns.start, len(candidates)),
             bias=None if p.bias is None else p.bias[columns].contiguous(),
             mask=None if p.mask is None else p.mask[:, columns],
             candidate_groups=None if p.candidate_groups is None else p.candidate_groups[columns].contiguous(),
             diagonal=diagonal,
         )
+        for name, x in cells.items():
+            setattr(visit, name, x)
+        return visit
 
     def _parts(self, p: Problem, owner: int, found: Gradients, needs: Needs) -> list[Tensor | None]:
         """What a visit gives to the gradients of the owner's candidates and negatives; zeros if nothing."""

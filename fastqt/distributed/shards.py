@@ -26,6 +26,7 @@ from fastqt.checks import check_embeddings
 from fastqt.distributed import collectives, faults, steps
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike, as_group
+from fastqt.options import Reduction
 from fastqt.targets import Rolled, ShardRows, Targets
 from fastqt.torch_modes import input_dtype
 
@@ -51,14 +52,16 @@ class Shards(Batch):
         key: what they have agreed on.
     """
 
+    is_of_process = False
+
     def __init__(
         self, group: Group, counts: Mapping[str, tuple[int, ...]], first_use: bool, key: Hashable = None
     ) -> None:
         super().__init__({name: rows[group.rank] for name, rows in counts.items()})
         self.group, self.counts, self.first_use, self.key = group, counts, first_use, key
 
-    def of(self, counts: Mapping[str, tuple[int, ...]]) -> Shards:
-        """The same call with other numbers of rows."""
+    def of(self, **names: str) -> Shards:
+        counts = {new: self.counts[old] for new, old in names.items()}
         return Shards(self.group, counts, self.first_use, self.key)
 
     def total(self, of: str = "rows") -> int:
@@ -98,13 +101,16 @@ class Shards(Batch):
     def sum_over_ranks(self, x: Tensor) -> Tensor:
         return collectives.gather(x[None], (1,) * self.group.size, self.group).sum(0)
 
-    def count_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
-        if self.group.shards == "equal":
-            return count * self.group.size
-        return collectives.add_up(torch.tensor(count, device=device), self.group)
+    def sum_of_constants(self, x: Tensor) -> Tensor:
+        return collectives.gather_constant(x[None], (1,) * self.group.size, self.group).sum(0)
 
-    def number_over_ranks(self, count: int, device: torch.device) -> int | Tensor:
-        return collectives.add_up(torch.tensor(count, device=device), self.group).clamp(min=1)
+    def sum_of_lengths(self, length: int, device: torch.device) -> int | Tensor:
+        if self.group.shards == "equal":
+            return length * self.group.size
+        return collectives.add_up(torch.tensor(length, device=device), self.group)
+
+    def sum_of_counts(self, count: int | Tensor, device: torch.device) -> int | Tensor:
+        return collectives.add_up(torch.as_tensor(count, device=device), self.group).clamp(min=1)
 
     def targets(self, targets: Targets, queries: str = "rows", candidates: str = "rows") -> Targets:
         own = self.first(candidates), self.first(candidates) + self.sizes[candidates]
@@ -126,20 +132,22 @@ class Shards(Batch):
 
     def loss(
         self,
-        reduction: str,
+        reduction: Reduction,
         leaves: Iterable[object],
         compute: Callable[[str], Tensor],
         of: str = "rows",
     ) -> Tensor:
         with self.agreeing():
             if self.sizes[of]:
-                local = compute("none" if reduction == "none" else "sum")
+                local = compute(self.local_reduction(reduction))
             else:
                 local = collectives.nothing(leaves, reduction)
-        return collectives.reduced(local, reduction, self.total(of), self.group)
+        return self.whole(local, reduction, of)
 
-    def reduced(self, rows: Tensor, reduction: str, of: str = "rows") -> Tensor:
-        local = rows if reduction == "none" else rows.sum()
+    def local_reduction(self, reduction: Reduction) -> Reduction:
+        return "none" if reduction == "none" else "sum"
+
+    def whole(self, local: Tensor, reduction: Reduction, of: str = "rows") -> Tensor:
         return collectives.reduced(local, reduction, self.total(of), self.group)
 
     @contextlib.contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.functional.call import Call
-from fastqt.functional.grouped import loss_over_group
-from fastqt.functional.single import loss_of_process
+from fastqt.functional.loss import loss_of
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction
@@ -135,7 +133,7 @@ def contrastive_loss(
         similarity=similarity,
     )
 
-    return _loss_of(call, group)
+    return loss_of(call, group)
 
 
 def sigmoid_loss(
@@ -177,8 +175,9 @@ def sigmoid_loss(
         memory: as of `contrastive_loss`, but "low" needs three matrix products as well, on a GPU where the
             float32 sums of the candidates' gradients fit.
         scale: 1 / temperature, as of `contrastive_loss`.
-        context_size, document_ids, bias, normalize, negatives, row_negatives, row_scores,
-            query_groups, candidate_groups, mask, guide, reduction, backend, group: as of `contrastive_loss`.
+        reduction: "mean" over all N rows, "sum", or "none".
+
+    All other arguments are as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -218,7 +217,7 @@ def sigmoid_loss(
         backend=backend,
     )
 
-    return _loss_of(call, group)
+    return loss_of(call, group)
 
 
 def log_sum_exp(
@@ -262,11 +261,12 @@ def log_sum_exp(
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
         scale: 1 / temperature, as of `contrastive_loss`.
-        bias, normalize, negatives, row_negatives, row_scores, query_groups, candidate_groups, mask, guide,
-            similarity, backend, group: as of `contrastive_loss`. Positives that are not on the
-            diagonal leave the sum by groups. A guide takes its product in the backward pass once more.
+        query_groups, candidate_groups: positives that are not on the diagonal leave the sum by them.
+        guide: as of `contrastive_loss`; it takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
+
+    All other arguments are as of `contrastive_loss`.
 
     Returns:
         (N,), float64 for float64 inputs, float32 otherwise. A row of which every candidate is excluded
@@ -307,13 +307,4 @@ def log_sum_exp(
         similarity=similarity,
     )
 
-    return _loss_of(call, group)
-
-
-def _loss_of(call: Call, group: GroupLike | None) -> Tensor:
-    """The loss of one process's rows, or of all ranks'."""
-    if call.guide is not None and torch.compiler.is_compiling():
-        # No operator takes a guide: the graph of torch.compile breaks here.
-        loss: Tensor = torch.compiler.disable(_loss_of)(call, group)
-        return loss
-    return loss_of_process(call) if group is None else loss_over_group(group, call)
+    return loss_of(call, group)

@@ -6,7 +6,7 @@ A lowering gives a record, and what its loss still lacks: a `Completion`, or Non
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from torch import Tensor
@@ -26,7 +26,7 @@ from fastqt.guide import Guide
 from fastqt.ids import as_groups
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
-from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, check_memory
+from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, Inputs, check_memory
 from fastqt.targets import Targets
 from fastqt.torch_modes import is_traced
 
@@ -46,8 +46,8 @@ class Call:
 
     Attributes:
         link: as of `Problem`.
-        targets: of this rank's queries; over the candidates of the whole batch once `loss_over_group` has
-            made them so.
+        targets: of this rank's queries; over the candidates of the whole batch once the ranks have
+            agreed.
     """
 
     link: str
@@ -58,16 +58,16 @@ class Call:
     scale: float | Tensor
     bias: float | Tensor
     normalize: bool
-    negatives: Tensor | None
-    row_negatives: Tensor | Mixed | None
-    row_scores: Tensor | None
-    query_groups: Tensor | None
-    candidate_groups: Tensor | None
-    mask: Tensor | None
-    guide: Guide | None
     reduction: TargetReduction
     memory: Memory
     backend: Backend | None
+    negatives: Tensor | None = None
+    row_negatives: Tensor | Mixed | None = None
+    row_scores: Tensor | None = None
+    query_groups: Tensor | None = None
+    candidate_groups: Tensor | None = None
+    mask: Tensor | None = None
+    guide: Guide | None = None
     similarity: Similarity = "dot"
 
     @property
@@ -81,28 +81,36 @@ class Call:
         rows = self.row_negatives
         return None if rows is None or isinstance(rows, Mixed) else rows
 
-    @property
-    def has_cells_to_lower(self) -> bool:
-        """Whether engines do not know its cells: distances, scores of rows, several negatives a row."""
-        if self.similarity != "dot" or self.row_scores is not None:
-            return True
-        rows = self.row_negatives
-        return rows is not None and isinstance(rows, Tensor) and rows.dim() == 3
+    def sizes(self) -> dict[str, int]:
+        """The number of rows of each of the embeddings that may have others than this one."""
+        # `len` of a tensor takes several times as long.
+        sizes = {"queries": self.queries.shape[0], "candidates": self.candidates.shape[0]}
+        if self.negatives is not None:
+            sizes["negatives"] = self.negatives.shape[0]
+        return sizes
 
-    def local(self, ranks: Group | None) -> Call:
+    def local(self, ranks: Group) -> Call:
         """The same with this rank's rows of tensors that are DTensors."""
-        if ranks is None:
-            return self
         call = replace(self)
-        for name in ("queries", "candidates", "negatives", "row_negatives", "row_scores"):
+        for name in WITH_ROWS:
             x = getattr(call, name)
             if isinstance(x, Tensor):
                 setattr(call, name, local_rows(ranks, name, x))
         return call
 
 
+# The rest follows from the fields, so that a new one is in no list to forget it in: gradients flow to
+# `LEAVES`, those `WITH_ROWS` are no numbers, and `MAY_LACK` are the tensors that may be None.
+LEAVES = Inputs._fields
+_TYPES = {field.name: str(field.type) for field in fields(Call)}
+WITH_ROWS = tuple(name for name in LEAVES if "float" not in _TYPES[name])
+MAY_LACK = tuple(name for name, type_ in _TYPES.items() if "Tensor" in type_ and "None" in type_)
+
+
 def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
-    """The call with its groups as int64; raises for what is wrong by itself, before the ranks agree.
+    """The call with this process's rows, and its groups as int64.
+
+    It raises for what is wrong by itself, before the ranks agree.
 
     Args:
         call: of one process, or of a rank.
@@ -112,6 +120,8 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
     """
+    if ranks is not None:
+        call = call.local(ranks)
     queries, candidates = call.queries, call.candidates
     if not fits:
         check_embeddings(

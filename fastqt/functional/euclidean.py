@@ -16,9 +16,9 @@ from fastqt.functional.call import Call, Completion
 from fastqt.functional.row_cells import (
     LEAST_NORM,
     added_up_in_float64,
-    columns_of,
+    cells_alone,
     joined,
-    scores_of_row_negatives,
+    with_cells,
 )
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets
@@ -57,9 +57,7 @@ def in_products(
     normalize, negatives = call.normalize, call.negatives
     scale = added_up_in_float64(call.scale)
     call = replace(call, scale=scale)
-    private = [] if call.row_scores is None else [columns_of(call.row_scores)]
-    if call.row_negatives is not None:
-        private.append(scores_of_row_negatives(call))
+    private = cells_alone(call)
 
     read_as = input_dtype(call.queries)
     with torch.autocast(call.queries.device.type, enabled=False):
@@ -69,30 +67,29 @@ def in_products(
         of_products = 2 * scale
         bias = call.bias - scale * _squares(candidates, normalize)
     products = replace(
-        call,
+        with_cells(call, None),
         queries=queries,
         candidates=candidates,
         scale=of_products,
         bias=bias,
         similarity="dot",
         negatives=None,
-        row_negatives=None,
-        row_scores=None,
     )
     if negatives is not None:
         negatives = _moved(negatives, origin, read_as)
-        of_negatives = replace(
-            products,
-            link="log_sum_exp",
-            candidates=negatives,
-            targets=NoTargets(),
+        # Nothing that is said of the candidates holds of the negatives: this is a call of its own.
+        of_negatives = Call(
+            "log_sum_exp",
+            queries,
+            negatives,
+            NoTargets(),
             diagonal="keep",
+            scale=of_products,
             bias=-scale * _squares(negatives, normalize),
-            query_groups=None,
-            candidate_groups=None,
-            mask=None,
-            guide=None,
+            normalize=normalize,
             reduction="none",
+            memory=call.memory,
+            backend=call.backend,
         )
         private.append(log_sum_exp(of_negatives)[:, None] + own[:, None])
 
@@ -107,7 +104,7 @@ def in_products(
         return products, completed
     if private:
         cells = torch.cat([x.to(own.dtype) - own[:, None] for x in private], 1)
-        products = replace(products, row_scores=cells)
+        products = with_cells(products, cells)
     return products, None
 
 

@@ -17,12 +17,14 @@ from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import Problem, loss_dtype, unit_rows
 
 
-def lowered(call: Call) -> tuple[Problem, engines.Engine]:
+def lowered(call: Call, kind: Hashable | None = None) -> tuple[Problem, engines.Engine]:
     """The problem of a checked call in the dtype of the engine that is chosen, and the engine.
 
-    The call has the candidates of the whole batch, and at most one cell that a row has alone.
+    Args:
+        call: with the candidates of the whole batch, and at most one cell that a row has alone.
+        kind: under which its plan is kept.
     """
-    p, plan = problem_of(call)
+    p, plan = problem_of(call, kind)
     prepare(p, plan)
     return p, plan.engine
 
@@ -34,15 +36,11 @@ def kind_of(call: Call) -> Hashable | None:
     return plans.kind_of(Problem, call.queries, call.candidates, call.backend)
 
 
-def problem_of(
-    call: Call, kind: Hashable | None = None, plan: plans.Plan | None = None
-) -> tuple[Problem, plans.Plan]:
+def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans.Plan]:
     """The problem with the embeddings as they are in the call, and how it is computed.
 
     Args:
-        call: as of `lowered`.
-        kind: under which its plan is kept.
-        plan: its plan, if that is known.
+        call, kind: as of `lowered`.
     """
     N, M, device = call.queries.shape[0], call.candidates.shape[0], call.queries.device
     call.targets.check(N, M, call.diagonal)
@@ -70,6 +68,7 @@ def problem_of(
     if isinstance(call.row_negatives, Mixed):
         p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
 
+    plan = plans.known.get(kind)
     if call.guide is None:
         return p, plan or plans.plan(kind, p, call.backend)
     # Its engine is one that takes a mask, of which nothing is stored.

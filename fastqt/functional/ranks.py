@@ -1,8 +1,7 @@
-"""The general losses over the ranks of a group.
+"""What a rank of a group has of the batch, before its call is lowered like that of one process.
 
 Each rank has the rows of its own queries. With gathered candidates that is an ordinary problem whose
-candidates are those of all ranks, between two steps that have gradients: the rows of all ranks are gathered,
-and the losses of all ranks are added up. With a ring, one rank's candidates after the other are visited.
+candidates are those of all ranks. With a ring, one rank's candidates after the other are visited.
 """
 
 from __future__ import annotations
@@ -16,74 +15,23 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_paired
-from fastqt.distributed import collectives
-from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.group import Group
 from fastqt.distributed.ring import Ring, visiting_rows
-from fastqt.distributed.shards import (
-    Shards,
-    agree,
-    facts_of_embeddings,
-    facts_of_leaves,
-    with_a_row,
-)
-from fastqt.functional.call import Call, Completion, checked
-from fastqt.functional.euclidean import in_products, moments
-from fastqt.functional.lowering import computed_loss, lowered, prepare, problem_of
+from fastqt.distributed.shards import Shards, facts_of_embeddings, facts_of_leaves, with_a_row
+from fastqt.functional.call import LEAVES, MAY_LACK, Call
+from fastqt.functional.lowering import prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixtures
-from fastqt.problem import Problem, unit_rows
-from fastqt.targets import NoTargets
+from fastqt.problem import ROW_CELLS, Problem, unit_rows
+from fastqt.targets import NoTargets, TargetRows
 from fastqt.torch_modes import input_dtype
 
-LEAVES = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale", "bias")
-MAY_LACK = ("negatives", "row_negatives", "row_scores", "mask", "query_groups", "candidate_groups")
+# What a call may have of each query, beside the queries and their targets.
+OF_QUERIES = tuple(name for name in (*Problem.by_query, "mask") if name in MAY_LACK)
 
 
-def loss_over_group(group: GroupLike, call: Call) -> Tensor:
-    """The loss of all ranks' rows.
-
-    Args:
-        group: what the user gave.
-        call: of this rank's queries; the targets are over the candidates of all ranks, and the reduction is
-            of all ranks' rows, "none" for this rank's.
-
-    Raises:
-        ValueError, TypeError: as of the losses, or the ranks differ.
-    """
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal call
-        call = checked(call.local(ranks), ranks)
-        call.targets.check_queries(len(call.queries))
-        sizes = {"queries": len(call.queries), "candidates": len(call.candidates)}
-        if call.negatives is not None:
-            sizes["negatives"] = len(call.negatives)
-        return sizes
-
-    shards = agree(group, call.function, check, lambda ranks: _facts(call, ranks))
-    assert isinstance(shards, Shards)
-    call = replace(call, targets=shards.targets(call.targets, "queries", "candidates"))
-    completion: Completion | None = None
-    if call.similarity == "euclidean":
-        # All ranks have to move their embeddings by the same vector, to the bit.
-        own = moments(call.queries, call.candidates, call.negatives)
-        of_ranks = collectives.gather_constant(own[None], (1,) * shards.group.size, shards.group)
-        call, completion = in_products(call, of_ranks.sum(0), partial(_of_negatives, shards))
-
-    local = _local_loss(shards, call)
-    local = local if completion is None else completion(local)
-    if call.reduction != "mean_of_targets":
-        return collectives.reduced(local, call.reduction, shards.total("queries"), shards.group)
-    counted = torch.zeros((), dtype=torch.int64, device=call.queries.device)
-    if len(call.queries):
-        rows = call.targets.rows(len(call.queries), shards.total("candidates"), call.queries.device)
-        counted = rows.rows_with_targets()
-    total = collectives.total(local, shards.group)
-    return total / collectives.add_up(counted, shards.group).clamp(min=1)
-
-
-def _facts(call: Call, ranks: Group) -> dict[str, Hashable]:
+def facts_of(call: Call, ranks: Group) -> dict[str, Hashable]:
     """What has to be the same of a call on all ranks."""
     return {
         **facts_of_embeddings(call.queries),
@@ -99,55 +47,35 @@ def _facts(call: Call, ranks: Group) -> dict[str, Hashable]:
     }
 
 
-def _of_negatives(shards: Shards, call: Call) -> Tensor:
-    """The logsumexp of this rank's queries with the negatives of all ranks, the call's candidates."""
-    counts = {"queries": shards.counts["queries"], "candidates": shards.counts["negatives"]}
-    return _local_loss(shards.of(counts), call)
+def takes_ring(shards: Shards, call: Call) -> bool:
+    """Whether one rank's candidates after the other are visited."""
+    # A guide's embeddings are gathered, and so is what they are compared with.
+    return shards.group.takes_ring(shards.total("candidates"), call.candidates) and call.guide is None
 
 
-def _local_loss(shards: Shards, call: Call) -> Tensor:
-    """The sum of this rank's rows, or the rows."""
-    part = replace(call, reduction="none" if call.reduction == "none" else "sum")
-    # The guide's embeddings are gathered, and so is what they are compared with.
-    takes_ring = shards.group.takes_ring(shards.total("candidates"), call.candidates)
-    if takes_ring and call.guide is None:
-        return _loss_of_ring(shards, part)
-    return _loss_of_gathered(shards, part)
-
-
-def _loss_of_gathered(shards: Shards, call: Call) -> Tensor:
-    """The sum of this rank's rows, or the rows, from the candidates of all ranks."""
+def gathered(shards: Shards, call: Call) -> Call:
+    """The call of this rank's queries with the candidates and negatives of all ranks."""
     dtype = input_dtype(call.queries)
-    whole = replace(
-        _with_columns_of_all(shards, call), candidates=shards.gather(call.candidates, "candidates", dtype)
-    )
+    whole = _with_columns_of_all(shards, call)
+    whole.candidates = shards.gather(call.candidates, "candidates", dtype)
     if call.negatives is not None:
         negatives = shards.gather(call.negatives, "negatives", dtype)
         whole.negatives = negatives if len(negatives) else None
     if isinstance(call.row_negatives, Mixed):
         whole.row_negatives = _mixed(shards, call, whole.candidates.__getitem__)
-    leaves = [getattr(whole, name) for name in LEAVES]
     if call.guide is not None:
         whole.guide = _gathered_guide(shards, call.guide)
-    if call.diagonal != "keep":
-        whole = _with_own_candidates_first(shards, whole)
-
-    with shards.agreeing():
-        if not len(call.queries):
-            return collectives.nothing(leaves, call.reduction)
-        one, completion = one_cell_a_row(whole)
-        p, engine = lowered(one)
-        loss = computed_loss(p, call.reduction, engine)
-        return loss if completion is None else completion(loss)
+    return whole if call.diagonal == "keep" else _with_own_candidates_first(shards, whole)
 
 
 def _with_columns_of_all(shards: Shards, call: Call) -> Call:
-    """The call with what it has for each candidate, from all ranks."""
+    """The call with what it has for each candidate, from all ranks, but for the candidates themselves."""
     whole = replace(call)
-    if call.candidate_groups is not None:
-        whole.candidate_groups = shards.gather_constant(call.candidate_groups, "candidates")
-    if isinstance(call.bias, Tensor) and call.bias.dim():
-        whole.bias = shards.gather(call.bias, "candidates")
+    for name in Problem.by_candidate:
+        x = getattr(call, name)
+        if name != "candidates" and isinstance(x, Tensor) and x.dim():
+            gather = shards.gather if name in LEAVES else shards.gather_constant
+            setattr(whole, name, gather(x, "candidates"))
     return whole
 
 
@@ -189,11 +117,11 @@ def _with_own_candidates_first(shards: Shards, call: Call) -> Call:
     targets = shards.own_first(call.targets, call.diagonal, "queries", "candidates")
     if not first:
         return call
-    moved = replace(call, targets=targets, candidates=call.candidates.roll(-first, 0))
-    if call.candidate_groups is not None:
-        moved.candidate_groups = call.candidate_groups.roll(-first, 0)
-    if isinstance(call.bias, Tensor) and call.bias.dim():
-        moved.bias = call.bias.roll(-first, 0)
+    moved = replace(call, targets=targets)
+    for name in Problem.by_candidate:
+        x = getattr(call, name)
+        if isinstance(x, Tensor) and x.dim():
+            setattr(moved, name, x.roll(-first, 0))
     if call.mask is not None:
         moved.mask = call.mask.roll(-first, 1)
     if call.guide is not None and call.guide.thresholds is not None:
@@ -202,17 +130,23 @@ def _with_own_candidates_first(shards: Shards, call: Call) -> Call:
     return moved
 
 
-def _loss_of_ring(shards: Shards, call: Call) -> Tensor:
-    """The sum of this rank's rows, or the rows, from one rank's candidates after the other."""
+def loss_of_ring(shards: Shards, call: Call) -> tuple[Tensor, TargetRows]:
+    """The loss of this rank's rows from one rank's candidates after the other, and the rows' targets."""
     with shards.agreeing():
-        p, engine, completion = _problem_of_ring(shards, call)
+        _check_ring(shards, call)
+        whole = _with_columns_of_all(shards, call)
+        if isinstance(call.row_negatives, Mixed):
+            whole.row_negatives = _mixed(shards, call, partial(visiting_rows, shards, call.candidates))
+        # No candidate is read before it visits.
+        one, completion = one_cell_a_row(replace(whole, candidates=call.queries[:0]))
+        p, engine = _problem_of_ring(shards, call, one)
+
     ring = Ring(shards, engine.computation(p))
     loss = autograd.loss_of(p, call.reduction, ring, call.function)
-    return loss if completion is None else completion(loss)
+    return loss if completion is None else completion(loss), p.targets
 
 
-def _problem_of_ring(shards: Shards, call: Call) -> tuple[Problem, engines.Engine, Completion | None]:
-    """The problem that `Ring` takes, the engine of its visits, and what the loss still lacks."""
+def _check_ring(shards: Shards, call: Call) -> None:
     counts = shards.counts
     if call.diagonal != "keep" and counts["queries"] != counts["candidates"]:
         raise ValueError(
@@ -223,13 +157,16 @@ def _problem_of_ring(shards: Shards, call: Call) -> tuple[Problem, engines.Engin
     if any(more and not own for more, own in zip(negatives, counts["candidates"], strict=True)):
         raise ValueError("exchange: want 'gather' where a rank has negatives but no candidates, got 'ring'")
 
-    whole = _with_columns_of_all(shards, call)
-    if isinstance(call.row_negatives, Mixed):
-        whole.row_negatives = _mixed(shards, call, partial(visiting_rows, shards, call.candidates))
-    one, completion = one_cell_a_row(replace(whole, candidates=call.queries[:0]))
-    private = one.row_negatives, one.row_scores
 
-    # Nothing is read of the candidates before they visit: for the checks and the targets their number counts.
+def _problem_of_ring(shards: Shards, call: Call, one: Call) -> tuple[Problem, engines.Engine]:
+    """The problem that `Ring` takes, and the engine of its visits.
+
+    Args:
+        shards: how candidates and negatives lie on the ranks.
+        call: of this rank.
+        one: the same with at most one cell that a row has alone.
+    """
+    # For the checks and the targets the number of the candidates counts, and a rank may have no rows.
     M, ranks = shards.total("candidates"), shards.group
     stand_in = call.queries.new_empty(1, call.queries.shape[1]).expand(M, -1)
     visited = replace(
@@ -239,16 +176,15 @@ def _problem_of_ring(shards: Shards, call: Call) -> tuple[Problem, engines.Engin
         negatives=with_a_row(ranks, call.negatives),
     )
     if not len(call.queries):
-        visited = replace(
-            visited, targets=NoTargets(), row_negatives=None, row_scores=None, mask=None, query_groups=None
-        )
+        visited.targets = NoTargets()
+        for name in OF_QUERIES:
+            setattr(visited, name, None)
+
     p, plan = problem_of(visited)
     if plan.engine.eager:
         raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
     p.queries, p.candidates, p.negatives = call.queries, call.candidates, call.negatives
-    if not len(call.queries):
-        row_negatives, p.row_scores = private
-        assert not isinstance(row_negatives, Mixed)
-        p.row_negatives = row_negatives
+    for name in ROW_CELLS:
+        setattr(p, name, getattr(one, name))
     prepare(p, plan)
-    return p, plan.engine, completion
+    return p, plan.engine

@@ -27,23 +27,34 @@ LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
 def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
     """The call with at most one cell that a row has alone: its row negative, or else its row score."""
     rows = call.row_negatives
+    if rows is None and call.row_scores is None:
+        return call, None
     if isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] == 1:
         rows = rows.squeeze(1)
         call = replace(call, row_negatives=rows)
     if call.row_scores is None and (not isinstance(rows, Tensor) or rows.dim() == 2):
         return call, None  # The engines score one row negative, or one mixture.
 
-    scale, cells = call.scale, []
-    if call.row_scores is not None:
-        cells.append(columns_of(call.row_scores).to(loss_dtype(call.queries)))
     if rows is not None:
-        scale = added_up_in_float64(call.scale)
-        cells.append(scores_of_row_negatives(replace(call, scale=scale)))
-    one = replace(call, scale=scale, row_negatives=None, row_scores=None)
+        call = replace(call, scale=added_up_in_float64(call.scale))
+    cells = [x.to(loss_dtype(call.queries)) for x in cells_alone(call)]
     if call.link == "sigmoid" and (len(cells) > 1 or cells[0].shape[1] > 1):
         losses = F.softplus(torch.cat(cells, 1), threshold=50).sum(1)
-        return one, lambda loss: loss + reduce(losses, call.reduction)
-    return replace(one, row_scores=joined(*cells).contiguous()), None
+        return with_cells(call, None), lambda loss: loss + reduce(losses, call.reduction)
+    return with_cells(call, joined(*cells).contiguous()), None
+
+
+def cells_alone(call: Call) -> list[Tensor]:
+    """The scores of the cells that each row has alone, of each kind (N, K)."""
+    cells = [] if call.row_scores is None else [columns_of(call.row_scores)]
+    if call.row_negatives is not None:
+        cells.append(scores_of_row_negatives(call))
+    return cells
+
+
+def with_cells(call: Call, scores: Tensor | None) -> Call:
+    """The call whose rows have cells alone of these scores, (N,) or (N, K), in place of their own."""
+    return replace(call, row_negatives=None, row_scores=scores)
 
 
 def joined(first: Tensor, *others: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ def clip_loss(
         a, b: (N, D); rows of equal index are a pair.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         label_smoothing: as of `info_nce_loss`, in both directions.
-        normalize, reduction, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
+        reduction: "mean" over all pairs, "sum", or "none".
+        normalize, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
             travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
 
     Returns:

@@ -65,7 +65,8 @@ def gist_embed_loss(
         margin, margin_strategy: as of `fastqt.Guide`.
         contrast_anchors: whether the scores of anchors with anchors are in the softmax.
         contrast_positives: whether those of positives with positives are; they take a logsumexp by itself.
-        reduction, memory, backend, group: as of `contrastive_loss`.
+        reduction: "mean" over all rows, "sum", or "none".
+        memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".

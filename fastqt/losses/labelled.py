@@ -130,7 +130,7 @@ def loss_from_labels(
     if reduction != "mean":
         return batch.loss(reduction, (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
     total = batch.loss("sum", (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
-    return total / batch.number_over_ranks(terms, rows.candidates.device)
+    return total / batch.sum_of_counts(terms, rows.candidates.device)
 
 
 def _labels_of(of: str, x: Tensor, name: str, labels: Any) -> Tensor:

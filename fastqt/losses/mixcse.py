@@ -68,7 +68,8 @@ def mixcse_loss(
         masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
         hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.
         stop_gradient: no gradient flows through mixtures.
-        reduction, memory, backend, group: as of `contrastive_loss`. In a group the next row may be another
+        reduction: "mean" over all rows, "sum", or "none".
+        memory, backend, group: as of `contrastive_loss`. In a group the next row may be another
             rank's, the random cycle is drawn on its first rank, and the released form takes gathered views.
 
     Returns:
@@ -147,7 +148,7 @@ def mixcse_loss(
     released = _Released(
         mix, scale, blocks == "both", masked_cell, hard_negative_weight, stop_gradient, memory, backend
     )
-    if group is None and not is_traced(z1, z2):
+    if batch.is_of_process and not is_traced(z1, z2):
         loss = _in_three_blocks(z1, z2, released, order, reduction)
         if loss is not None:
             return loss

@@ -74,7 +74,8 @@ def multiple_negatives_ranking_loss(
             through which no gradient flows: those of "in_batch_negatives", which are documents of other
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
-        reduction, memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
+        reduction: "mean" over all rows, "sum", or "none".
+        memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
             queries with their documents.
 
     Returns:

@@ -32,7 +32,8 @@ def siglip_loss(
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
-        reduction, memory, backend, group: as of `sigmoid_loss`.
+        reduction: "mean" over all rows, "sum", or "none".
+        memory, backend, group: as of `sigmoid_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".

@@ -40,7 +40,8 @@ def simcse_loss(
         scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
-        reduction, memory, backend, group: as of `contrastive_loss`.
+        reduction: "mean" over all rows, "sum", or "none".
+        memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".

@@ -58,4 +58,4 @@ def smoothing_loss(
 def _mean_of(columns: Sequence[Tensor], batch: Batch) -> Tensor:
     """The mean of the rows of several matrices, those of all ranks: (D,)."""
     total = sum((x.sum(0) for x in columns[1:]), columns[0].sum(0))
-    return batch.sum_over_ranks(total) / batch.count_over_ranks(sum(map(len, columns)), total.device)
+    return batch.sum_over_ranks(total) / batch.sum_of_lengths(sum(map(len, columns)), total.device)

@@ -19,8 +19,7 @@ class ContrastiveLoss(ScaledLoss):
     """`fastqt.contrastive_loss` with its options fixed; `bias` is an argument of each call.
 
     A call takes the embeddings, the targets, and of the function's keyword arguments those that belong to a
-    batch: `document_ids`, `bias`, `negatives`, `row_negatives`, `row_scores`, `query_groups`,
-    `candidate_groups`, `mask` and `guide`.
+    batch: those that may be tensors or a guide, such as `negatives` and `mask`, but not the scale.
 
     Args:
         scale: the scale, 1 / temperature, a number > 0; where it is learnt, what it is at first.
@@ -47,7 +46,7 @@ class ContrastiveLoss(ScaledLoss):
 class SigmoidLoss(ScaledLoss):
     """`fastqt.sigmoid_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
 
-    A call takes the same arguments as that of `ContrastiveLoss`.
+    A call takes the same arguments as that of `ContrastiveLoss`. Most options are as of `contrastive_loss`.
 
     Example:
         >>> import torch, fastqt

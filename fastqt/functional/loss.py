@@ -1,0 +1,104 @@
+"""The loss of a call, of one process or of ranks: it is checked, agreed on and lowered in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fastqt.distributed.batch import Batch
+from fastqt.distributed.collectives import nothing
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.shards import Shards, agree
+from fastqt.engines import plans
+from fastqt.functional.call import LEAVES, Call, Completion, checked
+from fastqt.functional.euclidean import in_products, moments
+from fastqt.functional.lowering import computed_loss, kind_of, lowered
+from fastqt.functional.ranks import facts_of, gathered, loss_of_ring, takes_ring
+from fastqt.functional.row_cells import one_cell_a_row
+from fastqt.options import Reduction
+from fastqt.targets import TargetRows
+
+
+def loss_of(call: Call, group: GroupLike | None) -> Tensor:
+    """The loss of the rows of one process, or of all ranks'.
+
+    Args:
+        call: of this process's queries; the targets are over the candidates of all ranks, and the reduction
+            is of all ranks' rows, "none" for this rank's.
+        group: what the user gave.
+
+    Raises:
+        ValueError, TypeError: as of the losses, or the ranks differ.
+    """
+    if call.guide is not None and torch.compiler.is_compiling():
+        # No operator takes a guide: the graph of torch.compile breaks here.
+        loss: Tensor = torch.compiler.disable(loss_of)(call, group)
+        return loss
+
+    kind = kind_of(call)
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal call
+        call = checked(call, ranks, fits=plans.known.get(kind) is not None)
+        if ranks is not None:
+            call.targets.check_queries(len(call.queries))
+        return call.sizes()
+
+    batch = agree(group, call.function, check, lambda ranks: facts_of(call, ranks))
+    targets = batch.targets(call.targets, "queries", "candidates")
+    if targets is not call.targets:
+        call = replace(call, targets=targets)
+
+    completion: Completion | None = None
+    if call.similarity == "euclidean":
+        # All ranks have to move their embeddings by the same vector, to the bit.
+        sums = batch.sum_of_constants(moments(call.queries, call.candidates, call.negatives))
+        call, completion = in_products(call, sums, partial(_of_negatives, batch))
+        kind = kind_of(call)
+
+    reduction = "sum" if call.reduction == "mean_of_targets" else call.reduction
+    local, rows = _local_loss(batch, call, batch.local_reduction(reduction), kind)
+    local = local if completion is None else completion(local)
+    loss = batch.whole(local, reduction, "queries")
+    if call.reduction != "mean_of_targets":
+        return loss
+    count = 0 if rows is None else rows.rows_with_targets()
+    return loss / batch.sum_of_counts(count, call.queries.device)
+
+
+def _local_loss(
+    batch: Batch, call: Call, reduction: Reduction, kind: Hashable | None
+) -> tuple[Tensor, TargetRows | None]:
+    """The loss of this process's rows, and their targets, None where it has no rows.
+
+    Args:
+        batch: the rows of all ranks.
+        call: one of products.
+        reduction: of this process's rows.
+        kind: under which the plan of the call is kept.
+    """
+    if reduction != call.reduction:
+        call = replace(call, reduction=reduction)
+    if isinstance(batch, Shards):
+        if takes_ring(batch, call):
+            return loss_of_ring(batch, call)
+        call, kind = gathered(batch, call), None
+
+    with batch.agreeing():
+        if not batch.sizes["queries"]:
+            return nothing([getattr(call, name) for name in LEAVES], reduction), None
+
+        one, completion = one_cell_a_row(call)
+        p, engine = lowered(one, kind if one is call else kind_of(one))
+        loss = computed_loss(p, reduction, engine)
+        return loss if completion is None else completion(loss), p.targets
+
+
+def _of_negatives(batch: Batch, call: Call) -> Tensor:
+    """The logsumexp of this process's queries with the negatives of all ranks, the call's candidates."""
+    local, _ = _local_loss(batch.of(queries="queries", candidates="negatives"), call, "none", kind_of(call))
+    return local
