@@ -39,6 +39,10 @@ Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+# The errors of arguments, which all ranks raise alike.
+SHARED_ERRORS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
+
+
 class ExchangeError(RuntimeError):
     """Ranks of a group could not exchange what a loss needs; its cause is torch's own error."""
 
@@ -125,6 +129,33 @@ def named(ranks: list[int], most: int | None = None) -> str:
     shown = ranks[:most]
     text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, shown))}"
     return text if len(shown) == len(ranks) else text + " and more"
+
+
+def described(error: Exception | None) -> tuple[str, str] | None:
+    """The kind of an error and its message, for the other ranks."""
+    if error is None:
+        return None
+    kind = next((kind for kind in SHARED_ERRORS if isinstance(error, SHARED_ERRORS[kind])), None)
+    return (kind, str(error)) if kind else ("RuntimeError", f"{type(error).__name__}: {error}")
+
+
+def raise_first(given: list[tuple[str, str] | None], own: Exception | None) -> None:
+    """Raises the first rank's error, and says on which ranks it is, if not on all.
+
+    Args:
+        given: of each rank, the kind and the message of its error.
+        own: this rank's.
+    """
+    first = next((fault for fault in given if fault is not None), None)
+    if first is None:
+        return
+    kind, text = first
+    if kind == "RuntimeError" and own is not None:
+        raise own
+    ranks = [rank for rank, fault in enumerate(given) if fault == first]
+    if len(ranks) < len(given):
+        text += f" (on {named(ranks)} of {len(given)})"
+    raise SHARED_ERRORS.get(kind, RuntimeError)(text) from own
 
 
 class _Word(NamedTuple):

@@ -21,7 +21,7 @@ from fastqt.checks import (
     check_tensor,
 )
 from fastqt.distributed.group import Group
-from fastqt.distributed.shards import local_rows, with_a_row
+from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.guide import Guide
 from fastqt.ids import as_groups
 from fastqt.negatives import Mixed

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastqt.distributed.agreement import agree
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.collectives import nothing
 from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.shards import Shards, agree
+from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
 from fastqt.functional.call import LEAVES, Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_paired
+from fastqt.distributed.agreement import facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group
+from fastqt.distributed.local import with_a_row
 from fastqt.distributed.ring import Ring, visiting_rows
-from fastqt.distributed.shards import Shards, facts_of_embeddings, facts_of_leaves, with_a_row
+from fastqt.distributed.shards import Shards
 from fastqt.functional.call import LEAVES, MAY_LACK, Call
 from fastqt.functional.lowering import prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fastqt.checks import check_option, check_size, require
 from fastqt.distributed import collectives
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.distributed.shards import Shards
 from fastqt.functional import sigmoid_loss
 from fastqt.losses.common import device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss

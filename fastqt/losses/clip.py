@@ -11,9 +11,10 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.checks import check_embeddings, check_flag, check_option, check_scale
 from fastqt.distributed import collectives
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.shards import Shards, agree_on_rows
+from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_option, require
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.losses.common import device_of
 from fastqt.options import BlockNegatives, Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce

@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.shards import (
-    Shards,
-    agree,
-    facts_of_embeddings,
-    facts_of_leaves,
-    local_rows,
-    with_a_row,
-)
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.shards import Shards
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_bias, check_embeddings, check_option, check_tensor, require
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers

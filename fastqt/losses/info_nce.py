@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss

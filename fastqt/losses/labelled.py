@@ -11,16 +11,11 @@ from torch import Tensor
 
 from fastqt import autograd
 from fastqt.checks import check_embeddings, check_flag, check_option, check_scale
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.shards import (
-    Shards,
-    agree,
-    facts_of_embeddings,
-    facts_of_leaves,
-    local_rows,
-    with_a_row,
-)
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.shards import Shards
 from fastqt.engines import requested
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.ids import as_ids

@@ -13,8 +13,9 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.shards import agree, facts_of_embeddings, facts_of_leaves, local_rows, with_a_row
+from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS

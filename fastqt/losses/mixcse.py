@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_number, check_option, check_scale, shown
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem

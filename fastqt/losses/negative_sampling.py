@@ -13,8 +13,8 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
 from fastqt.checks import INTEGERS, check_embeddings, check_option, check_scale, check_tensor, require
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.fields import Differentiable
 from fastqt.ids import as_ids
 from fastqt.options import Reduction

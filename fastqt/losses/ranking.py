@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import contrastive_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.common import joined_loss, row_numbers, scores

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import check_number, check_option, check_scale
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss

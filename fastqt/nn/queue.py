@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fastqt.checks import FLOATING, check_embeddings, check_flag, check_size, check_tensor, shown
+from fastqt.distributed.agreement import agree, facts_of_embeddings
 from fastqt.distributed.group import Group, GroupLike, as_group
-from fastqt.distributed.shards import agree, facts_of_embeddings, local_rows, with_a_row
+from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.ids import as_ids
 
 MOST_ENQUEUED = 2**62  # With further rows the count stays below the end of int64.

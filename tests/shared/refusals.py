@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import fastqt
-from fastqt.distributed import Group, faults, shards
+from fastqt.distributed import Group, agreement, faults
 
 ROWS, WIDTH = 4, 6
 
@@ -229,11 +229,11 @@ def agreements(steps: int) -> tuple[int, int]:
     for step in range(steps):
         fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=0.5 + step, group=group)
         fastqt.mixcse_loss(z1, z2, mix=0.1 + 0.001 * step, group=group)
-    scheduled, most = len(group.agreed), shards.AGREEMENTS
-    shards.AGREEMENTS = 8
+    scheduled, most = len(group.agreed), agreement.AGREEMENTS
+    agreement.AGREEMENTS = 8
     try:
         for width in range(1, 2 * 8):
             fastqt.contrastive_loss(rows(ROWS, width), rows(ROWS, width), group=group)
     finally:
-        shards.AGREEMENTS = most
+        agreement.AGREEMENTS = most
     return scheduled, len(group.agreed)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fastqt
-from fastqt.distributed import Group, shards
+from fastqt.distributed import Group, agreement
 
 WIDTH = 12
 HOSTNAME = socket.gethostname
@@ -195,7 +195,7 @@ def compare(case: Case, process_group: dist.ProcessGroup | None = None) -> Found
 
     group = Group(process_group, **case.group)
     machine = f"machine {rank * case.machines // size}"
-    shards.socket.gethostname = (lambda: machine) if case.machines else HOSTNAME
+    agreement.socket.gethostname = (lambda: machine) if case.machines else HOSTNAME
     (a, b), keywords, own = batch.arguments(rank)
     found = loss(a, b, **keywords, group=group)
     if none:

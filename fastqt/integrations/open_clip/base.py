@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_flag, check_option, check_size
 from fastqt.distributed import collectives
+from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group
-from fastqt.distributed.shards import agree_on_rows
 from fastqt.engines import ENGINES
 from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory
