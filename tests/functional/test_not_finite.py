@@ -121,6 +121,19 @@ def test_a_row_without_targets_has_no_gradient_from_a_nan(backend, dtype):
     assert gradients[2][1] == 0
 
 
+@pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+def test_a_row_without_targets_has_no_gradient_from_an_infinite_bias(backend, memory):
+    queries, candidates = (x.requires_grad_() for x in embeddings(3, 4))
+    bias = torch.tensor([0.0, 0.0, math.inf, 0.0], requires_grad=True)
+    options = {"diagonal": "keep", "reduction": "sum", "memory": memory, "backend": backend}
+    loss = fastqt.contrastive_loss(queries, candidates, torch.tensor([-100, -100, -100]), bias=bias, **options)
+    gradients = torch.autograd.grad(loss, (queries, candidates, bias))
+    assert loss == 0
+    assert not any(g.any() for g in gradients)
+
+
 def test_the_last_of_many_candidates_is_seen_without_gradients():
     queries, candidates = embeddings(4, 4097)
     candidates[-1] = math.nan
