@@ -134,6 +134,19 @@ def test_a_row_without_targets_has_no_gradient_from_an_infinite_bias(backend, me
     assert not any(g.any() for g in gradients)
 
 
+@pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
+@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+def test_a_bias_that_reaches_no_cell_has_no_gradient(backend):
+    """The only cell of a column is the replaced one of the diagonal."""
+    queries, candidates = embeddings(1, 1)
+    bias = torch.tensor([math.nan], requires_grad=True)
+    loss = fastqt.sigmoid_loss(
+        queries, candidates, torch.tensor([-100]), bias=bias, diagonal="zero", reduction="sum", backend=backend
+    )
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, bias)[0] == 0
+
+
 def test_the_last_of_many_candidates_is_seen_without_gradients():
     queries, candidates = embeddings(4, 4097)
     candidates[-1] = math.nan
