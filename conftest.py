@@ -3,6 +3,7 @@
 import getpass
 import os
 import tempfile
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,39 @@ def pytest_configure(config: pytest.Config) -> None:
             config.args = [str(config.rootpath / "benchmarks")]
 
 
+def values_of(item: pytest.Item) -> list[tuple[object, ...]]:
+    """For each `parametrize` of a test, its names and the values that they have in this item."""
+    found = []
+    for each in item.iter_markers("parametrize"):
+        names = each.args[0]
+        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        found.append((*names, *(id(item.callspec.params[name]) for name in names)))
+    return found
+
+
+def beyond_pairs(items: list[pytest.Item]) -> list[pytest.Item]:
+    """What is left out of tests that are marked pairwise: the items whose pairs of values others hold.
+
+    Of each such test, items are kept in which every value of a parameter meets every value of any other.
+    Among them are all that are not slow.
+    """
+    tests: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("pairwise") is not None:
+            tests.setdefault((item.path, item.originalname), []).append(item)
+    left_out = []
+    for others in tests.values():
+        pairs = [{*values_of(item), *combinations(values_of(item), 2)} for item in others]
+        kept = {at for at, item in enumerate(others) if item.get_closest_marker("slow") is None}
+        wanted = set().union(*pairs).difference(*(pairs[at] for at in kept))
+        while wanted:
+            most = max(range(len(others)), key=lambda at: len(pairs[at] & wanted))
+            kept.add(most)
+            wanted -= pairs[most]
+        left_out += [item for at, item in enumerate(others) if at not in kept]
+    return left_out
+
+
 def mark_what_is_thinned_out(items: list[pytest.Item]) -> None:
     """Keeps one in n of the parametrisations of a test that is marked thinned(n), and marks the others slow.
 
@@ -45,11 +79,10 @@ def mark_what_is_thinned_out(items: list[pytest.Item]) -> None:
         if (mark := item.get_closest_marker("thinned")) is None:
             continue
         total = 0
-        for each in item.iter_markers("parametrize"):
-            names = each.args[0]
-            names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        for values in values_of(item):
+            names = values[: len(values) // 2]
             known = places.setdefault((item.path, item.originalname, *names), {})
-            total += known.setdefault(tuple(id(item.callspec.params[name]) for name in names), len(known))
+            total += known.setdefault(values, len(known))
         if total % mark.args[0]:
             item.add_marker(pytest.mark.slow)
 
@@ -57,6 +90,10 @@ def mark_what_is_thinned_out(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_what_is_thinned_out(items)
+    if others := beyond_pairs(items):
+        config.hook.pytest_deselected(items=others)
+        left_out = {id(item) for item in others}
+        items[:] = [item for item in items if id(item) not in left_out]
     # A long file that is begun last would keep one process busy while the others have nothing left to do.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
@@ -90,7 +127,8 @@ def pytest_testnodedown(node: object, error: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession") and config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{config.stash[LEFT_OUT]} tests were left out by -m, -k or --benchmark")
+        count = config.stash[LEFT_OUT]
+        terminalreporter.write_line(f"{count} tests were left out by -m, -k, --benchmark or pairwise")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:

@@ -50,11 +50,12 @@ def test_names_are_imported_when_they_are_used_and_all_of_them_by_a_star():
     assert printed.split() == [fastqt.__version__, "False", "True", "False", "True", "True"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
         "fastqt.contrastive_loss(f, g)",
-        pytest.param("fastqt.nn.ContrastiveLoss()(f, g)", marks=pytest.mark.slow),
+        "fastqt.nn.ContrastiveLoss()(f, g)",
     ],
 )
 def test_a_compiled_function_may_be_the_first_use(use):

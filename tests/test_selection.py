@@ -1,10 +1,11 @@
-"""What the conftest.py at the root selects: with `--benchmark` the tests of speed, by thinned(n) one in n."""
+"""What the conftest.py at the root selects: tests of speed, one in n parametrisations, or pairs of values."""
 
 import os
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import product
+from itertools import combinations, product
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -39,11 +40,49 @@ class Item(SimpleNamespace):
         self.marks = [*self.marks, mark]
 
 
-@pytest.mark.parametrize(("n", "kept"), [(2, 9), (3, 6)])
-def test_one_in_n_parametrisations_is_kept_with_each_value(n, kept):
+@pytest.fixture
+def conftest():
     spec = spec_from_file_location("conftest_of_the_root", ROOT / "conftest.py")
-    conftest = module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("quick", [set(), {(0, 0, 0), (2, 1, 1)}], ids=["all are slow", "two are not"])
+@pytest.mark.parametrize("sizes", [(3,), (4, 2), (3, 2, 2), (4, 3, 2), (9, 3, 2)], ids=str)
+def test_pairwise_keeps_each_pair_of_values_in_as_few_items_as_there_have_to_be(conftest, sizes, quick):
+    """As many as the product of the two longest lists, and all that are not slow."""
+    values = {f"p{place}": [object() for _ in range(size)] for place, size in enumerate(sizes)}
+    marks = [pytest.mark.parametrize(name, each).mark for name, each in values.items()]
+    places = list(product(*map(range, sizes)))
+    quick = quick.intersection(places)
+    items = [
+        Item(
+            path=path,
+            originalname="test",
+            place=place,
+            marks=[
+                *([pytest.mark.pairwise.mark] if path == "pairwise" else []),
+                *([] if place in quick else [pytest.mark.slow.mark]),
+                *marks,
+            ],
+            callspec=SimpleNamespace(params={f"p{k}": values[f"p{k}"][at] for k, at in enumerate(place)}),
+        )
+        for path in ("pairwise", "whole")
+        for place in places
+    ]
+    left_out = conftest.beyond_pairs(items)
+    assert {item.path for item in left_out} <= {"pairwise"}
+    kept = set(places) - {item.place for item in left_out}
+    assert kept >= quick
+    for a, b in combinations(range(len(sizes)), 2):
+        assert {(place[a], place[b]) for place in kept} == set(product(range(sizes[a]), range(sizes[b])))
+    least = prod(sorted(sizes)[-2:])
+    assert least <= len(kept) <= least + len(quick)
+
+
+@pytest.mark.parametrize(("n", "kept"), [(2, 9), (3, 6)])
+def test_one_in_n_parametrisations_is_kept_with_each_value(conftest, n, kept):
     dtypes, modes, pairs = ["a", "b", "c"], ["x", "y"], [(1, 5), (1, 6), (2, 6)]
     parameters = (
         pytest.mark.parametrize("dtype", dtypes).mark,

@@ -61,9 +61,9 @@ def problem(dtype: torch.dtype, **changes: object) -> Problem:
     return Problem(**{**fields, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("needs", [[True] * 7, [True] + [False] * 6, [False] * 7], ids=str)
-@pytest.mark.thinned(6)
 def test_opcheck_whole_losses(dtype, needs):
     for changes in (
         {},

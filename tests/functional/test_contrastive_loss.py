@@ -86,7 +86,7 @@ def test_mean_of_targets_is_the_mean_of_cross_entropy(backend):
 
 
 @by_name
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_gradcheck(case):
     inputs = case.inputs(torch.float64)
     # A first backward hands over the forward's gradients, a second one recomputes them: equal to rounding.

@@ -139,6 +139,7 @@ def compare(problem, backend, dtype, tolerance, **options):
 @by_engine
 @pytest.mark.parametrize("link", LOSSES)
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
+@pytest.mark.thinned(3)
 def test_is_the_oracles(diagonal, link, backend, dtype, tolerance):
     compare(Problem(link, diagonal=diagonal, margin=0.1), backend, dtype, tolerance)
 

@@ -67,7 +67,7 @@ def inputs_of(names: tuple[str, ...], dtype: torch.dtype) -> dict[str, torch.Ten
 @pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), ENGINES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_is_the_definition(name, backend, dtype, tolerance, memory):
     arguments, more = CASES[name]
     inputs = inputs_of(more, dtype)

@@ -23,7 +23,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("memory", ["fast", "low", 2**24, 2**30])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_peak_memory_above_inputs_and_gradients(memory):
     """At N = 16,384 the score matrix alone would take a GiB."""
     script = MEASURE.format(N=16384, D=32, memory=memory)

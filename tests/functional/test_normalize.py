@@ -256,7 +256,7 @@ MOST = {"fast": 64 * MEBIBYTE, "low": 24 * MEBIBYTE}
 
 
 @pytest.mark.parametrize("name", MEASURED)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_no_normalised_copy_is_made(name):
     """A copy of the candidates would take 64 MiB (CLIP's 16 MiB a side), and as much for its gradient.
 

@@ -58,7 +58,7 @@ def test_what_is_slightly_wrong_is_found(what, monkeypatch):
     assert found > 0.6 * len(drawn)  # the others have scores so large that nothing is left of the digits
 
 
-@settings(AS_DRAWN, max_examples=8)
+@settings(AS_DRAWN, max_examples=4)
 @given(problems(DTYPES))
 def test_the_triton_engine_in_some_problems(problem):
     check(problem, "triton")

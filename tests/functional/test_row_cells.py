@@ -89,6 +89,7 @@ def cosines(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 )
 @by_cells
 @by_link
+@pytest.mark.thinned(3)
 def test_cosines_and_16_bits(link, cells, backend, dtype):
     """Row scores are never normalised; what is read in 16 bits is scored in float32."""
     inputs = inputs_of(cells, dtype)

@@ -74,8 +74,8 @@ def test_sees_nan_and_infinity(memory):
     assert infinite == torch.inf
 
 
+@pytest.mark.slow
 @by_memory
-@pytest.mark.thinned(2)
 def test_compiles_into_one_graph(memory):
     def loss(queries, candidates, scale, bias):
         return fastqt.sigmoid_loss(queries, candidates, scale=scale, bias=bias, normalize=True, memory=memory)

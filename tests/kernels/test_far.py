@@ -61,7 +61,8 @@ def negatives(queries, candidates, rows, **options):
     ],
     ids=["row negatives", "cosines", "negatives", "low"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
+@pytest.mark.pairwise
 def test_embeddings(loss, options, place, transposed):
     matrices = [rows_of(seed).requires_grad_() for seed in range(3)]
     expected = loss(*matrices, **options)

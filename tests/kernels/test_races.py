@@ -93,7 +93,8 @@ LAUNCHES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("loss", LAUNCHES, ids=lambda loss: loss.__name__)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
+@pytest.mark.pairwise
 def test_no_element_is_loaded_and_stored_by_several_warps(loss, D, dtype):
     with watched() as watch:
         loss(D, dtype).backward(torch.tensor(3.0))

@@ -14,12 +14,12 @@ from fastqt.problem import Needs, Problem
 from fastqt.targets import NoTargets, Window
 from tests.shared.tolerances import FLOAT32, relative
 
-N, K, D = 53, 40, 5
+N, K, D = 37, 20, 5
 CHUNK = slice(16, N)  # whose last block of rows is not whole
 FLAGGED = {
     "none": [],
     "the first": [16],
-    "of all blocks": [20, 31, 32, 52],
+    "of all blocks": [20, 31, 32, 36],
     "all": list(range(16, N)),
 }
 

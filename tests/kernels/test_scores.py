@@ -75,7 +75,8 @@ def sums_by_block(x: np.ndarray, step: int = WHEN_INTERPRETED.columns) -> np.nda
 @by_load
 @by_what
 @by_part
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
+@pytest.mark.pairwise
 def test_exponentials_and_their_sums(rows, columns, what, D, config):
     tile, queries, candidates, kept = excluding(rows, columns, what, D)
     shifts = torch.linspace(-1, 1, N)

@@ -13,7 +13,7 @@ from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
 
 every_loss = pytest.mark.parametrize("name", EVERY_LOSS)
 # Some of each way in which losses are traced; the others are compiled by `make test-all` alone.
-COMPILED_OFTEN = ("mixcse_loss", "max_margin_loss", "binary_window_loss, documents")
+COMPILED_OFTEN = ("mixcse_loss", "max_margin_loss")
 SEEDS = 4  # The rounding error of a single number, the loss, is small or large by chance.
 
 

@@ -139,6 +139,7 @@ def test_a_second_derivative_is_refused():
         torch.autograd.grad(fastqt.max_margin_loss(f, g), f, create_graph=True)
 
 
+@pytest.mark.slow
 def test_no_matrix_of_scores():
     """At N = 8,192 one would take 256 MiB."""
     script = """

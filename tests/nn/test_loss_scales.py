@@ -138,6 +138,7 @@ def test_max_scale_of_modules():
         nn.InfoNCELoss(learn_scale=True, max_scale="100")
 
 
+@pytest.mark.slow
 def test_a_clamped_scale_compiles_into_one_graph():
     module = nn.CLIPLoss(scale=4.0)
     with torch.no_grad():

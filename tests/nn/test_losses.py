@@ -158,6 +158,7 @@ def test_flags_of_modules_are_bools():
             nn.SigLIPLoss(**flags)
 
 
+@pytest.mark.slow
 def test_module_compiles_into_one_graph():
     module = nn.CLIPLoss()
     compiled = torch.compile(module, fullgraph=True, backend="eager")

@@ -124,8 +124,8 @@ def test_launches_that_differ_once_fail(monkeypatch):
     assert detail.startswith("differ: dG 1 times")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", [losses.graph_verdict, losses.streams_verdict])
-@pytest.mark.thinned(2)
 def test_a_step_that_sees_old_inputs_fails(verdict, monkeypatch):
     """As a graph that was captured on copies would, or work on a stream that does not wait."""
     asked, genuine = losses.problem(DRY, 0, 0), losses.step_of

@@ -49,7 +49,7 @@ def assert_oracles(case: Case, inputs: dict[str, torch.Tensor], found: list[torc
 
 @by_memory
 @by_case
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_is_the_oracles(case, memory):
     inputs = case.inputs(torch.float32)
     assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
@@ -58,7 +58,8 @@ def test_is_the_oracles(case, memory):
 @by_half
 @by_memory
 @by_large
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
+@pytest.mark.pairwise
 def test_half_precision(case, memory, dtype):
     inputs = case.inputs(dtype)
     assert_oracles(case, inputs, value_and_gradients(case, inputs, memory=memory))
@@ -130,7 +131,8 @@ def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
 @by_memory
 @by_large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
+@pytest.mark.pairwise
 def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
     """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     inputs = case.inputs(dtype)
@@ -308,7 +310,8 @@ def error(a: torch.Tensor, exact: np.ndarray) -> float:
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 24.0], ids=["random", "p > 0.999", "p > 1 - 1e-9"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
+@pytest.mark.pairwise
 def test_error_is_at_most_eagers(score, dtype, memory):
     """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
     N, seeds = 24, 2
@@ -333,7 +336,8 @@ def test_error_is_at_most_eagers(score, dtype, memory):
 @by_memory
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("score", [None, 12.0, 40.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
+@pytest.mark.pairwise
 def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
     """The bias is -score / 2, so that pairs and all others are equally certain."""
     N, seeds = 24, 2

@@ -24,7 +24,8 @@ OPTIONS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("learnt", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
+@pytest.mark.pairwise
 def test_is_the_oracles(name, dtype, learnt):
     generator = torch.Generator().manual_seed(0)
     q, d, hard = (torch.randn(N, D, generator=generator) for _ in range(3))

@@ -121,7 +121,7 @@ def test_is_the_oracles_on_a_cpu(options):
 
 
 @by_options
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_many_tiles(monkeypatch, options):
     """The gradients have many tiles, and the largest score of a row may be in any of them."""
     monkeypatch.setattr(three_block, "block", lambda n, most: 8)
@@ -132,6 +132,7 @@ def test_many_tiles(monkeypatch, options):
 
 @by_half
 @by_options
+@pytest.mark.thinned(2)
 def test_half_precision(options, dtype):
     check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype])
 
