@@ -7,6 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("setting", ["legacy", "matmul", "all"])
+@pytest.mark.thinned(2)
 def test_tf32_is_allowed_as_torch_is_set(setting):
     """In a process of its own, because torch keeps that both kinds of setting have been used."""
     changes = {

@@ -77,6 +77,7 @@ def repeated_inputs(rows: int, width: int, dtype: torch.dtype) -> list[torch.Ten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", ["cpu", "reference", SLOW_TRITON])
 @by_repeated
+@pytest.mark.pairwise
 def test_backward_passes_of_a_retained_graph_are_equal_to_the_bit(name, backend, dtype):
     """With the upstream gradient 1, which nothing is multiplied by, and with others, in any order."""
     inputs = repeated_inputs(33, 9, dtype)

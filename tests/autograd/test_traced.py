@@ -131,6 +131,7 @@ def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, ask
         assert relative(a, b) < REORDERED[torch.float32]
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_of_any_batch_size():
     """From the second batch size on, torch.compile takes the size to be a variable."""
     inputs = [torch.randn(N, 4, requires_grad=True) for N in (7, 12, 25)]

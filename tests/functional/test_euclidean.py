@@ -90,6 +90,7 @@ def test_is_the_definition(link, name, backend, dtype, tolerance, offset):
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), SIXTEEN, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 8.0])
 @pytest.mark.parametrize("link", LINKS)
+@pytest.mark.thinned(2)
 def test_in_16_bits(link, backend, dtype, tolerance, offset):
     inputs = inputs_of(CASES["all at once"][1], dtype, offset)
     check(link, CASES["all at once"][0], inputs, tolerance, backend=backend)

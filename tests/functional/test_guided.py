@@ -140,6 +140,7 @@ def compare(problem, backend, dtype, tolerance, **options):
 @pytest.mark.parametrize("link", LOSSES)
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
 @pytest.mark.thinned(3)
+@pytest.mark.pairwise
 def test_is_the_oracles(diagonal, link, backend, dtype, tolerance):
     compare(Problem(link, diagonal=diagonal, margin=0.1), backend, dtype, tolerance)
 
@@ -189,6 +190,7 @@ TARGETS = {
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
 @pytest.mark.parametrize("diagonal", ["zero", "keep"])
 @pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.thinned(2)
 def test_no_target_leaves(name, diagonal, backend):
     """Thresholds of -2 exclude all else, so that a row has its targets alone, and its zero."""
     targets = TARGETS[name]

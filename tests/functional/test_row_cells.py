@@ -90,6 +90,7 @@ def cosines(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @by_cells
 @by_link
 @pytest.mark.thinned(3)
+@pytest.mark.pairwise
 def test_cosines_and_16_bits(link, cells, backend, dtype):
     """Row scores are never normalised; what is read in 16 bits is scored in float32."""
     inputs = inputs_of(cells, dtype)
@@ -135,6 +136,7 @@ def test_a_score_keeps_its_digits(link, backend, dtype):
 @pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
 @pytest.mark.parametrize("several", [False, True])
 @by_link
+@pytest.mark.thinned(3)
 def test_scores_that_are_no_numbers(link, several, backend):
     """-inf is no cell: no gradient. What is +inf or NaN reaches the loss of its row."""
     inputs = inputs_of(("row_scores",), torch.float32)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.csrc.building import ROOT
 
 # In a process of its own, which does not interpret kernels and in which the older getters may raise.
@@ -32,6 +34,7 @@ for setting in ("tf32", "ieee"):
 """
 
 
+@pytest.mark.slow
 def test_the_new_setting_of_float32_is_read_for_float32_alone():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", RUN], check=True, cwd=ROOT, env=environment)

@@ -122,7 +122,7 @@ def test_exponentials_with_shifts_of_rows_and_of_columns(rows, columns):
 
 @by_what
 @by_part
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_maxima(rows, columns, what):
     tile, queries, candidates, kept = excluding(rows, columns, what)
     blocks = column_tiles(kept.shape[1], WHEN_INTERPRETED)

@@ -115,6 +115,7 @@ def wide_sentences(count):
 
 @pytest.mark.parametrize("safeguard", [True, False])
 @pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.thinned(2)
 def test_a_sentence_has_the_same_bits_in_every_batch(decoder, safeguard):
     """Alone, in batches of any size and order, beside itself, and padded to the length of others."""
     gloss, (tokens, lengths) = wide_model(decoder), wide_sentences(5 * CPU_ROWS + 7)

@@ -63,7 +63,7 @@ def test_orders_of_summation_agree(dtype):
 
 @by_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_chunks_of_other_heights_agree(name, dtype, monkeypatch):
     """So do a capture, which may not ask for the free memory, and a call that found little of it."""
     N, D = 40, 16

@@ -48,6 +48,7 @@ def test_three_block_mixcse_passes_and_a_rougher_one_fails(monkeypatch, noise, t
 @pytest.mark.parametrize(
     "problem", [p for p in correctness.PROBLEMS if p.N < 2000], ids=lambda problem: problem.name
 )
+@pytest.mark.thinned(2)
 def test_inputs_are_as_hard_as_their_kind_says(problem):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         f, g = (x.to(dtype) for x in correctness.INPUTS[problem.kind](problem, 0))

@@ -49,7 +49,7 @@ def errors(inputs: list[Tensor], sizes: tuple[int, ...], **options: Any) -> list
 @by_dtype
 @by_blocks
 @pytest.mark.parametrize("score", [None, 16.0], ids=["random", "p > 1 - 1e-5"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.pairwise
 def test_rectangles_add_up_to_the_loss_of_the_batch(score, blocks, dtype):
     """float16 has too little range for inverse norms, so that the engine never has to normalise it."""

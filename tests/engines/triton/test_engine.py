@@ -66,7 +66,7 @@ def test_half_precision(case, memory, dtype):
 
 
 @by_large
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
     """One where the float32 sums and enough rows fit; the results are the same."""
     inputs = case.inputs(torch.bfloat16)
@@ -84,7 +84,7 @@ def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
 
 
 @by_large
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_chunks_do_not_change_the_result(case, monkeypatch):
     inputs = case.inputs(torch.float32)
     whole = value_and_gradients(case, inputs)
@@ -98,8 +98,8 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
         assert relative(case.loss(inputs, backend="triton"), whole[0]) < REORDERED[torch.float32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.thinned(2)
 def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
     """Where memory is short, E lies in the buffer that later takes the candidates' gradient."""
     N, D = 70, 40
@@ -147,7 +147,7 @@ def test_rows_weighted_by_an_upstream_gradient(case, memory, dtype):
 
 @by_memory
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_one_gradient_alone(wanted, memory):
     case = next(c for c in CASES if c.name == "all at once")
     inputs = case.inputs(torch.float32)
@@ -369,6 +369,7 @@ def test_sigmoids_error_is_at_most_eagers(score, dtype, memory):
 
 
 @by_memory
+@pytest.mark.thinned(2)
 def test_biases_gradient_in_half_precision(memory):
     """A softmax sums it in a matrix product, a sigmoid in the kernel of the scores."""
     for name in ("biases of classes", "sigmoid, all at once"):

@@ -91,13 +91,14 @@ def test_chunks_do_not_change_the_result(case, memory, monkeypatch):
 
 @by_memory
 @by_large
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_shifts_from_a_sample(case, memory, monkeypatch):
     monkeypatch.setattr(softmax, "SAMPLE", 2)
     assert_oracles(case, cosines.inputs_of(case, torch.float32), memory)
 
 
 @by_memory
+@pytest.mark.thinned(2)
 def test_shifts_that_are_too_low(memory):
     """A shift is that of a row's target, whose cosine is -1 where all others are 0, at a scale of 70.
 

@@ -169,6 +169,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @by_blocks
+@pytest.mark.thinned(2)
 def test_rows_weighted_by_an_upstream_gradient(options, dtype):
     """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
@@ -238,6 +239,7 @@ def test_shares_beyond_the_range_of_float16():
 
 @pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
 @pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.thinned(2)
 def test_one_gradient_alone(wanted, stop_gradient):
     inputs = [x.detach() for x in inputs_of(13, 7)]
     options = replace(PLAIN, stop_gradient=stop_gradient)

@@ -140,6 +140,7 @@ def test_settings_of_a_cached_loss(model):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.thinned(2)
 def test_training_with_a_cached_loss_is_training_with_the_uncached_one(checkpoint, tmp_path, accumulation):
     library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     datasets = pytest.importorskip("datasets", reason="the extra st is not installed")

@@ -91,6 +91,7 @@ def test_states_equal_a_numpy_cell(reset_after, bias, with_h0):
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("with_h0", [True, False])
+@pytest.mark.thinned(2)
 def test_gradients_equal_finite_differences(reset_after, reverse, with_h0):
     W, H, lengths = 2, 3, [4, 4, 2, 1]
     packed = pack_sequence([torch.randn(length, W, dtype=torch.float64) for length in lengths])

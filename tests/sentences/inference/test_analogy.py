@@ -19,7 +19,7 @@ def cosines_by_definition(encoder, paths, sentences):
     return matrix @ target / np.linalg.norm(target) / np.linalg.norm(matrix, axis=1)
 
 
-@pytest.mark.parametrize("k", [1, 6, 1000])
+@pytest.mark.parametrize("k", [6, pytest.param(1, marks=pytest.mark.slow), 1000])
 def test_answers_agree_with_a_search_of_the_whole_matrix(encoder, planted, monkeypatch, k):
     monkeypatch.setattr(reader, "READ_BYTES", 1000)
     pool = [(file, number, sentence) for file in planted for number, sentence in lines(file)]
