@@ -56,8 +56,8 @@ def memory_growth(losses: str, memory: str, *, small: int, N: int) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @by_memory
-@pytest.mark.thinned(3)
 def test_no_matrix_of_scores(memory):
     """At N = 8,192 a matrix of scores takes 256 MiB."""
     assert memory_growth(OF_ONE_BLOCK, memory, small=64, N=8192) < 128

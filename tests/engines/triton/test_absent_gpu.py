@@ -21,6 +21,6 @@ def errors(request):
 
 
 @pytest.mark.parametrize("name", problems())
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_nothing_mixes_devices_or_waits(errors, name):
     assert errors[name] is None, errors[name]

@@ -83,6 +83,7 @@ def test_empty_corpus_raises(tmp_path, vocabulary):
         list(batches([str(tmp_path / "blank.txt")], vocabulary, 2))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "READ_BYTES", 1 << 14)  # so that even a small corpus has many blocks
     generator = random.Random(0)
