@@ -149,7 +149,7 @@ def query_gradient_kernel(
                 s,
                 product + at_row * width,
                 norm,
-                norm * by_scale,
+                by_scale,
                 queries + i * query_row_stride,
                 query_stride,
                 width,
@@ -268,7 +268,7 @@ def candidate_gradient_kernel(
             tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
         else:
             g = candidates + j * candidate_row_stride + d * candidate_stride
-            along += norm * tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
+            along += tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
             tl.store(product + j * width + d, gradient, mask=inside)
 
     if candidate_inverse_norms is not None:

@@ -62,14 +62,16 @@ def store_through_norms(
     scale,
     unfinished,  # (width,) float32, in memory: the gradient of x / |x|, divided by |x|
     inverse_norm,
-    dots,  # (BLOCK,): their sum is the inner product of x / |x| and `unfinished`
+    dots,  # (BLOCK,): their sum is the inner product of x and `unfinished`
     x,
     stride,
     width,
     BLOCK: tl.constexpr,
 ):
     """Stores the gradient of a row x, times a scale, from that of x / |x|."""
-    along = tl.where(inverse_norm < MOST_INVERSE, tl.sum(dots, 0), 0.0)
+    # A product that is added up at once would be fused with an addition, of which both threads that make it find
+    # another rounding. So the norm comes after the sum.
+    along = tl.where(inverse_norm < MOST_INVERSE, inverse_norm * tl.sum(dots, 0), 0.0)
     tl.debug_barrier()  # Other threads may have stored what this one loads.
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)

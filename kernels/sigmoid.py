@@ -41,8 +41,11 @@ def log1p(x):
 
 @triton.jit
 def joined(a, b):
-    """p such that 1 + p = (1 + a) (1 + b), which keeps the digits of a small a or b."""
-    return tl.fma(1.0 + b, a, b)
+    """p such that 1 + p = (1 + a) (1 + b), which keeps the digits of a small a or b.
+
+    It is the same to the bit with a and b exchanged, as two threads have them that both find the result.
+    """
+    return tl.fma(a, b, a + b)
 
 
 @triton.jit
