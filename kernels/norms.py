@@ -69,7 +69,7 @@ def store_through_norms(
     BLOCK: tl.constexpr,
 ):
     """Stores the gradient of a row x, times a scale, from that of x / |x|."""
-    # A product that is added up at once would be fused with an addition, of which both threads that make it find
+    # A product that is added up at once would be fused with an addition that two threads make, each with
     # another rounding. So the norm comes after the sum.
     along = tl.where(inverse_norm < MOST_INVERSE, inverse_norm * tl.sum(dots, 0), 0.0)
     tl.debug_barrier()  # Other threads may have stored what this one loads.

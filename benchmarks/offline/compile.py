@@ -26,53 +26,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from benchmarks.offline.cache import CompileCache, python_files
 from benchmarks.offline.cases import CASES, COUNTED
-from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted
+from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted, specialised
 
 ROOT = Path(__file__).parents[2]
-
-_TYPES = {
-    **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"},
-    **{torch.int64: "i64", torch.int32: "i32", torch.bool: "u1"},
-}
-
-
-def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-    """The signature, constants and alignments that Triton compiles a launch for."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    signature, constants, alignments = {}, {}, {}
-    for place, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        aligned = False
-        if parameter.is_constexpr or value is None or (_is_int(value) and value == 1):
-            signature[parameter.name], constants[(place,)] = "constexpr", value
-        elif isinstance(value, Tensor):
-            # An allocation begins at a multiple of 256 bytes, a part of one where its offset says.
-            aligned = value.storage_offset() * value.element_size() % 16 == 0
-            signature[parameter.name] = "*" + _TYPES[value.dtype]
-        elif isinstance(value, TensorDescriptor | GluonDescriptor):
-            block = f"{_TYPES[value.base.dtype]}[{','.join(map(str, value.block_shape))}]"
-            layout = f",{value.layout!r}" if isinstance(value, GluonDescriptor) else ""
-            signature[parameter.name] = f"tensordesc<{block}{layout}>"
-        elif _is_int(value):
-            aligned = value % 16 == 0
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        else:
-            signature[parameter.name] = "fp32"
-        if aligned and not parameter.do_not_specialize:
-            alignments[(place,)] = [["tt.divisibility", 16]]
-    return signature, constants, alignments
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
 
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "cp.async", "ex2.approx", "st.global.v4")
 USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

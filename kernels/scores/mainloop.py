@@ -227,7 +227,7 @@ def scores_kernel(
             tile_scale = (scale_log2 * row_norm)[:, None]
         x = scores_log2(scores, tile_scale, row_shift, mask_n, EPILOGUE)
         x = add_bias(x, bias, start_m, offs_m, mask_m)
-        # Rows without targets and rows beyond the end: a bias that is not finite must not make NaN of their 0.
+        # Rows without targets, and rows beyond the end: an infinite bias must not make NaN of their 0.
         if bias is not None and EPILOGUE == EXP:
             x = tl.where(row_shift[:, None] == float("inf"), float("-inf"), x)
         elif tile_column_sums is not None and EPILOGUE == SIGMOID:

@@ -128,7 +128,9 @@ def test_a_row_without_targets_has_no_gradient_from_an_infinite_bias(backend, me
     queries, candidates = (x.requires_grad_() for x in embeddings(3, 4))
     bias = torch.tensor([0.0, 0.0, math.inf, 0.0], requires_grad=True)
     options = {"diagonal": "keep", "reduction": "sum", "memory": memory, "backend": backend}
-    loss = fastqt.contrastive_loss(queries, candidates, torch.tensor([-100, -100, -100]), bias=bias, **options)
+    loss = fastqt.contrastive_loss(
+        queries, candidates, torch.tensor([-100, -100, -100]), bias=bias, **options
+    )
     gradients = torch.autograd.grad(loss, (queries, candidates, bias))
     assert loss == 0
     assert not any(g.any() for g in gradients)
@@ -141,7 +143,13 @@ def test_a_bias_that_reaches_no_cell_has_no_gradient(backend):
     queries, candidates = embeddings(1, 1)
     bias = torch.tensor([math.nan], requires_grad=True)
     loss = fastqt.sigmoid_loss(
-        queries, candidates, torch.tensor([-100]), bias=bias, diagonal="zero", reduction="sum", backend=backend
+        queries,
+        candidates,
+        torch.tensor([-100]),
+        bias=bias,
+        diagonal="zero",
+        reduction="sum",
+        backend=backend,
     )
     assert loss.isfinite()
     assert torch.autograd.grad(loss, bias)[0] == 0

@@ -1,0 +1,473 @@
+"""Runs the blocks of a grid: threads at the same place in the code together, in an order that can be chosen.
+
+Blocks of threads ("CTA" in the manual) are called blocks here, and those of the code basic blocks.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator import matrices
+from emulator.asynchronous import BulkCopies, MBarriers, Products, TensorMap
+from emulator.blocks import Translated, order_of_execution, translate
+from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared
+from emulator.order import Clocks
+from emulator.ptx import Kernel
+from emulator.reports import Report, Reports
+
+Array = NDArray[Any]
+
+WARP = 32
+
+# Whose turn it is. In lockstep all warps of all blocks do the same as long as they can. Otherwise one warp of
+# each block goes on until it waits ("alone"), or until the end of a basic block, when any may ("random").
+SCHEDULES = ("lockstep", "alone", "random")
+
+
+class StoppedError(Exception):
+    """A kernel cannot go on: its threads wait for each other."""
+
+
+class Threads:
+    """Threads at the same place, sorted by their numbers in the grid, and what their registers hold."""
+
+    def __init__(self, machine: Machine, number: Array, registers: dict[str, Array], at: int) -> None:
+        self.machine = machine
+        self.number, self.registers, self.block_of_code = number, registers, at
+        self.n = number.size
+        self.at = 0  # the instruction, within its basic block
+        self.sleeps = False  # whether some wait for an mbarrier
+        self.block = number // machine.threads
+        in_block = number % machine.threads
+        self.warp = (number // WARP).astype(np.int32)
+        self.lane = (in_block % WARP).astype(np.uint32)
+        self.warp_of_block = (in_block // WARP).astype(np.uint32)
+        zero = np.zeros(self.n, np.uint32)
+        self.tid = SimpleNamespace(x=in_block.astype(np.uint32), y=zero, z=zero)
+        x, y, _ = machine.grid
+        self.ctaid = SimpleNamespace(
+            x=(self.block % x).astype(np.uint32),
+            y=(self.block // x % y).astype(np.uint32),
+            z=(self.block // (x * y)).astype(np.uint32),
+        )
+
+    def full(self, value: Any) -> Array:
+        return np.full(self.n, value)
+
+    def array(self, value: Any) -> Array:
+        """A scalar as an array."""
+        return value if getattr(value, "ndim", 0) else np.full(self.n, value)
+
+    def some(self, chosen: Array, at: int) -> Threads:
+        """Those of a mask, at another place."""
+        if chosen.all():
+            self.block_of_code = at
+            return self
+        copied = self.machine.products.copied
+        registers = {name: copied([x], lambda parts: parts[0][chosen]) for name, x in self.registers.items()}
+        return Threads(self.machine, self.number[chosen], registers, at)
+
+    @staticmethod
+    def joined(several: Sequence[Threads]) -> Threads:
+        """Threads at one place as one."""
+        first = several[0]
+        if len(several) == 1:
+            return first
+        number = np.concatenate([x.number for x in several])
+        order = np.argsort(number, kind="stable")
+        registers = {}
+        for name in set().union(*(x.registers for x in several)):
+            kind = next(x.registers[name].dtype.type for x in several if name in x.registers)
+            parts = [x.registers[name] if name in x.registers else undefined(x.n, kind) for x in several]
+            registers[name] = first.machine.products.copied(parts, lambda all_: np.concatenate(all_)[order])
+        return Threads(first.machine, number[order], registers, first.block_of_code)
+
+
+class Machine:
+    """One launch of a kernel.
+
+    Args:
+        kernel: as `ptx.parse` gives it.
+        grid: the blocks along x, y and z.
+        arguments: of the kernel's parameters, by their places: integers, floats, or bytes.
+        memory: what it may touch, without overlap.
+        shared: the bytes of shared memory of a block.
+        reports: where faults go.
+        schedule: one of SCHEDULES; "random" draws from `seed`.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        arguments: Sequence[bytes],
+        memory: Sequence[Region],
+        shared: int,
+        reports: Reports,
+        schedule: str = "lockstep",
+        seed: int = 0,
+        translated: list[Translated] | None = None,
+        tensor_maps: Mapping[str, TensorMap] | None = None,
+    ) -> None:
+        self.kernel, self.grid, self.threads = kernel, grid, kernel.threads
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.threads_of_grid = self.blocks * self.threads
+        self.reports, self.schedule, self.random = reports, schedule, random.Random(seed)
+        self.code = translate(kernel) if translated is None else translated
+        self.ranks = [*order_of_execution(kernel), len(kernel.blocks)]
+        self.arguments = dict(zip(kernel.parameters, arguments, strict=True))
+        self.ntid, self.nctaid = (
+            SimpleNamespace(x=np.uint32(kernel.threads), y=np.uint32(1), z=np.uint32(1)),
+            SimpleNamespace(**{axis: np.uint32(size) for axis, size in zip("xyz", grid, strict=True)}),
+        )
+        self.warps_of_block = self.threads // WARP
+        self.clocks = Clocks(self.blocks, self.warps_of_block)
+        in_order = sorted(memory, key=lambda region: region.address)
+        self.global_memory = Memory(self, self.clocks, in_order, grain(kernel, "global"), written=True)
+        self.shared_memory = Shared(self, self.clocks, self.blocks, shared, grain(kernel, "shared"))
+        self.copies, self.bulk = Copies(self), BulkCopies(self)
+        self.mbarriers, self.products = MBarriers(self), Products(self)
+        self.tensor_maps = {self.parameter_address(name): box for name, box in (tensor_maps or {}).items()}
+        self.sleeping: list[Threads] = []
+        self.woken = False  # whether an mbarrier has completed a phase since they went to sleep
+        self.executed: Counter[int] = Counter()  # threads that have run each basic block
+        self.waiting: dict[
+            tuple[int, int], list[Threads]
+        ] = {}  # by the barrier's number and count, 0 for all
+        self.alive = np.ones(self.threads_of_grid, bool)
+
+    def run(self) -> None:
+        """Runs the grid to its end. Raises StoppedError if it has none."""
+        every = Threads(self, np.arange(self.threads_of_grid), {}, 0)
+        ready = [every] if self.schedule == "lockstep" else self._by_warps(every)
+        with np.errstate(all="ignore"):
+            while ready or self._something_arrives():
+                if self.schedule == "random" and self.bulk.loads and self.random.random() < 0.3:
+                    self.bulk.deliver(self.random.randrange(len(self.bulk.loads)))
+                if self.woken:
+                    ready, self.sleeping, self.woken = [*ready, *self.sleeping], [], False
+                if ready:
+                    ready = self._step(ready)
+        if self.alive.any():
+            where = {number: sum(x.n for x in threads) for number, threads in self.waiting.items() if threads}
+            asleep = sum(x.n for x in self.sleeping)
+            raise StoppedError(
+                f"{self.kernel.name}: threads wait for ever: at barriers {where}, for mbarriers {asleep}"
+            )
+
+    def _something_arrives(self) -> bool:
+        """Whether there is a copy that arrives now that nobody can go on without it."""
+        return self.woken or self.bulk.deliver()
+
+    def _by_warps(self, threads: Threads) -> list[Threads]:
+        """The same warp of all blocks goes on at once."""
+        return [
+            threads.some(threads.warp_of_block == w, threads.block_of_code)
+            for w in range(self.warps_of_block)
+        ]
+
+    def _step(self, ready: list[Threads]) -> list[Threads]:
+        """One basic block of some threads; what is ready afterwards."""
+        chosen, others = self._turn(ready)
+        at = chosen.block_of_code
+        if at >= len(self.code):
+            self._end(chosen)
+            return others + self._released(chosen)
+
+        code = self.code[at]
+        self.executed[at] += chosen.n
+        taken = code.run(self, chosen, chosen.registers)
+        end, sleeps, chosen.sleeps = code.end, chosen.sleeps, False
+        if end is None:
+            return [*others, chosen.some(np.ones(chosen.n, bool), at + 1)]
+        if end.name == "bra":
+            if sleeps and taken is not None and code.block.instructions[-2].name == "mbarrier":
+                # They look at the mbarrier again when one has changed.
+                self.sleeping.append(chosen.some(taken, code.target))
+                return [*others, *([] if taken.all() else [chosen.some(~taken, at + 1)])]
+            return [*others, *self._branched(chosen, taken, code)]
+        if end.name == "brx":
+            table = [self.kernel.labels[x] for x in self.kernel.tables[str(end.operands[1])]]
+            return [*others, *(chosen.some(taken == k, table[k]) for k in np.unique(taken))]
+        if end.name in ("ret", "exit"):
+            leaves = np.ones(chosen.n, bool) if taken is None else taken
+            stays = [] if leaves.all() else [chosen.some(~leaves, at + 1)]
+            if leaves.any():
+                self._end_some(chosen.number[leaves])
+                return [*others, *stays, *self._released(chosen)]
+            return [*others, *stays]
+        return [*others, *self._barrier(chosen, end.operands, at)]
+
+    def _turn(self, ready: list[Threads]) -> tuple[Threads, list[Threads]]:
+        """Which threads go on: those of the warp whose turn it is that are furthest behind."""
+        if self.schedule == "lockstep":
+            candidates = ready
+        else:
+            warps = sorted({int(x.warp_of_block[0]) for x in ready})
+            turn = warps[0] if self.schedule == "alone" else self.random.choice(warps)
+            candidates = [x for x in ready if x.warp_of_block[0] == turn]
+        behind = min(candidates, key=lambda threads: self.ranks[threads.block_of_code]).block_of_code
+        same = [x for x in candidates if x.block_of_code == behind]
+        chosen = Threads.joined(same)
+        taken = {id(x) for x in same}
+        return chosen, [x for x in ready if id(x) not in taken]
+
+    def _branched(self, threads: Threads, taken: Array | None, code: Translated) -> list[Threads]:
+        assert code.target is not None
+        at = code.block.number
+        if taken is None or taken.all():
+            return [threads.some(np.ones(threads.n, bool), code.target)]
+        if not taken.any():
+            return [threads.some(~taken, at + 1)]
+        # The second may reuse nothing of the first: both are copies.
+        return [threads.some(taken, code.target), threads.some(~taken, at + 1)]
+
+    def _end(self, threads: Threads) -> None:
+        self._end_some(threads.number)
+
+    def _end_some(self, numbers: Array) -> None:
+        self.alive[numbers] = False
+
+    def _barrier(self, threads: Threads, operands: Sequence[Any], at: int) -> list[Threads]:
+        """Threads arrive at a barrier of their block; those go on for which it is complete."""
+        number = int(str(operands[0])) if operands else 0
+        count = int(str(operands[1])) if len(operands) > 1 else 0
+        self.whole_warps(threads, len(self.code[at].block.instructions) - 1)
+        threads.block_of_code = at + 1
+        self.waiting.setdefault((number, count), []).append(threads)
+        return self._released(threads)
+
+    def _released(self, cause: Threads) -> list[Threads]:
+        """Threads whose barrier is complete, because of some that have arrived or ended."""
+        ready: list[Threads] = []
+        alive = self.alive.reshape(self.blocks, self.threads).sum(1)
+        for (number, count), waiting in list(self.waiting.items()):
+            arrived = np.zeros(self.blocks, np.int64)
+            for some in waiting:
+                arrived += np.bincount(some.block, minlength=self.blocks)
+            complete = arrived >= (count or alive)
+            complete &= arrived > 0
+            if not complete.any():
+                continue
+            freed = [
+                x.some(complete[x.block], x.block_of_code) for x in list(waiting) if complete[x.block].any()
+            ]
+            kept = [
+                x.some(~complete[x.block], x.block_of_code) for x in waiting if not complete[x.block].all()
+            ]
+            self.waiting[number, count] = kept
+            for block in np.flatnonzero(complete):
+                warps = np.unique(np.concatenate([x.warp[x.block == block] for x in freed]))
+                self.clocks.barrier(warps)
+            for at in sorted({x.block_of_code for x in freed}):
+                joined = Threads.joined([x for x in freed if x.block_of_code == at])
+                ready += (
+                    [joined] if self.schedule == "lockstep" else [x for x in self._by_warps(joined) if x.n]
+                )
+        del cause
+        return ready
+
+    # What instructions call.
+
+    def keep(self, registers: dict[str, Array], alive: frozenset[str]) -> None:
+        """Drops the registers that nobody reads any more."""
+        for name in registers.keys() - alive:
+            del registers[name]
+
+    def undefined(self, threads: Threads, kind: Any) -> Array:
+        return undefined(threads.n, kind)
+
+    def report(self, threads: Threads, kind: str, lanes: Array, address: Array | None, details: str) -> None:
+        """Notes a fault of some threads at the instruction that they execute."""
+        instruction = self.code[threads.block_of_code].block.instructions[threads.at]
+        lane = int(lanes[0])
+        where = f"block {threads.block[lane]}, thread {threads.number[lane] % self.threads}"
+        place = "" if address is None else f", address {int(np.broadcast_to(address, threads.n)[lane]):#x}"
+        report = Report(
+            kind, self.kernel.name, instruction.line, instruction.text, f"{where}{place}: {details}"
+        )
+        self.reports.add(report, lanes.size)
+
+    def parameter(self, name: str, offset: int, kind: Any) -> Any:
+        size = np.dtype(kind).itemsize
+        return np.frombuffer(self.arguments[name][offset : offset + size], kind)[0]
+
+    def parameter_address(self, name: str) -> int:
+        """Where a parameter lies, for those of which the address is taken."""
+        return 0x40000000 + 0x1000 * list(self.kernel.parameters).index(name)
+
+    def elect(self, threads: Threads) -> Array:
+        """elect.sync: the first lane of each warp."""
+        self.whole_warps(threads, threads.at)
+        return threads.lane == 0
+
+    def whole_warps(self, threads: Threads, at: int) -> bool:
+        """Whether the warps have come together, as an instruction with .sync or .aligned asks."""
+        if threads.n % WARP == 0 and (threads.lane.reshape(-1, WARP) == np.arange(WARP)).all():
+            return True
+        threads.at = at
+        self.report(threads, "divergence", np.arange(threads.n), None, "a part of a warp is elsewhere")
+        return False
+
+    def shuffle(self, threads: Threads, how: str, value: Array, lane: Array, clamp: Array) -> Array:
+        """shfl.sync of whole warps."""
+        if not self.whole_warps(threads, threads.at):
+            return value
+        mine = threads.lane.astype(np.int64)
+        b, c = (np.broadcast_to(x, threads.n).astype(np.int64) for x in (lane, clamp))
+        segment, bound = c >> 8 & 31, c & 31
+        first, last = mine & segment, (mine & segment) | (bound & ~segment)
+        if how == "bfly":
+            source = mine ^ (b & 31)
+            inside = source <= last
+        elif how == "idx":
+            source = first | (b & 31 & ~segment)
+            inside = source <= last
+        elif how == "up":
+            source = mine - (b & 31)
+            inside = source >= (mine & segment) | (bound & ~segment)
+        else:
+            source = mine + (b & 31)
+            inside = source <= last
+        source = np.where(inside, source, mine)
+        in_rows = value.reshape(-1, WARP)
+        taken: Array = np.take_along_axis(in_rows, source.reshape(-1, WARP), 1).reshape(-1)
+        return taken
+
+    def reduce(self, threads: Threads, how: str, value: Array) -> Array:
+        """redux.sync of whole warps."""
+        if not self.whole_warps(threads, threads.at):
+            return value
+        function = {
+            "max": np.maximum,
+            "min": np.minimum,
+            "add": np.add,
+            "or": np.bitwise_or,
+            "and": np.bitwise_and,
+        }[how]
+        return np.repeat(function.reduce(value.reshape(-1, WARP), axis=1).astype(value.dtype), WARP)
+
+    def vote(self, threads: Threads, how: str, value: Array) -> Array:
+        if not self.whole_warps(threads, threads.at):
+            return value
+        rows = value.reshape(-1, WARP)
+        if how == "ballot":
+            return np.repeat(
+                (rows.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32), WARP
+            )
+        return np.repeat(rows.any(1) if how == "any" else rows.all(1), WARP)
+
+    def multiply(self, threads: Threads, shape: str, kind: str, a: Any, b: Any, c: Any) -> list[Array]:
+        if not self.whole_warps(threads, threads.at):
+            return list(c)
+        return matrices.multiply(shape, kind, a, b, c)
+
+    def load_matrices(self, threads: Threads, address: Array, count: int, transposed: bool) -> list[Array]:
+        """ldmatrix: lane 8 k + r gives the address of row r of matrix k, of 8 numbers of 16 bits."""
+        if not self.whole_warps(threads, threads.at):
+            return [np.zeros(threads.n, np.uint32)] * count
+        wanted = threads.lane < 8 * count
+        rows = np.stack(self.shared_memory.load(threads, address, wanted, 8, 2), 1)  # (threads, 2), 16 bytes
+        halves = rows.view(np.uint16).reshape(-1, WARP, 8)
+        result = []
+        for k in range(count):
+            matrix = halves[:, 8 * k : 8 * k + 8]
+            if transposed:
+                matrix = matrix.swapaxes(1, 2)
+            result.append(np.ascontiguousarray(matrix).reshape(-1, 64).view(np.uint32).reshape(-1))
+        return result
+
+    def store_matrices(self, threads: Threads, address: Array, values: list[Array], transposed: bool) -> None:
+        if not self.whole_warps(threads, threads.at):
+            return
+        rows = np.zeros((threads.n, 8), np.uint16)
+        for k, value in enumerate(values):
+            matrix = np.ascontiguousarray(value).reshape(-1, WARP).view(np.uint16).reshape(-1, 8, 8)
+            if transposed:
+                matrix = matrix.swapaxes(1, 2)
+            rows.reshape(-1, WARP, 8)[:, 8 * k : 8 * k + 8] = matrix
+        halves = rows.view(np.uint64)
+        parts = [np.ascontiguousarray(halves[:, k]) for k in range(2)]
+        self.shared_memory.store(threads, address, threads.lane < 8 * len(values), parts)
+
+    def atomic(
+        self,
+        threads: Threads,
+        address: Array,
+        where: Array | None,
+        how: str,
+        order: str,
+        value: Array,
+        other: Array | None = None,
+    ) -> Array:
+        """One thread after the other, in the order of their numbers; at random where warps are."""
+        memory = self.global_memory
+        width = value.itemsize
+        lanes, places, region = memory._checked(threads, address, where, width, 1)
+        before = np.zeros(threads.n, value.dtype)
+        if self.schedule == "random":
+            shuffled = np.array(self.random.sample(range(lanes.size), lanes.size), np.int64)
+            lanes, places, region = lanes[shuffled], places[shuffled], region[shuffled]
+        for lane, place, number in zip(lanes, places, region, strict=True):
+            view = memory.regions[number].views[width].view(value.dtype)
+            at = (place - memory.bases[number]) // width
+            warp = int(threads.warp[lane])
+            if order == "acq_rel":
+                self.clocks.acquire(warp, int(place))
+                self.clocks.release(warp, int(place))
+            old, new = view[at], value[lane]
+            before[lane] = old
+            if how == "cas":
+                assert other is not None
+                view[at] = other[lane] if old == new else old
+            else:
+                view[at] = _ATOMIC[how](old, new)
+        return before
+
+
+_ATOMIC = {
+    "add": lambda old, new: old + new,
+    "max": max,
+    "min": min,
+    "exch": lambda old, new: new,
+    "or": lambda old, new: old | new,
+    "and": lambda old, new: old & new,
+}
+
+
+def undefined(count: int, kind: Any) -> Array:
+    """Registers that nobody has written, whose values must not matter: as numbers they are NaN."""
+    return np.full(count, kind(True) if kind is np.bool_ else kind(np.iinfo(kind).max - 0xDEAD))
+
+
+def grain(kernel: Kernel, space: str) -> int:
+    """The bytes of the smallest access to a memory, at most 4."""
+    smallest = 4
+    for block in kernel.blocks:
+        for instruction in block.instructions:
+            if instruction.name in ("ld", "st", "atom", "red") and any(
+                x.startswith(space) for x in instruction.modifiers
+            ):
+                bits = int("".join(filter(str.isdigit, instruction.type)) or 32)
+                smallest = min(smallest, bits // 8)
+    return smallest
+
+
+def packed(value: int | float | bytes, size: int, kind: str) -> bytes:
+    """An argument as the bytes of a parameter."""
+    if isinstance(value, bytes):
+        return value
+    if kind.startswith("fp"):
+        return struct.pack({4: "<f", 8: "<d"}[size], value)
+    return (int(value) % 2 ** (8 * size)).to_bytes(size, "little")
+
+
+__all__ = ["SCHEDULES", "UNSIGNED", "Machine", "StoppedError", "packed"]

@@ -1,0 +1,224 @@
+"""What instructions compute, against Python's integers, fractions and torch."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from tests.emulator.small_kernels import execute, of_each_thread
+
+EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF]
+FLOATS = np.array(
+    [0.0, -0.0, 1.0, -1.5, 3.0e38, 1e-40, np.inf, -np.inf, np.nan, 2.5, -2.5, 0.1], dtype=np.float32
+)
+
+
+def signed(x, bits=32):
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def pairs():
+    a, b = np.meshgrid(np.array(EDGES, np.uint32), np.array(EDGES, np.uint32))
+    a, b = a.ravel()[:128].copy(), b.ravel()[:128].copy()
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("instruction", "meant"),
+    [
+        ("add.s32 d, a, b;", lambda a, b: a + b),
+        ("sub.s32 d, a, b;", lambda a, b: a - b),
+        ("mul.lo.s32 d, a, b;", lambda a, b: a * b),
+        ("mul.hi.s32 d, a, b;", lambda a, b: signed(a) * signed(b) >> 32),
+        ("mul.hi.u32 d, a, b;", lambda a, b: a * b >> 32),
+        ("mad.lo.s32 d, a, b, a;", lambda a, b: a * b + a),
+        ("min.s32 d, a, b;", lambda a, b: min(signed(a), signed(b))),
+        ("max.u32 d, a, b;", max),
+        ("shl.b32 d, a, b;", lambda a, b: a << min(b, 32)),
+        ("shr.u32 d, a, b;", lambda a, b: a >> min(b, 32)),
+        ("shr.s32 d, a, b;", lambda a, b: signed(a) >> min(b, 31)),
+        ("shf.l.wrap.b32 d, a, b, 7;", lambda a, b: (b << 32 | a) << 7 >> 32),
+        ("shf.r.wrap.b32 d, a, b, 7;", lambda a, b: (b << 32 | a) >> 7),
+        ("lop3.b32 d, a, b, a, 0x1A;", lambda a, b: _lop3(a, b, a, 0x1A)),
+        ("bfe.u32 d, a, 5, 9;", lambda a, b: a >> 5 & 511),
+        ("bfe.s32 d, a, 5, 9;", lambda a, b: signed(a >> 5 & 511, 9)),
+        ("prmt.b32 d, a, b, 0x5410U;", lambda a, b: b << 16 | a & 0xFFFF),
+        ("prmt.b32 d, a, b, 0x7632U;", lambda a, b: b & 0xFFFF0000 | a >> 16),
+        ("clz.b32 d, a;", lambda a, b: 32 - a.bit_length()),
+        ("popc.b32 d, a;", lambda a, b: a.bit_count()),
+        ("setp.lt.s32 %p1, a, b; selp.b32 d, a, b, %p1;", lambda a, b: min(a, b, key=signed)),
+    ],
+    ids=lambda x: x.split(" d")[0] if isinstance(x, str) else "",
+)
+def test_integers(instruction, meant):
+    a, b = pairs()
+    out = np.zeros(len(a), np.uint32)
+    of_each_thread(instruction, [a, b], out)
+    wanted = [meant(int(x), int(y)) & 0xFFFFFFFF for x, y in zip(a, b, strict=True)]
+    assert out.tolist() == wanted
+
+
+def _lop3(a, b, c, table):
+    return sum((table >> ((a >> k & 1) << 2 | (b >> k & 1) << 1 | c >> k & 1) & 1) << k for k in range(32))
+
+
+@pytest.mark.parametrize("name", ["quotient", "remainder"])
+def test_division_of_integers_is_towards_zero(name):
+    a, b = pairs()
+    b[b == 0] = 7
+    out = np.zeros(len(a), np.uint32)
+    of_each_thread(f"{'div' if name == 'quotient' else 'rem'}.s32 d, a, b;", [a, b], out)
+    for x, y, found in zip(map(int, a), map(int, b), map(int, out), strict=True):
+        exact = int(Fraction(signed(x), signed(y)))
+        wanted = exact if name == "quotient" else signed(x) - exact * signed(y)
+        assert found == wanted & 0xFFFFFFFF
+
+
+def test_wide_products():
+    a, b = pairs()
+    for sign, read in (("u", int), ("s", lambda x: signed(int(x)))):
+        out = np.zeros(len(a), np.uint64)
+        of_each_thread(f"mul.wide.{sign}32 d, a, b;", [a, b], out)
+        assert out.tolist() == [read(x) * read(y) % 2**64 for x, y in zip(a, b, strict=True)]
+
+
+def float_pairs():
+    a, b = np.meshgrid(FLOATS, FLOATS)
+    return a.ravel()[:128].copy(), b.ravel()[:128].copy()
+
+
+@pytest.mark.parametrize("compare", ["eq", "ne", "lt", "ge", "equ", "neu", "ltu", "geu", "num", "nan"])
+def test_comparisons_of_floats(compare):
+    """Those that end in u are true beside a NaN, the others false."""
+    a, b = float_pairs()
+    out = np.zeros(len(a), np.uint32)
+    of_each_thread(f"setp.{compare}.f32 %p1, a, b; selp.b32 d, 1, 0, %p1;", [a, b], out)
+    of_numbers = {"eq": "==", "ne": "!=", "lt": "<", "ge": ">="}
+    for x, y, found in zip(a.tolist(), b.tolist(), out.tolist(), strict=True):
+        unordered = x != x or y != y
+        if compare in ("num", "nan"):
+            wanted = unordered == (compare == "nan")
+        elif unordered:
+            wanted = compare.endswith("u")
+        else:
+            wanted = eval(f"x {of_numbers[compare[:2]]} y", {"x": x, "y": y})
+        assert bool(found) == wanted, (x, y)
+
+
+def test_a_number_beside_a_nan_is_the_extreme():
+    a, b = float_pairs()
+    out = np.zeros(len(a), np.float32)
+    of_each_thread("max.f32 d, a, b;", [a, b], out)
+    for x, y, found in zip(a.tolist(), b.tolist(), out.tolist(), strict=True):
+        numbers = [z for z in (x, y) if z == z]
+        assert found == max(numbers) if numbers else found != found
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_conversions_to_16_bits_round_to_even(kind):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.cat(
+        [
+            torch.randn(100, generator=generator),
+            torch.tensor(FLOATS),
+            torch.tensor([1 + 2**-8, 1 + 3 * 2**-8]),
+        ]
+    )
+    values = torch.nn.functional.pad(values, (0, 128 - len(values)))
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kind]
+    out = np.zeros(len(values), np.uint16)
+    of_each_thread(f"cvt.rn.{kind}.f32 d, a;", [values.numpy()], out)
+    found = torch.from_numpy(out.view(np.int16)).view(dtype)
+    torch.testing.assert_close(found, values.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_fused_product_is_rounded_once():
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(size=(2, 128))
+    c = -(a * b) * (1 + draw.integers(-2, 3, size=128) * 2.0**-52)
+    out = np.zeros(128)
+    of_each_thread("fma.rn.f64 d, a, b, c;", [a, b, c], out)
+    wanted = [float(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in zip(a, b, c, strict=True)]
+    np.testing.assert_allclose(out, wanted, rtol=3e-16, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "exact"), [("ex2.approx.ftz.f32", np.exp2), ("rcp.approx.ftz.f32", np.reciprocal)]
+)
+def test_an_approximation_is_off_by_at_most_two_units_and_by_more_than_none(instruction, exact):
+    a = np.linspace(-3, 5, 128, dtype=np.float32)
+    out = np.zeros(128, np.float32)
+    of_each_thread(f"{instruction} d, a;", [a], out)
+    units = np.abs(out - exact(a.astype(np.float64))) / np.spacing(np.abs(out))
+    assert units.max() <= 2.5
+    assert units.max() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("how", "source"),
+    [
+        ("bfly.b32 d, a, 5, 31, -1", lambda lane: lane ^ 5),
+        ("idx.b32 d, a, 9, 31, -1", lambda lane: 9),
+        ("down.b32 d, a, 4, 31, -1", lambda lane: lane + 4 if lane + 4 < 32 else lane),
+        ("up.b32 d, a, 4, 0, -1", lambda lane: lane - 4 if lane >= 4 else lane),
+    ],
+)
+def test_shuffles(how, source):
+    a = np.arange(100, 164, dtype=np.uint32)
+    out = np.zeros(64, np.uint32)
+    of_each_thread(f"shfl.sync.{how};", [a], out)
+    assert out.tolist() == [int(a[t // 32 * 32 + source(t % 32)]) for t in range(64)]
+
+
+MULTIPLY = """
+    // Each thread copies a row of A (16 x 16) or of B^T (8 x 16), 32 bytes, to shared memory.
+    mul.wide.u32 %d10, %r0, 32;
+    add.s64 %d10, %d10, %d0;
+    mul.lo.u32 %r10, %r0, 32;
+    setp.lt.u32 %p1, %r0, 24;
+    @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d10];
+    @%p1 st.shared.v4.b32 [%r10], {{%r20, %r21, %r22, %r23}};
+    @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d10+16];
+    @%p1 st.shared.v4.b32 [%r10+16], {{%r20, %r21, %r22, %r23}};
+    bar.sync 0;
+    and.b32 %r11, %r0, 15;
+    shr.u32 %r12, %r0, 4;
+    mul.lo.u32 %r13, %r11, 32;
+    mad.lo.u32 %r13, %r12, 16, %r13;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r13];
+    and.b32 %r11, %r0, 7;
+    shr.u32 %r12, %r0, 3;
+    and.b32 %r12, %r12, 1;
+    mul.lo.u32 %r13, %r11, 32;
+    mad.lo.u32 %r13, %r12, 16, %r13;
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r40, %r41}}, [%r13+512];
+    mov.b32 %r50, 0f00000000;
+    mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32
+        {{%r50, %r51, %r52, %r53}}, {{%r30, %r31, %r32, %r33}}, {{%r40, %r41}}, {{%r50, %r50, %r50, %r50}};
+    // Lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+    shr.u32 %r60, %r0, 2;
+    and.b32 %r61, %r0, 3;
+    mul.lo.u32 %r62, %r60, 32;
+    mad.lo.u32 %r62, %r61, 8, %r62;
+    cvt.u64.u32 %d11, %r62;
+    add.s64 %d11, %d11, %d1;
+    st.global.v2.b32 [%d11], {{%r50, %r51}};
+    st.global.v2.b32 [%d11+256], {{%r52, %r53}};
+"""
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_a_product_of_matrices(kind):
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kind]
+    both = torch.randn(24, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    out = np.zeros((16, 8), np.float32)
+    reports = execute(MULTIPLY.format(kind=kind), both.view(torch.int16).numpy(), out, shared=1024)
+    assert not len(reports), str(reports)
+    A, B = both[:16].double(), both[16:].double()
+    np.testing.assert_allclose(out, (A @ B.T).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_unknown_is_refused():
+    with pytest.raises(NotImplementedError, match=r"sin\.approx"):
+        execute("sin.approx.f32 %r10, %r0;")

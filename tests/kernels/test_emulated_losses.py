@@ -1,0 +1,109 @@
+"""Whole losses on the emulator: the PTX of every kernel executed, in lockstep and with warps in random order.
+
+They run in processes of their own, in which Triton does not interpret.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+
+# The norm of a gradient's error relative to the gradient's: what two roundings to the dtype come to, that of the
+# exponentials and that of the gradient itself. TF32 has 10 bits, and what is beyond them is cut off.
+OF_GRADIENTS = {"bfloat16": 3.6e-3, "float16": 6e-4, "float32": 1e-6, "tf32": 2.5e-3}
+OF_LOSSES = 2e-7
+ROUNDED_COSINES = {"clip, low": 4e-5}  # float16 takes embeddings that are normalised and rounded before
+IN_TF32 = {"TF32": 3e-3}
+
+SAMPLE = {80: ("overflow, negatives",), 90: ("warp-specialised",)}
+IN_RANDOM_ORDER = {
+    80: ("plain", "groups and mask, low", "overflow, negatives", "cosines", "sigmoid"),
+    90: ("plain", "clip", "descriptors", "warp-specialised, low"),
+}
+ALL = {  # of tests.shared.emulated_losses, which cannot be imported where Triton interprets
+    80: (
+        *("plain", "half", "single", "TF32", "deep", "odd width", "low", "groups and mask"),
+        *("groups and mask, low", "negatives, scale", "bias, row negatives", "mixed", "row scores, listed"),
+        *("dense", "smoothed", "cosines", "overflow", "overflow, negatives", "sigmoid", "sigmoid, low"),
+        *("log-sum-exp", "clip", "clip, low", "released MixCSE"),
+    ),
+}
+ALL[90] = (*ALL[80], "descriptors", "descriptors, sigmoid, low", "warp-specialised", "warp-specialised, low")
+
+
+def lines(*arguments):
+    command = [sys.executable, "-m", "tests.shared.emulated_losses", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@functools.cache
+def results(arch, names, schedule):
+    return {result["name"]: result for result in lines(arch, *names, "--schedule", schedule)}
+
+
+def check(result):
+    name, (of_loss, *of_gradients) = result["name"], result["errors"]
+    assert result["reports"] == []
+    assert result["launches"]
+    bound = {**ROUNDED_COSINES, **IN_TF32}.get(name, OF_LOSSES)
+    assert of_loss <= max(bound, 1.5 * result["eager"][0])
+    for error, eager in zip(of_gradients, result["eager"][1:], strict=True):
+        assert error <= max(OF_GRADIENTS[result["dtype"]], 1.5 * eager)
+
+
+@pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch in SAMPLE for name in SAMPLE[arch]])
+def test_a_sample(arch, name):
+    check(results(arch, SAMPLE[arch], "lockstep")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch in ALL for name in ALL[arch]])
+def test_all_losses(arch, name):
+    check(results(arch, (), "lockstep")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "name"), [(arch, name) for arch in IN_RANDOM_ORDER for name in IN_RANDOM_ORDER[arch]]
+)
+def test_in_random_order(arch, name):
+    check(results(arch, IN_RANDOM_ORDER[arch], "random")[name])
+
+
+@pytest.mark.slow
+def test_every_loss_is_listed():
+    assert {arch: set(results(arch, (), "lockstep")) for arch in ALL} == {k: set(v) for k, v in ALL.items()}
+
+
+@functools.cache
+def faults():
+    return {result["fault"]: result for result in lines("--faults")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("a barrier is missing", "a copy is waited for too late", "a store is beyond its row"),
+        *("loads are not masked", "a matrix is read from elsewhere", "a sum exchanges with another lane"),
+        *(
+            "the last block does not acquire",
+            "a product is not waited for",
+            "a store of a tile is not fenced",
+        ),
+        *("fewer bytes are expected", "a barrier expects two", "two warps have an element"),
+    ],
+)
+def test_what_is_planted_into_kernels_is_found(fault):
+    result = faults()[fault]
+    if result["wanted"] == "stopped":
+        assert result["stopped"]
+    elif result["wanted"] == "values":
+        assert result["kinds"] in ([], ["values"])
+        assert max(result["errors"]) > 0.01
+    else:
+        assert result["kinds"] == [result["wanted"]]

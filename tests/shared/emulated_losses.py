@@ -1,0 +1,325 @@
+"""Whole losses whose Triton kernels are executed from PTX, beside those of plain PyTorch and of float64.
+
+python -m tests.shared.emulated_losses 90 --schedule random --seed 3      # all losses on one architecture
+python -m tests.shared.emulated_losses --faults                           # what is planted into the kernels
+
+A line of JSON is printed for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+os.environ.pop("TRITON_INTERPRET", None)  # before anything imports fastqt.kernels
+
+import torch
+from torch import Tensor
+
+import fastqt
+from emulator.machine import StoppedError
+from tests.shared.emulation import Edit, emulated
+from tests.shared.launches import GPUS, warp_specialized_table
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of random embeddings.
+
+    Attributes:
+        K: negatives that all rows share; row_negatives: whether each row has one of its own.
+        spread: what embeddings are multiplied by.
+        options: of the loss; of a function of (N, M, generator) what it draws.
+        descriptors, warp_specialized: which kernels make the scores.
+        precision: torch's name for that of products of float32.
+        archs: the GPUs that it runs on.
+    """
+
+    function: Callable[..., Tensor] = fastqt.contrastive_loss
+    dtype: str = "bfloat16"
+    N: int = 150
+    M: int = 150
+    D: int = 64
+    K: int = 0
+    row_negatives: bool = False
+    spread: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+    descriptors: bool | None = None
+    warp_specialized: bool = False
+    precision: str = "highest"
+    archs: tuple[int, ...] = (80, 90)
+
+
+def own(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.arange(N) % M
+
+
+def listed(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(M, (N,), generator=generator)
+
+
+def dense(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.softmax(3 * torch.randn(N, M, generator=generator), 1)
+
+
+def smoothed(N: int, M: int, generator: torch.Generator) -> Any:
+    return fastqt.targets.smoothed(own(N, M, generator), 0.1)
+
+
+def mask(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return (torch.rand(N, M, generator=generator) < 0.2) & (torch.arange(M) != own(N, M, generator)[:, None])
+
+
+def query_groups(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.arange(N) % 7
+
+
+def candidate_groups(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.arange(M) % 7
+
+
+def bias(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(M, generator=generator)
+
+
+def row_scores(N: int, M: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(N, generator=generator)
+
+
+def mixed(N: int, M: int, generator: torch.Generator) -> fastqt.Mixed:
+    return fastqt.Mixed(0.3, torch.arange(N).roll(1))
+
+
+KEEP = {"targets": own, "diagonal": "keep"}
+EXCLUDED = {**KEEP, "mask": mask, "query_groups": query_groups, "candidate_groups": candidate_groups}
+LOSSES = {
+    "plain": Loss(options={"scale": 0.3}),
+    "half": Loss(dtype="float16", D=128, N=97, M=97, options={"scale": 0.2, "diagonal": "exclude"}),
+    "single": Loss(dtype="float32", N=70, M=131, D=40, options={**KEEP, "scale": 0.4}),
+    "TF32": Loss(dtype="float32", precision="high", options={**KEEP, "scale": 0.2}),
+    "deep": Loss(dtype="float16", N=100, M=100, D=256, options={"scale": 0.05}),
+    "odd width": Loss(D=37, N=66, M=66, options={**KEEP, "scale": 0.3}),
+    "low": Loss(dtype="float16", options={**KEEP, "scale": 0.2, "memory": "low"}),
+    "groups and mask": Loss(options={**EXCLUDED, "scale": 0.2}),
+    "groups and mask, low": Loss(options={**EXCLUDED, "scale": 0.2, "memory": "low"}),
+    "negatives, scale": Loss(K=70, N=100, M=130, options={**KEEP, "scale": torch.tensor(0.2)}),
+    "bias, row negatives": Loss(
+        N=90, M=133, D=44, row_negatives=True, options={**KEEP, "scale": 0.3, "bias": bias}
+    ),
+    "mixed": Loss(dtype="float16", options={**KEEP, "scale": 0.1, "row_negatives": mixed}),
+    "row scores, listed": Loss(
+        N=75, options={"targets": listed, "diagonal": "keep", "scale": 0.2, "row_scores": row_scores}
+    ),
+    "dense": Loss(dtype="float16", N=50, M=50, options={"targets": dense, "diagonal": "keep", "scale": 0.2}),
+    "smoothed": Loss(N=50, M=140, options={"targets": smoothed, "diagonal": "keep", "scale": 0.2}),
+    "cosines": Loss(options={**KEEP, "scale": 20.0, "normalize": True}),
+    "overflow": Loss(spread=4.0, N=130, options={**KEEP, "scale": 5.0}),
+    "overflow, negatives": Loss(dtype="float16", spread=4.0, K=140, options={**KEEP, "scale": 2.0}),
+    "sigmoid": Loss(fastqt.sigmoid_loss, options={**KEEP, "scale": 0.2, "bias": bias}),
+    "sigmoid, low": Loss(
+        fastqt.sigmoid_loss, dtype="float16", options={**KEEP, "scale": 0.2, "memory": "low"}
+    ),
+    "log-sum-exp": Loss(fastqt.log_sum_exp, N=60, K=50, options={"scale": 0.3, "diagonal": "exclude"}),
+    "clip": Loss(fastqt.clip_loss, options={"scale": 20.0}),
+    "clip, low": Loss(fastqt.clip_loss, dtype="float16", D=48, options={"scale": 20.0, "memory": "low"}),
+    "released MixCSE": Loss(fastqt.mixcse_loss, N=64, options={"form": "released"}),
+    "descriptors": Loss(D=96, descriptors=True, archs=(90,), options={**KEEP, "scale": 0.2}),
+    "descriptors, sigmoid, low": Loss(
+        fastqt.sigmoid_loss,
+        dtype="float16",
+        descriptors=True,
+        archs=(90,),
+        options={**KEEP, "scale": 0.2, "memory": "low"},
+    ),
+    "warp-specialised": Loss(D=208, warp_specialized=True, archs=(90,), options={"scale": 0.1}),
+    "warp-specialised, low": Loss(
+        dtype="float16",
+        D=208,
+        N=300,
+        warp_specialized=True,
+        archs=(90,),
+        options={**KEEP, "scale": 0.1, "memory": "low"},
+    ),
+}
+
+NAMES = {fastqt.clip_loss: ("a", "b"), fastqt.mixcse_loss: ("z1", "z2")}
+DIFFERENTIABLE = ("scale", "bias", "row_scores")
+
+
+def embeddings(loss: Loss) -> dict[str, Tensor]:
+    """Embeddings by their names, whose rows of equal index are near each other."""
+    first, second = NAMES.get(loss.function, ("queries", "candidates"))
+    sizes = {first: loss.N, second: loss.M if loss.function not in NAMES else loss.N}
+    sizes |= {"negatives": loss.K} if loss.K else {}
+    sizes |= {"row_negatives": loss.N} if loss.row_negatives else {}
+
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(max(sizes.values()), loss.D, generator=generator)
+    drawn = {}
+    for name, size in sizes.items():
+        noise = torch.randn(size, loss.D, generator=generator)
+        drawn[name] = (loss.spread * (common[:size] + noise)).to(getattr(torch, loss.dtype))
+    return drawn
+
+
+def value_and_gradients(loss: Loss, dtype: torch.dtype | None, backend: str) -> list[Tensor]:
+    """A loss and the gradients of whatever has one, of embeddings that are computed in another dtype."""
+    generator = torch.Generator().manual_seed(1)
+    options = {name: x(loss.N, loss.M, generator) if callable(x) else x for name, x in loss.options.items()}
+    leaves = {name: x.to(dtype or x.dtype) for name, x in embeddings(loss).items()}
+    leaves |= {name: options[name] for name in DIFFERENTIABLE if isinstance(options.get(name), Tensor)}
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in leaves.items()}
+    value = loss.function(**{**options, **leaves}, backend=backend).sum()
+    return [value.detach(), *torch.autograd.grad(value, list(leaves.values()))]
+
+
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    """Of each the norm of its difference from what is exact, relative to the norm."""
+    return [((x.double() - y).norm() / y.norm()).item() for x, y in zip(found, exact, strict=True)]
+
+
+def run(
+    name: str, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
+) -> dict[str, Any]:
+    """One loss: its errors and those of plain PyTorch, and what the emulator reports."""
+    from fastqt.engines import triton
+
+    loss = LOSSES[name]
+    gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
+    table = warp_specialized_table(gpu) if loss.warp_specialized else None
+    exact = value_and_gradients(loss, torch.float64, "reference")
+    eager = value_and_gradients(loss, None, "reference")
+    torch.set_float32_matmul_precision(loss.precision)
+    ours, stopped = None, False
+    with (
+        mock.patch.object(triton, "why_not", return_value=None),
+        mock.patch(
+            "fastqt.kernels.repair.multiprocessors", return_value=16
+        ),  # several programs repair a block
+        emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
+    ):
+        try:
+            ours = value_and_gradients(loss, None, "triton")
+        except StoppedError:
+            stopped = True
+    torch.set_float32_matmul_precision("highest")
+    return {
+        "name": name,
+        "arch": arch,
+        "errors": None if ours is None else errors(ours, exact),
+        "eager": errors(eager, exact),
+        "dtype": loss.dtype if loss.precision == "highest" else "tf32",
+        "finite": ours is not None and all(math.isfinite(x.double().sum()) for x in ours),
+        "stopped": stopped,
+        "kinds": sorted(emulation.reports.kinds()),
+        "reports": [str(report) for report in emulation.reports],
+        "launches": emulation.launches,
+    }
+
+
+def without(pattern: str, instead: str = "", count: int = 0) -> Callable[[str], str]:
+    """An edit of PTX: what a pattern finds is replaced."""
+    return lambda ptx: re.sub(pattern, instead, ptx, count=count)
+
+
+def one_more(found: re.Match[str]) -> str:
+    return f"{found[1]}{int(found[2]) + 1};"
+
+
+# Of each fault the loss that meets it, the GPU, the kernel and the edit, and what is to be found: a kind of
+# report, "stopped", or "values", where the gradients are wrong.
+SPECIALISED = "warp_specialized_scores_kernel"
+FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
+    "a barrier is missing": ("deep", 80, "scores_kernel", without(r"bar\.sync\s+0;", "", 2), "race"),
+    "a copy is waited for too late": (
+        *("deep", 80, "scores_kernel"),
+        lambda ptx: re.sub(r"(cp\.async\.wait_group\s+)(\d+);", one_more, ptx),
+        "pending",
+    ),
+    "a store is beyond its row": (
+        *("deep", 80, "scores_kernel"),
+        without(r"(st\.global\S+ \[ %rd\d+ \+ )0", r"\g<1>16", 1),
+        "bounds",
+    ),
+    "loads are not masked": (
+        *("deep", 80, "row_stats_kernel"),
+        without(r"@%p\d+ (ld\.global)", r"\1"),
+        "bounds",
+    ),
+    "a matrix is read from elsewhere": (
+        *("deep", 80, "scores_kernel"),
+        without(r"(ldmatrix\S+\s+\{[^}]*\}, \[%r\d+)\]", r"\1+16]", 1),
+        "values",
+    ),
+    "a sum exchanges with another lane": (
+        *("cosines", 80, "query_gradient_kernel"),
+        without(r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, )1,", r"\g<1>2,"),
+        "values",
+    ),
+    "the last block does not acquire": (
+        *("overflow, negatives", 80, "repair_rows_kernel"),
+        without(r"acq_rel", "relaxed"),
+        "race",
+    ),
+    "a product is not waited for": (
+        *("warp-specialised", 90, SPECIALISED),
+        without(r"wgmma\.wait_group\.sync\.aligned\s+\d+;", "wgmma.wait_group.sync.aligned 6;"),
+        "pending",
+    ),
+    "a store of a tile is not fenced": (
+        *("warp-specialised", 90, SPECIALISED),
+        without(r"fence\.proxy\.async\S*;"),
+        "proxy",
+    ),
+    "fewer bytes are expected": (
+        *("warp-specialised", 90, SPECIALISED),
+        without(r"(expect_tx\S+\s+_, \[%r\d+\], )\d+", r"\g<1>64", 1),
+        "stopped",
+    ),
+    "a barrier expects two": (
+        *("warp-specialised", 90, SPECIALISED),
+        without(r"(mbarrier\.init\S+\s+\[%r\d+\], )1", r"\g<1>2"),
+        "stopped",
+    ),
+}
+
+
+def elements_as_before(n: int, most: int, warps: int) -> dict[str, int]:
+    """Programs of four warps, of which two have each element of a row of 64."""
+    return {"BLOCK": 64, "num_warps": warps}
+
+
+def faults() -> None:
+    for name, (loss, arch, kernel, edit, wanted) in FAULTS.items():
+        result = run(loss, arch, edit=Edit(kernel, edit))
+        print(json.dumps({**result, "fault": name, "wanted": wanted}), flush=True)
+
+    from fastqt.kernels import gradients
+
+    with mock.patch.object(gradients, "elements_of_program", elements_as_before):
+        result = run("cosines", 80)
+    print(json.dumps({**result, "fault": "two warps have an element", "wanted": "race"}), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("arch", type=int, nargs="?")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--schedule", default="lockstep")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.faults:
+        faults()
+    else:
+        for name in asked.names or LOSSES:
+            if asked.arch in LOSSES[name].archs:
+                print(json.dumps(run(name, asked.arch, asked.schedule, asked.seed)), flush=True)
