@@ -2,6 +2,7 @@
 
 Each error message names the argument, says what is wanted and what was given, and where a call makes the one
 of the other, which.
+Values of a wrong type or dtype raise TypeError, all others that are wrong ValueError.
 """
 
 from __future__ import annotations
@@ -40,12 +41,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_size(name: str, value: object, least: int = 1) -> None:
-    """Checks that `value` is an integer of at least `least`.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: a smaller one.
-    """
+    """Checks that `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: want an integer, got {shown(value)}")
     if value < least:
@@ -60,11 +56,9 @@ def check_dropout(dropout: float) -> None:
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Checks that `x` is a tensor that holds a number for each of its cells.
+    """Checks that `x` is a strided tensor, which holds a number for each of its cells.
 
-    Raises:
-        TypeError: not a tensor, or a sparse, nested or MKL-DNN one.
-        ValueError: a tensor on the meta device, which has no values; compilers' fake tensors may pass.
+    One on the meta device has no values and is refused with ValueError; compilers' fake tensors may pass.
     """
     if not isinstance(x, Tensor):
         advice = "; convert it by torch.as_tensor" if _holds_numbers(x) else ""
@@ -87,15 +81,7 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
     """Checks that all embeddings are non-empty (rows, D) matrices of one floating-point dtype on one device.
 
     The first embeddings set D, dtype and device for the others. `row_negatives` must also have as many rows
-    as the first, and may be (rows, K, D).
-
-    Args:
-        optional: the names of those that may be None; not the first.
-        **embeddings: the arguments under the names that error messages use.
-
-    Raises:
-        ValueError: a wrong shape or device.
-        TypeError: not a tensor, or a wrong dtype.
+    as the first, and may be (rows, K, D). Those named in `optional`, not the first, may be None.
     """
     first, queries, D = "", None, 0
     for name, x in embeddings.items():
@@ -143,31 +129,17 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
 
 
 def check_paired(first: str, N: int, name: str, M: int) -> None:
-    """Checks that there is a row for each of the N rows that rows of equal index belong to.
-
-    Args:
-        first: the argument whose rows each need one.
-        N: the number of its rows.
-        name: the argument that is checked.
-        M: the number of its rows.
-
-    Raises:
-        ValueError: M < N.
-    """
+    """Checks that `name` has a row for each of the N rows of `first`: rows of equal index are a pair."""
     if M < N:
         raise ValueError(f"{name}: want at least N={N} rows, one for each row of {first}, got {M}")
 
 
 def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
-    """Raises ValueError unless `condition`, a 0-d bool tensor, is true.
+    """Raises ValueError with `wanted` unless `condition`, a 0-d bool tensor, is true.
 
     Reading a condition from a GPU would make the host wait, and under torch.compile it would break the graph.
     There, a failed condition triggers an assertion on the device instead, which on a CPU is a RuntimeError.
-
-    Args:
-        condition: () bool.
-        wanted: the message: the argument and what is wanted.
-        given: the values that were checked; the message reports their range.
+    The message reports the range of `given`, the values that were checked.
     """
     if condition.is_cuda or is_traced(condition):
         torch._assert_async(condition, wanted)
@@ -192,11 +164,7 @@ def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> No
     """Checks that `scale` is a positive number, or a 0-d floating-point tensor.
 
     The value of a tensor is checked later, where it is used, because reading it from a GPU makes the host
-    wait.
-
-    Args:
-        scale: what the user gave.
-        dtype: of the embeddings; all but float64 are computed in float32 at most, which has to hold `scale`.
+    wait. Embeddings of all dtypes but float64 are computed in float32 at most, which has to hold a number.
     """
     if type(scale) is float and 0 < scale <= FLOAT32_MAX:  # what nearly every call has
         return
@@ -212,13 +180,7 @@ def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> No
 
 
 def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Checks that `bias` is a finite number, or a floating-point tensor () or (M,) on `device`.
-
-    Args:
-        bias: what the user gave.
-        M: the number of candidates.
-        device, dtype: of the embeddings.
-    """
+    """Checks that `bias` is a finite number, or a floating-point tensor () or (M,), on `device`."""
     if isinstance(bias, Tensor):
         check_tensor("bias", bias)
         if bias.device != device:
@@ -232,13 +194,9 @@ def check_bias(bias: float | Tensor, M: int, device: torch.device, dtype: torch.
 def check_number(
     name: str, value: object, alternative: str | None = None, dtype: torch.dtype = torch.float64
 ) -> None:
-    """Checks that `value` is a finite number, which float32 holds unless `dtype` is float64.
+    """Checks that `value` is a finite number, which float32 holds unless the embeddings' `dtype` is float64.
 
-    Args:
-        name: what the error message calls it.
-        value: what the user gave.
-        alternative: what else the argument may be, for the message.
-        dtype: of the embeddings.
+    `alternative` is what else the argument may be, for the message.
     """
     if type(value) is float and abs(value) <= FLOAT32_MAX:  # what nearly every call has
         return
@@ -261,12 +219,9 @@ def check_number(
 
 
 def check_not_recorded(function: str) -> None:
-    """Raises RuntimeError if autograd is recording the backward pass that calls this.
+    """Raises RuntimeError if autograd is recording the backward pass of a function that calls this.
 
     Autograd records a backward pass for a double backward, which would silently give wrong gradients.
-
-    Args:
-        function: the public function's name, for the message.
     """
     if torch.is_grad_enabled():
         raise once_differentiable_error(function)

@@ -9,12 +9,7 @@ from fastqt.checks import INTEGERS, check_tensor, require
 
 
 def as_ids(name: str, ids: Tensor) -> Tensor:
-    """Converts a 1-D tensor of integers to int64.
-
-    Raises:
-        ValueError: `ids` is not 1-D, or has values that int64 does not hold.
-        TypeError: not a tensor, or no integer dtype.
-    """
+    """Converts a 1-D tensor of integers, whose values int64 holds, to int64."""
     check_tensor(name, ids)
     if ids.dim() != 1:
         advice = "; make it 1-D by flatten()" if ids.numel() == max(ids.shape, default=0) else ""
@@ -29,12 +24,7 @@ def as_ids(name: str, ids: Tensor) -> Tensor:
 def as_groups(
     query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The groups of queries (N,) and candidates (M,) on `device` as int64.
-
-    Raises:
-        ValueError: only one of the two is given, or one has a wrong shape.
-        TypeError: a dtype that is not an integer one.
-    """
+    """The groups of queries (N,) and candidates (M,) on `device` as int64; want both or neither."""
     if query_groups is None or candidate_groups is None:
         missing = "query_groups" if query_groups is None else "candidate_groups"
         raise ValueError(f"{missing}: want it together with the other groups, got None; give both or neither")

@@ -26,25 +26,16 @@ _HERE = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class Config:
-    """How a matrix product is cut into tiles.
+    """How a matrix product is cut into tiles."""
 
-    Attributes:
-        rows, columns: the size of a tile of the result.
-        width: the size of a step along the inner dimension.
-        group: how many blocks of rows are walked together, so that the L2 cache serves what they share.
-        warps: of a program.
-        stages: how many steps' operands are loaded ahead of the tensor cores.
-        descriptors: whether Hopper's copy engine (TMA) loads the operands that allow it.
-        warp_specialized: whether the kernel of scores/warp_specialized.py makes the scores that it can.
-    """
-
-    rows: int = 128
+    rows: int = 128  # of a tile of the result, as `columns`
     columns: int = 128
-    width: int = 64
-    group: int = 8
-    warps: int = 8
-    stages: int = 3
-    descriptors: bool = False
+    width: int = 64  # the size of a step along the inner dimension
+    group: int = 8  # how many blocks of rows are walked together, so that the L2 cache serves what they share
+    warps: int = 8  # of a program
+    stages: int = 3  # how many steps' operands are loaded ahead of the tensor cores
+    descriptors: bool = False  # whether Hopper's copy engine (TMA) loads the operands that allow it
+    # whether the kernel of scores/warp_specialized.py makes the scores that it can
     warp_specialized: bool = False
 
 

@@ -26,15 +26,10 @@ from fastqt.kernels.sigmoid import log1p
 
 @dataclass(frozen=True)
 class Lines:
-    """Some rows of the cosines C, whose indices are modulo N.
+    """Some rows of the cosines C, whose indices are modulo N."""
 
-    Attributes:
-        cosines: (lines, N) float32, not multiplied by the scale.
-        first: which row the first line is.
-    """
-
-    cosines: Tensor
-    first: int
+    cosines: Tensor  # (lines, N) float32, not multiplied by the scale
+    first: int  # which row the first line is
 
 
 @dataclass(frozen=True)
@@ -62,17 +57,11 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class RowSums:
-    """Row statistics, (N,) float32.
+    """Row statistics, (N,) float32."""
 
-    Attributes:
-        largest: the largest score, to base 2, which is the shift of the exponentials.
-        others: the sum of all exponentials but the positive's.
-        factors: the row's weight, divided by the sum of all exponentials.
-    """
-
-    largest: Tensor
-    others: Tensor
-    factors: Tensor
+    largest: Tensor  # the largest score, to base 2, which is the shift of the exponentials
+    others: Tensor  # the sum of all exponentials but the positive's
+    factors: Tensor  # the row's weight, divided by the sum of all exponentials
 
 
 @triton.jit

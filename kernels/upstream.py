@@ -66,12 +66,10 @@ def scalable(gradient: Tensor, upstream: Tensor) -> bool:
 
 
 def scale_gradients(gradients: Sequence[Tensor], upstream: Tensor, multiplier: float) -> None:
-    """Multiplies gradients in place by upstream * multiplier, if that is not 1.
+    """Multiplies gradients in place by upstream * multiplier, a power of 2, if that is not 1.
 
-    Args:
-        gradients: contiguous, of any shapes, in float32, bfloat16 or float16.
-        upstream: () float32, on their device. Nothing waits for its value.
-        multiplier: a power of 2.
+    They are contiguous, in float32, bfloat16 or float16. Nothing waits for `upstream`, () float32 on their
+    device.
     """
     for start in range(0, len(gradients), AT_ONCE):
         first, *others = gradients[start : start + AT_ONCE]

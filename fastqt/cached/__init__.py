@@ -127,18 +127,12 @@ def cached_embeddings(
 ) -> tuple[Tensor, ...]:
     """The embeddings of a large batch, whose backward pass runs the encoders again, chunk by chunk.
 
-    For a training loop that calls `loss.backward()` itself. `cached_backward` says how it works. The
-    backward pass adds to `.grad` of the parameters, which `torch.autograd.grad` does not see.
-
-    Args:
-        encoders, inputs, chunk_size, ddp, check: as of `cached_backward`.
+    For a training loop that calls `loss.backward()` itself. `cached_backward` says how it works, and what
+    arguments and errors there are; RuntimeError is also raised for a second backward pass. The backward pass
+    adds to `.grad` of the parameters, which `torch.autograd.grad` does not see.
 
     Returns:
         (N, ...) of each encoder; without gradient where gradients are disabled.
-
-    Raises:
-        TypeError, ValueError: as in `cached_backward`.
-        RuntimeError: in the backward pass, as in `cached_backward`, or for a second one.
     """
     encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check)
     encoding.first_pass(with_graph=torch.is_grad_enabled())

@@ -61,14 +61,8 @@ class Chunk(NamedTuple):
 class Encoding:
     """One batch that is encoded in chunks, once without graph and once with it.
 
-    Args:
-        encoders, inputs, chunk_size, ddp, check: as of `fastqt.cached_backward`.
-
-    Attributes:
-        embeddings: of each encoder, (N, ...) without graph, once `first_pass` has run.
-
-    Raises:
-        TypeError, ValueError: naming the argument, what is wanted and what came.
+    Its arguments and errors are those of `fastqt.cached_backward`. `embeddings` has those of each encoder,
+    (N, ...) without graph, once `first_pass` has run.
     """
 
     def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: Recheck) -> None:
@@ -116,14 +110,10 @@ class Encoding:
         return [tower.trainable for tower in self.towers]
 
     def collect_gradients(self) -> list[Tensor]:
-        """Lets the second pass return gradients, not add them to `.grad`.
+        """Lets the second pass return gradients, not add them to `.grad`; returns what they are of.
 
-        Returns:
-            The parameters and leaf inputs that it returns gradients of.
-
-        Raises:
-            ValueError: an encoder that is a function, of which nobody knows all parameters, or that reduces
-                gradients itself.
+        These are parameters and leaf inputs. ValueError for an encoder that is a function, of which nobody
+        knows all parameters, or that reduces gradients itself.
         """
         leaves: dict[Tensor, None] = {}
         for tower in self.towers:
@@ -163,14 +153,9 @@ class Encoding:
     def second_pass(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Adds the gradients of the encoders' parameters to theirs, or collects them.
 
-        Args:
-            gradients: of each encoder's embeddings; None for those that the loss does not depend on.
-
-        Returns:
-            After `collect_gradients`, those of its tensors.
-
-        Raises:
-            RuntimeError: embeddings that differ from those of the first pass, or a second call.
+        `gradients` are those of each encoder's embeddings, None where the loss does not depend on them.
+        Returns, after `collect_gradients`, those of its tensors. RuntimeError for embeddings that differ from
+        those of the first pass, and for a second call.
         """
         if self._kept is None and any(self.trainable):
             raise RuntimeError("backward: want one call for each forward pass, got a second one")

@@ -15,12 +15,7 @@ Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]  # of one encoder
 
 
 def pair(encoders: Encoder | Sequence[Encoder], inputs: Any) -> list[tuple[str, Encoder, str, Inputs]]:
-    """Each encoder and its inputs, with the names that errors use.
-
-    Raises:
-        TypeError: an encoder that cannot be called.
-        ValueError: no encoder, or another number of inputs.
-    """
+    """Each encoder, which has to be callable, and its inputs, with the names that errors use."""
     pairs: list[tuple[str, Any, str, Any]]
     if not isinstance(encoders, list | tuple | nn.ModuleList):
         pairs = [("encoders", encoders, "inputs", inputs)]
@@ -41,12 +36,7 @@ def pair(encoders: Encoder | Sequence[Encoder], inputs: Any) -> list[tuple[str, 
 
 
 def check_no_batch_norm(name: str, modules: Iterable[nn.Module]) -> None:
-    """Raises ValueError for a batch normalisation in training mode, whose batch would be a chunk.
-
-    Args:
-        name: of the encoder, for errors.
-        modules: that the encoder uses.
-    """
+    """Raises ValueError for a batch normalisation in training mode, whose batch would be a chunk."""
     for module in modules:
         for path, part in module.named_modules():
             if isinstance(part, _BatchNorm) and part.training:
@@ -60,9 +50,7 @@ def check_no_batch_norm(name: str, modules: Iterable[nn.Module]) -> None:
 def tensors_of(name: str, inputs: Inputs) -> dict[str, Tensor]:
     """The tensors among the inputs of an encoder that have rows, by the names that errors use.
 
-    Raises:
-        TypeError: neither a tensor nor a tuple or dict.
-        ValueError: a tensor that another computation made, whose graph each chunk would need again.
+    ValueError for a tensor that another computation made, whose graph each chunk would need again.
     """
     if isinstance(inputs, Tensor):
         parts: dict[str, Any] = {name: inputs}
@@ -84,11 +72,7 @@ def tensors_of(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def row_count(name: str, tensors: Mapping[str, Tensor]) -> int:
-    """The number of rows, which all tensors of an encoder's inputs share.
-
-    Raises:
-        ValueError: no tensor, or different numbers of rows.
-    """
+    """The number of rows, which all tensors of an encoder's inputs share."""
     if not tensors:
         raise ValueError(f"{name}: want at least one tensor with rows, got none")
     (first, x), *others = tensors.items()
@@ -104,10 +88,7 @@ def row_count(name: str, tensors: Mapping[str, Tensor]) -> int:
 def spans(rows: int, chunk_size: int, count: int | None = None) -> list[tuple[int, int]]:
     """Cuts rows into chunks; no rows are one empty chunk.
 
-    Args:
-        rows: how many there are.
-        chunk_size: the most rows of a chunk.
-        count: how many chunks to make, if not as few as possible. They may be empty.
+    They are as few as possible, or `count`, of which some may be empty.
     """
     fewest = max(1, -(-rows // chunk_size))
     if count is None or count == fewest:
@@ -116,11 +97,7 @@ def spans(rows: int, chunk_size: int, count: int | None = None) -> list[tuple[in
 
 
 def call(encoder: Encoder, inputs: Inputs, begin: int, end: int) -> tuple[Tensor, bool]:
-    """Calls an encoder with some of the rows of its inputs.
-
-    Returns:
-        What the encoder returns, and whether it has changed these rows in place.
-    """
+    """Calls an encoder with some rows of its inputs: what it returns, and whether it has changed the rows."""
     parts: list[Tensor] = []
 
     def part(x: Any) -> Any:

@@ -48,14 +48,8 @@ def modules_of(name: str, encoder: object) -> list[nn.Module]:
     """The modules that a callable uses, the outer ones of modules that its code names.
 
     Looked through are closures, default values, globals, attributes, containers, functools.partial,
-    `__wrapped__`, objects that methods are bound to, and functions that are named in turn.
-
-    Args:
-        name: of the callable, for errors.
-        encoder: a module, a function, a bound method, or an object with `__call__`.
-
-    Raises:
-        TypeError: a callable that is compiled, so that its modules cannot be found.
+    `__wrapped__`, objects that methods are bound to, and functions that are named in turn. TypeError for a
+    callable that is compiled, so that its modules cannot be found.
     """
     search = _Search()
     if not isinstance(encoder, (nn.Module, *PYTHON_CALLABLES)) and search.add_call(encoder):

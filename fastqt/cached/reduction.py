@@ -22,16 +22,9 @@ def reducing_modules(
 ) -> list[list[nn.Module]]:
     """The modules of each encoder that reduce gradients over ranks.
 
-    Args:
-        names: of the encoders, for errors.
-        encoders: what has these names.
-        used: the modules that each encoder uses, which are looked through where none are given.
-        ddp: the user's: one module that all encoders use, or one for each encoder.
-
-    Raises:
-        TypeError: a module of the user's that does not reduce gradients.
-        ValueError: another number of modules than of encoders; a function that names several, of which
-            nobody knows which it uses; or a DDP module with a static graph.
+    They are the user's: one module that all encoders use, or one for each; where none are given, they are
+    looked for among the modules that each encoder uses. ValueError for a function that names several, of
+    which nobody knows which it uses, and for a DDP module with a static graph.
     """
     if ddp is None:
         by_encoder = [_outermost_of_all(modules) for modules in used]
@@ -129,14 +122,8 @@ def _sharded_no_sync(module: nn.Module) -> Iterator[None]:
 def agreed_counts(counts: Sequence[int], modules: Sequence[Sequence[nn.Module]]) -> list[int]:
     """How many chunks each encoder is to have, where its forward pass waits for other ranks.
 
-    A sharded module gathers its parameters in every forward pass, so that its ranks have to run as many.
-
-    Args:
-        counts: how many chunks the rows of this rank make, for each encoder.
-        modules: what `reducing_modules` found, for each encoder.
-
-    Returns:
-        For encoders with sharded modules, the largest count of all ranks; for others, their own.
+    A sharded module gathers its parameters in every forward pass, so that its ranks have to run as many: the
+    largest count of all ranks. Other encoders keep the count that the rows of this rank make.
     """
     agreed = list(counts)
     for i, used in enumerate(modules):

@@ -200,13 +200,8 @@ def requested(backend: str | None) -> str | None:
 def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
     """The engine for a problem: the one asked for, by argument or FASTQT_BACKEND, or the first that can.
 
-    Args:
-        backend: the loss's argument.
-        p: the problem; its tensors may still have the dtype that the user gave.
-        dtype: what a matrix product would take those in.
-
-    Raises:
-        ValueError: the one asked for is unknown or cannot compute the problem; the message says why.
+    The problem's tensors may still have the dtype that the user gave; `dtype` is what a matrix product would
+    take them in. ValueError says why the one that was asked for cannot compute the problem.
     """
     device = p.queries.device
     name = requested(backend)

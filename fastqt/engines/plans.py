@@ -20,19 +20,12 @@ MOST_KNOWN = 1024  # After so many plans all are forgotten: batches whose sizes 
 
 
 class Plan(NamedTuple):
-    """How a call is computed.
+    """How a call is computed."""
 
-    Attributes:
-        engine: what computes it.
-        dtype: what a matrix product would read the embeddings in.
-        computed: what the engine reads them in.
-        as_given: whether they are known to have that dtype.
-    """
-
-    engine: Engine
-    dtype: torch.dtype
-    computed: torch.dtype
-    as_given: bool
+    engine: Engine  # what computes it
+    dtype: torch.dtype  # what a matrix product would read the embeddings in
+    computed: torch.dtype  # what the engine reads them in
+    as_given: bool  # whether they are known to have that dtype
 
 
 known: dict[Hashable, Plan] = {}
@@ -41,10 +34,7 @@ known: dict[Hashable, Plan] = {}
 def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
     """What tells the plan of a call from others; None if none is kept, as for what is no plain tensor.
 
-    Args:
-        problem: the class of the problem that it will be.
-        a, b: the embeddings, as they were given.
-        backend: the argument of a loss.
+    `a` and `b` are the embeddings, as they were given.
     """
     if is_traced(a, b) or not a.is_cpu or a.is_nested or b.is_nested:
         return None  # Only the CPU's engine has plans.
@@ -66,13 +56,7 @@ def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None
 def plan(kind: Hashable | None, p: AnyProblem, backend: str | None) -> Plan:
     """The plan for a problem whose embeddings were found to fit; kept under its kind.
 
-    Args:
-        kind: as of `kind_of`.
-        p: the problem, whose tensors still have the dtype that the user gave.
-        backend: the argument of a loss.
-
-    Raises:
-        ValueError: as of `choose`.
+    The problem's tensors still have the dtype that the user gave. ValueError as of `choose`.
     """
     dtype = input_dtype(p.queries)
     engine = choose(backend, p, dtype)

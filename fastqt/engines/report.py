@@ -68,11 +68,9 @@ def cuda_code() -> str:
 
 
 def architectures(library: bytes) -> list[str]:
-    """The architectures of the code for GPUs in a library, ascending; PTX comes last.
+    """The architectures of the code for GPUs in the content of a library, ascending; PTX comes last.
 
-    Args:
-        library: the content of the file. nvcc puts code into it as collections of entries, whose headers say
-            what they are and are not compressed.
+    nvcc puts code into it as collections of entries, whose headers say what they are and are not compressed.
     """
     found = set()
     start = library.find(FATBIN)

@@ -16,12 +16,9 @@ NO_CELLS = -1e300
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
     """Cross-entropy of each row with its positive, among the positive and several sets of other cells, (N,).
 
-    It keeps its digits when the positive outweighs all others, and when one of the others does.
-
-    Args:
-        positive: (N,) scores.
-        others: (N,) each: the logsumexps of disjoint sets of cells without the positive, or single scores.
-        copies: how often the positive is among the cells.
+    The others are the logsumexps of disjoint sets of cells without the positive, or single scores, (N,) each;
+    the positive is `copies` times among the cells. The loss keeps its digits when the positive outweighs all
+    others, and when one of the others does.
     """
     most = torch.stack([x.double().clamp(min=NO_CELLS) for x in others]).logsumexp(0)
     # log(copies exp p + exp o) - p, with the constant part apart.

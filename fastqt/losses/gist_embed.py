@@ -138,19 +138,12 @@ def gist_embed_loss(
 
 
 class Texts(NamedTuple):
-    """A model's embeddings of a batch.
+    """A model's embeddings of a batch."""
 
-    Attributes:
-        anchors: (n, D).
-        positives: (M, D), M >= n; the first n are the anchors' own.
-        negatives: (K, D) each.
-        more_anchors: (A, D) what stands for the anchors as candidates; None for the anchors themselves.
-    """
-
-    anchors: Tensor
-    positives: Tensor
-    negatives: tuple[Tensor, ...]
-    more_anchors: Tensor | None = None
+    anchors: Tensor  # (n, D)
+    positives: Tensor  # (M, D), M >= n; the first n are the anchors' own
+    negatives: tuple[Tensor, ...]  # (K, D) each
+    more_anchors: Tensor | None = None  # (A, D) what stands for the anchors as candidates
 
     def named(self, prefix: str = "") -> dict[str, Tensor]:
         """The embeddings by the names of the arguments."""

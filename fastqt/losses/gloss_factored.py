@@ -80,8 +80,7 @@ class PositionalProblem(Differentiable):
 class Factored:
     """Computes a `PositionalProblem`, in plain PyTorch on any device; see `fastqt.engines`.
 
-    Raises:
-        ScoresTooFarApartError: by all of its functions; then each score has to be formed.
+    All of its functions may raise ScoresTooFarApartError: then each score has to be formed.
     """
 
     def gradients_in_forward(self, p: PositionalProblem) -> bool:

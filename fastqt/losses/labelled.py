@@ -49,7 +49,7 @@ class Scoring(NamedTuple):
 
 
 def loss_from_labels(
-    link: str,
+    link: str,  # "supcon" or "ntxent"
     embeddings: Tensor,
     labels: Tensor,
     candidates: Tensor | None,
@@ -58,13 +58,7 @@ def loss_from_labels(
     reduction: Reduction,
     group: GroupLike | None,
 ) -> Tensor:
-    """The reduced loss of all ranks' rows, each rank's against the candidates of all.
-
-    Args:
-        link: "supcon" or "ntxent".
-        embeddings, labels, candidates, candidate_labels, reduction, group: as of the public functions.
-        scoring: their other options.
-    """
+    """The reduced loss of all ranks' rows, each rank's against the candidates of all."""
     if torch.compiler.is_compiling():
         # Every batch has blocks of other sizes: the loss is left out of the graph.
         untraced = torch.compiler.disable(loss_from_labels)

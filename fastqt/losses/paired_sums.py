@@ -27,20 +27,13 @@ from fastqt.torch_modes import is_traced
 
 
 class Walk(NamedTuple):
-    """How the scores of some rows are computed.
-
-    Attributes:
-        scale: 1 / temperature, a number or 0-d tensor.
-        memory, backend: as of `contrastive_loss`.
-        batch: how the rows lie on ranks.
-        function: the public function, which errors name.
-    """
+    """How the scores of some rows are computed; see `contrastive_loss`."""
 
     scale: float | Tensor
     memory: Memory
     backend: Backend | None
-    batch: Batch
-    function: str
+    batch: Batch  # how the rows lie on ranks
+    function: str  # the public function, which errors name
 
 
 def paired_sums(
@@ -66,10 +59,7 @@ def paired_sums(
 def own_sums(rows: Tensor, all_rows: Tensor, walk: Walk) -> Tensor:
     """The logsumexp of each row's scores with all rows but itself, (n,).
 
-    Args:
-        rows: (n, D).
-        all_rows: (M, D), of all ranks, this rank's first; of one process `rows`.
-        walk: how.
+    `all_rows` (M, D) are those of all ranks, this rank's first; of one process they are `rows` (n, D).
     """
     engine, (own, every, *scale) = _engine_of(rows, all_rows, walk)
     if engine is None:

@@ -92,21 +92,16 @@ class Positives:
 
 
 def find_positives(
-    labels: Tensor,
-    candidate_labels: Tensor,
+    labels: Tensor,  # (N,) int64
+    candidate_labels: Tensor,  # (M,) int64
+    # (N,) int64, the candidate of the same label that is the row itself and no positive; -1: none
     own: Tensor | None,
     on_gpu: bool,
     memory: Memory,
 ) -> Positives:
     """Sorts rows and candidates by label; the host waits for the labels if these are on a GPU.
 
-    Args:
-        labels: (N,) int64.
-        candidate_labels: (M,) int64, on the same device.
-        own: (N,) int64, on the same device, the candidate of the same label that is the row itself and no
-            positive; -1: none.
-        on_gpu: whether the embeddings are on a GPU.
-        memory: as of `contrastive_loss`.
+    `on_gpu` says where the embeddings are; the labels may be elsewhere.
     """
     rows, order = labels.argsort(stable=True), candidate_labels.argsort(stable=True)
     row_labels, column_labels = labels[rows], candidate_labels[order]

@@ -206,19 +206,12 @@ def _of_one_call(
 
 
 class _Rows(NamedTuple):
-    """The rows of the loss and what they are scored with.
+    """The rows of the loss and what they are scored with."""
 
-    Attributes:
-        own: queries, positives and hard negatives of this process, (n, D) each.
-        every: the same of all ranks, this rank's first, (N, D) each; of one process `own`.
-        o: the options.
-        walk: how scores are computed.
-    """
-
-    own: Sequence[Tensor]
-    every: Sequence[Tensor]
+    own: Sequence[Tensor]  # queries, positives and hard negatives of this process, (n, D) each
+    every: Sequence[Tensor]  # the same of all ranks, this rank's first, (N, D) each; of one process `own`
     o: Options
-    walk: Walk
+    walk: Walk  # how scores are computed
 
 
 def _row_losses(rows: _Rows) -> Tensor:
@@ -257,9 +250,7 @@ def _shares_scores(o: Options) -> bool:
 def _to_documents(rows: _Rows, *, with_positives: bool) -> list[Tensor]:
     """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
 
-    Args:
-        rows: whose.
-        with_positives: whether the positives of other queries are among the documents.
+    `with_positives` says whether the positives of other queries are among the documents.
     """
     o, walk, (queries, _, *own) = rows.o, rows.walk, rows.own
     positives, negatives = rows.every[1:2] if with_positives else [], rows.every[2:]

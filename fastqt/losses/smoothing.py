@@ -28,24 +28,17 @@ def check_label_smoothing(value: object) -> None:
 
 
 def smoothing_loss(
-    label_smoothing: float,
-    queries: Tensor,
+    label_smoothing: float,  # the share of the mass that is spread
+    queries: Tensor,  # (N, D), this rank's
+    # this rank's candidates (M, D), of which candidate i belongs to query i, and further ones
     columns: Sequence[Tensor],
-    batch: Batch,
+    batch: Batch,  # the rows of all ranks
     *,
     scale: float | Tensor,
     normalize: bool,
     reduction: TargetReduction,
 ) -> Tensor:
-    """What label smoothing adds to the loss of queries among candidates and negatives; checked arguments.
-
-    Args:
-        label_smoothing: the share of the mass that is spread.
-        queries: (N, D), this rank's.
-        columns: this rank's candidates (M, D), of which candidate i belongs to query i, and further ones.
-        batch: the rows of all ranks.
-        scale, normalize, reduction: as of `contrastive_loss`.
-    """
+    """What label smoothing adds to the loss of queries among candidates and negatives; checked arguments."""
     dtype = loss_dtype(queries)
     embeddings = [x.to(dtype) for x in (queries, *columns)]
     queries, *columns = (F.normalize(x, dim=1) for x in embeddings) if normalize else embeddings

@@ -126,13 +126,10 @@ def channels(
 
 
 def share_frozen_tables(owner: Encoder, other: Encoder) -> None:
-    """Has an encoder read the frozen word vectors of another one, instead of frozen word vectors of its own.
+    """Has an encoder read the frozen word vectors of another one of the same structure, instead of its own.
 
-    The shared tables are parameters of `owner` alone: they are stored once.
-
-    Args:
-        owner: an encoder.
-        other: an encoder of the same structure; its frozen tables are removed.
+    The frozen tables of `other` are removed: the shared ones are parameters of `owner` alone, and stored
+    once.
     """
     for ours, theirs in zip(owner.modules(), list(other.modules()), strict=True):
         table = getattr(ours, "embedding", None)

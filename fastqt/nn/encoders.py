@@ -264,11 +264,7 @@ def check_batch(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def pack_tokens(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Packs token ids as in torch's PackedSequence, without the padding.
-
-    Args:
-        tokens: (B, L) int64.
-        lengths: (B,) int64 in 0..L.
+    """Packs token ids (B, L) as in torch's PackedSequence, without the padding; lengths (B,) are in 0..L.
 
     Returns:
         ids: (N,) int64, all first tokens, then all second tokens, and so on.

@@ -15,20 +15,12 @@ from fastqt.losses.gloss import PositionLoss
 
 
 class Decoder(NamedTuple):
-    """The parameters and options that a sentence's loss depends on.
+    """The parameters and options that a sentence's loss depends on."""
 
-    Attributes:
-        weight: (V, d).
-        bias: (V,).
-        positions: (L, d); None for bags of words.
-        unknown_id: the id that a bag of words does not predict, or None.
-        position_loss: "sum" over positions, or their "mean".
-    """
-
-    weight: Tensor
-    bias: Tensor
-    positions: Tensor | None
-    unknown_id: int | None
+    weight: Tensor  # (V, d)
+    bias: Tensor  # (V,)
+    positions: Tensor | None  # (L, d); None for bags of words
+    unknown_id: int | None  # the id that a bag of words does not predict
     position_loss: PositionLoss
 
     def frozen(self, dtype: torch.dtype) -> Decoder:
@@ -53,12 +45,7 @@ class Decoder(NamedTuple):
         return gloss_pos_loss(latents, positions, self.weight, self.bias, tokens, lengths, **options)
 
     def check(self, tokens: Tensor, lengths: Tensor) -> None:
-        """Checks sentences that the user gave.
-
-        Raises:
-            ValueError: a wrong shape, or a length or token id out of range.
-            TypeError: no tensor of integers.
-        """
+        """Checks shapes, dtypes and ranges of the sentences that the user gave."""
         check_tensor("tokens", tokens)
         as_ids("lengths", lengths)
         V, most = len(self.weight), math.inf if self.positions is None else len(self.positions)

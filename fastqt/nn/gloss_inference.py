@@ -70,18 +70,11 @@ class Inference:
 def infer_latents(
     decoder: Decoder, radius: Tensor, tokens: Tensor, lengths: Tensor, how: Inference, seed: int
 ) -> Tensor:
-    """The latent vectors of checked sentences.
+    """The latent vectors of checked sentences, (B, d), in the dtype of the decoder's weight.
 
-    Args:
-        decoder: it stays as it is. Parameters of 16 bits are converted to float32.
-        radius: () the radius of the ball.
-        tokens: (B, L) int64, token ids.
-        lengths: (B,) int64 in [0, L].
-        how: steps and step sizes.
-        seed: >= 0, for the random initial vectors.
-
-    Returns:
-        (B, d), in the dtype of the decoder's weight and without gradient.
+    They have no gradient. The sentences are token ids (B, L) and lengths (B,), int64, and `radius` () is that
+    of the ball. The decoder stays as it is; parameters of 16 bits are converted to float32. The seed draws
+    the initial vectors.
     """
     dtype = torch.promote_types(decoder.weight.dtype, torch.float32)
     # Autograd refuses tensors that the caller made in inference mode. What is computed outside of it is new.

@@ -20,19 +20,10 @@ def embedding_table(
     sparse: bool = False,
     init: Init = "paper",
 ) -> nn.Embedding:
-    """Makes an embedding table.
+    """An embedding table (V, D), whose initial values are a copy of `vectors` if these are given.
 
-    Args:
-        vocab_size: V.
-        dim: D.
-        vectors: (V, D) initial values, which are copied.
-        freeze: do not train the table.
-        sparse: give the table a sparse gradient.
-        init: where `vectors` is None, "paper" for U[-0.1, 0.1] or "torch" for N(0, 1).
-
-    Raises:
-        ValueError: an unknown init, a size below 1, or vectors of another shape.
-        TypeError: a size that is not an integer, or vectors that are not a tensor.
+    Without vectors, `init` "paper" draws U[-0.1, 0.1] and "torch" N(0, 1). A table that is frozen is not
+    trained, and a sparse one has a sparse gradient. Sizes and shapes are checked.
     """
     check_option("init", init, get_args(Init))
     for name, size in (("vocab_size", vocab_size), ("dim", dim)):

@@ -139,18 +139,8 @@ def masked_word_loss(
 ) -> Tensor:
     """The cross-entropy of all chosen words, summed, from the states of the sentences with masked words.
 
-    Args:
-        encoder: of width E and with a table (V, E).
-        head: of the same sizes.
-        tokens: (B, L) int64, the sentences as they were.
-        lengths: (B,) int64 in 0..L.
-        masking: what `mask_words` returned for them.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError, IndexError: as in `Encoder.forward`.
+    Tokens (B, L) and lengths (B,) are the sentences as they were, and `masking` is what `mask_words` returned
+    for them. The encoder has the head's sizes: width E and a table (V, E). Errors as of `Encoder.forward`.
     """
     inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
     states = encoder.states(masking.tokens, lengths)[masking.chosen[inside]]

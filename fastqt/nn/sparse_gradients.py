@@ -47,12 +47,7 @@ def sum_by_row(
     sources: Tensor,  # (T,) int64
     values: Tensor,  # (B, D)
 ) -> tuple[Tensor, Tensor]:
-    """Sums values[sources] over equal ids.
-
-    Returns:
-        The distinct ids in ascending order, (R,) int64, and the sum of values[sources[t]] over all t with
-        ids[t] equal to each of them, (R, D).
-    """
+    """Sums values[sources] over equal ids: the distinct ids (R,), ascending, and the sum of each, (R, D)."""
     rows, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
     # Sorted by id, the sources of each distinct id are a bag, which `embedding_bag` sums.
     order = inverse.argsort(stable=True)

@@ -18,12 +18,7 @@ class Encoded(NamedTuple):
 
 
 def pad(encoded: Encoded) -> tuple[Tensor, Tensor]:
-    """Pads sentences to the length L of the longest.
-
-    Returns:
-        tokens: (B, L) int64, padded with 0.
-        lengths: (B,) int64.
-    """
+    """Pads sentences with 0 to the length L of the longest: tokens (B, L) and lengths (B,), int64."""
     lengths = encoded.lengths
     tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
     tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = encoded.ids

@@ -6,8 +6,7 @@ from fastqt.errors import InputError
 class OtherRankError(InputError):
     """A process that trains together with this one has failed, and this one can not go on without it.
 
-    Attributes:
-        is_told: whether another process says it too, so that this one need not.
+    `is_told` says whether another process says it too, so that this one need not.
     """
 
     def __init__(self, message: str, *, is_told: bool = False) -> None:

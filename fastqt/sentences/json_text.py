@@ -18,16 +18,9 @@ def parse_object(text: str | bytes, source: str | os.PathLike[str]) -> dict[str,
 
 
 def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
-    """Parses JSON.
+    """Parses JSON from a file `source`, in UTF-8 if it is bytes, whose whole must be of a type.
 
-    Args:
-        text: the JSON; bytes are UTF-8.
-        source: the file that it comes from, for messages.
-        kind: the type that the whole must have.
-
-    Raises:
-        InputError: the text is not UTF-8 or not JSON, a key occurs twice, values are nested too deeply, or
-            the whole has another type.
+    A key that occurs twice is refused, and so are values that are nested too deeply.
     """
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_distinct)
@@ -40,15 +33,9 @@ def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
 
 
 def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, Any]:
-    """Reads a file that holds a JSON object.
+    """Reads a file that holds a JSON object; one of more than `most_bytes` is refused before it is read.
 
-    Args:
-        path: the file.
-        most_bytes: a larger file is refused before it is read.
-
-    Raises:
-        FileNotFoundError: there is no such file; callers say what its absence means.
-        InputError: the file cannot be read, is too large, or as in `parse_object`.
+    FileNotFoundError where there is no such file: callers say what its absence means.
     """
     try:
         with Path(path).open("rb") as file:
@@ -63,16 +50,9 @@ def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, A
 
 
 def field(values: dict[str, Any], name: str, kind: type, source: str | os.PathLike[str]) -> Any:
-    """Takes a field of an object, and checks its type.
+    """Takes a field of an object from a file `source`, and checks its type.
 
-    Args:
-        values: the object.
-        name: the name of the field.
-        kind: int, float (an int will do), str, list or dict; True and False are no numbers.
-        source: the file that it comes from, for messages.
-
-    Raises:
-        InputError: the field is absent or of another type.
+    `kind` is int, float (an int will do), str, list or dict; True and False are no numbers.
     """
     if name not in values:
         raise InputError(f"{os.fspath(source)} is damaged: {name} is missing")

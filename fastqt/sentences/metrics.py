@@ -17,19 +17,12 @@ def context_accuracy(
     queries: Tensor,  # (N, D)
     candidates: Tensor,  # (N, D)
 ) -> tuple[float, float]:
-    """Forward and backward accuracy of a batch of consecutive sentences.
+    """Forward and backward accuracy of a batch of consecutive sentences, in [0, 1]; both 0 for a single row.
 
     Forward accuracy is the fraction of rows i < N−1 whose highest score is that of candidate i+1. Backward
     accuracy is the fraction of rows i > 0 whose highest score is that of candidate i−1. The score of a
     sentence with itself is replaced by 0, as in the loss. Random embeddings reach about 1/N. The scores are
     computed 256 rows at a time, in O(256·N) memory.
-
-    Args:
-        queries: (N, D) floating point.
-        candidates: (N, D) floating point.
-
-    Returns:
-        The two fractions, in [0, 1]; both are 0 for a single row.
 
     Source: the code of Logeswaran and Lee (2018).
     """

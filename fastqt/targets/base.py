@@ -87,20 +87,14 @@ class TargetRows:
 
 
 class ShardRows(NamedTuple):
-    """Which rows of the batch one of several processes holds.
+    """Which rows of the batch one of several processes holds."""
 
-    Attributes:
-        first: the index of its first query.
-        N, M: the numbers of queries and candidates of all processes.
-        window: the first and the last candidate, exclusive, that windows of neighbours may reach.
-        gather: joins 1-D tensors of integers, one for each query, of all processes.
-    """
-
-    first: int
+    first: int  # the index of its first query
     N: int
     M: int
+    # the first and the last candidate, exclusive, that windows of neighbours may reach
     window: tuple[int, int]
-    gather: Callable[[Tensor], Tensor]
+    gather: Callable[[Tensor], Tensor]  # joins 1-D tensors of integers, one for each query, of all processes
 
 
 class Targets(ABC):

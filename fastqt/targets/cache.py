@@ -73,11 +73,7 @@ class _Entry:
 
 
 class RowsCache:
-    """The rows that were added last, and for ever those that a CUDA graph reads.
-
-    Args:
-        size: how many rows are kept beside those of graphs.
-    """
+    """The `size` rows that were added last, and for ever those that a CUDA graph reads."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -89,10 +85,7 @@ class RowsCache:
     def rows(self, of: Hashable, lower: Lower, N: int, M: int, device: torch.device) -> TargetRows:
         """The rows of an operator, for what the current stream of `device` is given from now on.
 
-        Args:
-            of: what tells the operator from others; not its sizes.
-            lower: makes the rows.
-            N, M, device: as of `Targets.rows`.
+        `of` is what tells the operator from others, beside its sizes, and `lower` makes the rows.
         """
         if torch.compiler.is_compiling():
             return lower(N, M, device)

@@ -111,15 +111,7 @@ class Pairs(Diagonal):
 
 
 class ClassIndices(Targets):
-    """One target column per row, as in `torch.nn.functional.cross_entropy`.
-
-    Args:
-        indices: (N,) integers in [0, M), or -100 for a row without a target.
-
-    Raises:
-        ValueError: a tensor that is not 1-D.
-        TypeError: a dtype that is not an integer one.
-    """
+    """One target column per row, (N,) integers in [0, M) or -100 for none, as of `F.cross_entropy`."""
 
     def __init__(self, indices: Tensor) -> None:
         self.indices = as_ids("targets", indices)
@@ -140,14 +132,8 @@ class ClassIndices(Targets):
 class Bags(Targets):
     """A set of target columns per row, each of weight 1, in the form that `torch.nn.EmbeddingBag` takes.
 
-    Args:
-        name: what error messages call the ids.
-        ids: (T,) integers in [0, M), the rows' ids concatenated. An id that a row names twice counts once.
-        offsets: (N,) integers, the position in `ids` where each row begins.
-
-    Raises:
-        ValueError: a tensor that is not 1-D.
-        TypeError: a dtype that is not an integer one.
+    `ids`, (T,) integers in [0, M), are the rows' ids concatenated; an id that a row names twice counts once.
+    `offsets`, (N,) integers, say where each row begins. Errors call the ids `name`.
     """
 
     def __init__(self, name: str, ids: Tensor, offsets: Tensor) -> None:
@@ -179,15 +165,7 @@ class Bags(Targets):
 
 
 class Dense(Targets):
-    """An explicit target matrix.
-
-    Args:
-        matrix: (N, M) floating point, entries >= 0. No gradient flows to it.
-
-    Raises:
-        TypeError: no dense tensor, or a dtype that is not floating point.
-        ValueError: a tensor on the meta device.
-    """
+    """A target matrix (N, M), floating point with entries >= 0. No gradient flows to it."""
 
     def __init__(self, matrix: Tensor) -> None:
         check_tensor("targets", matrix)
@@ -289,15 +267,7 @@ def smoothed(targets: TargetsLike, smoothing: float = 0.1, *, normalize: bool = 
 
 
 def as_targets(targets: TargetsLike) -> Targets:
-    """Converts what users may pass as targets to an operator.
-
-    Args:
-        targets: an operator, (N,) integer class indices, or an (N, M) matrix, dense or sparse CSR.
-
-    Raises:
-        ValueError: a tensor of another number of dimensions.
-        TypeError: a value of another type, or a tensor of a wrong dtype or layout.
-    """
+    """Targets from an operator, (N,) integer class indices, or an (N, M) matrix, dense or sparse CSR."""
     if isinstance(targets, Targets):
         return targets
     if isinstance(targets, Tensor):
@@ -319,15 +289,9 @@ def given_or_window(
     *,
     normalize: bool = True,
 ) -> Targets:
-    """The targets that a user has given, or the default ones: each sentence's neighbours.
+    """The targets that a user has given, or the default ones: each sentence's neighbours in a `Window`.
 
-    Args:
-        targets: as of `as_targets`, or None for a `Window` of the other arguments.
-        context_size: half-width of the window; None for 1.
-        document_ids, normalize: as of `Window`.
-
-    Raises:
-        ValueError, TypeError: as by `as_targets` and `Window`, or an argument of the window beside targets.
+    Arguments of the window are refused beside targets.
     """
     if targets is None:
         if context_size is None and document_ids is None:

@@ -99,12 +99,7 @@ def check_tokenizer(tokenizer: object) -> None:
 
 
 def directory_of(name: str, directory: object) -> Path:
-    """The directory that an argument names.
-
-    Raises:
-        TypeError: the argument is no path.
-        InputError: there is no such directory.
-    """
+    """The directory that an argument names; InputError if there is none."""
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"{name}: want the directory of a checkpoint, got {shown(directory)}")
     path = Path(directory)
@@ -114,11 +109,7 @@ def directory_of(name: str, directory: object) -> Path:
 
 
 def tensors_of(directory: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors in a checkpoint's files whose names begin with a prefix, by the rest of their names.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """The tensors in a checkpoint's files whose names begin with a prefix, by the rest of their names."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
         try:
@@ -131,11 +122,7 @@ def tensors_of(directory: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def load_model(directory: Path) -> tuple[nn.Module, Any]:
-    """The model of a checkpoint, in float32, and its tokenizer.
-
-    Raises:
-        ImportError, InputError: as in `HuggingFaceEncoder`.
-    """
+    """The model of a checkpoint, in float32, and its tokenizer; errors as of `HuggingFaceEncoder`."""
     model, tokenizer = _from_pretrained(directory, "AutoModel", "AutoTokenizer")
     return model.float(), tokenizer
 
@@ -150,11 +137,7 @@ def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
 
 
 def transformers() -> Any:
-    """The `transformers` library, which the extra `hf` installs.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """The `transformers` library, or ImportError that names the extra `hf`, which installs it."""
     try:
         return importlib.import_module("transformers")
     except ModuleNotFoundError as error:

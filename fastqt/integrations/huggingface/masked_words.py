@@ -17,19 +17,9 @@ NAMES = {
 
 
 def load_masked_word_head(head: MaskedWordHead, directory: str | Path) -> bool:
-    """Gives a head the weights of a checkpoint's own one, if there is one of these shapes.
+    """Gives a head the weights of a checkpoint's own one, and says whether there is one of these shapes.
 
     A checkpoint that was saved as a model without a head has none, and the fresh weights stay.
-
-    Args:
-        head: it is changed in place.
-        directory: that of the checkpoint.
-
-    Returns:
-        Whether there was one.
-
-    Raises:
-        InputError: a file is damaged.
     """
     for prefix, (dense, norm, bias) in NAMES.items():
         tensors = tensors_of(Path(directory), prefix)

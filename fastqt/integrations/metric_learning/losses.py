@@ -27,13 +27,9 @@ from fastqt.problem import check_memory, loss_dtype, unit_rows
 
 
 class OwnColumns(NamedTuple):
-    """In place of a list of all pairs: all candidates of the row's label but the one that is the row itself.
+    """In place of a list of pairs: all candidates of the row's label but the one that is the row itself."""
 
-    Attributes:
-        columns: (N,) int64 index of that one, or None if the rows are not among the candidates.
-    """
-
-    columns: Tensor | None
+    columns: Tensor | None  # (N,) int64 index of that one, or None if the rows are not among the candidates
 
 
 # What the library's options have to be.

@@ -20,10 +20,7 @@ def scores_cosines(function: Callable[..., Any]) -> bool:
     """Whether a `similarity_fct` is the cosine, as `cos_sim` is, and not the inner product, as `dot_score`.
 
     Both are also known as a `functools.partial` that binds nothing, and as the method `similarity` of a model
-    whose `similarity_fn_name` is "cosine" or "dot".
-
-    Raises:
-        ValueError: any other function.
+    whose `similarity_fn_name` is "cosine" or "dot". Any other function is refused with ValueError.
     """
     scored = function
     while isinstance(scored, partial) and not scored.args and not scored.keywords:

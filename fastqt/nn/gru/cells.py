@@ -65,10 +65,9 @@ class Cell(Protocol):
 
 
 def combined_bias(w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, reset_after: bool) -> Tensor:
-    """Adds up the biases per gate, as the elementwise operators read them.
+    """The biases per gate, (4, H), as the elementwise operators read them.
 
-    Returns:
-        (4, H): the biases of r, z and n, and c, which reset-after adds to the n block of U h.
+    They are those of r, z and n, and c, which reset-after adds to the n block of U h.
     """
     H = w_hh.shape[1]
     bias = w_hh.new_zeros(4, H)
@@ -85,12 +84,9 @@ class ResetAfter:
     """The reset-after cell.
 
     grad_gates holds the blocks n, r, z and hidden_n in this order. Its first three blocks then make the
-    gradient of W x, and its last three that of U h, so that each is one matrix product.
-
-    Args:
-        w_hh: (3H, H), contiguous.
-        rows: the largest number of rows of a step.
-        backward: prepare for backward steps in place of forward ones.
+    gradient of W x, and its last three that of U h, so that each is one matrix product. `w_hh` (3H, H) is
+    contiguous, a step has `rows` rows at most, and `backward` prepares for backward steps in place of forward
+    ones.
     """
 
     block_order = (2, 0, 1)
@@ -139,12 +135,10 @@ class ResetAfter:
 
 
 class ResetBefore:
-    """The reset-before cell.
+    """The reset-before cell, with the arguments of `ResetAfter`.
 
     It takes two products a step, because the product of the n block multiplies r ∘ h. grad_gates holds the
     blocks r, z and n, and then r ∘ h, which the gradient of w_hh needs.
-
-    Args: as for `ResetAfter`.
     """
 
     block_order = (0, 1, 2)

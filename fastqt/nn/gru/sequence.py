@@ -33,17 +33,11 @@ def gru_sequence(
     b_ih: Tensor | None,  # (3H,)
     b_hh: Tensor | None,  # (3H,)
     *,
-    reverse: bool = False,
-    reset_after: bool = True,
+    reverse: bool = False,  # each sequence from its own last token to its first
+    reset_after: bool = True,  # the form of the cell
     want_output: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Runs one direction of a GRU. It is differentiable once, with respect to all tensors.
-
-    Args:
-        reverse: run each sequence from its own last token to its first.
-        reset_after: the form of the cell.
-        want_output: return the states after every token.
-        For the others see the shapes in the signature.
 
     Returns:
         output: (N, H), the states after every token; (0, H) if they are not wanted.
@@ -241,18 +235,10 @@ def gru_bwd(
     need_input: bool,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward pass of `gru_sequence`.
+    """The backward pass of `gru_sequence`, from what `gru_fwd` returned with `save`.
 
-    Args:
-        gates, hidden_n, states: what `gru_fwd` returned with `save`.
-        has_h0: whether h0 was given.
-        need_input: whether the gradient of `input` is needed.
-        need_weights: whether any gradient of the weights or biases is needed.
-        For the others see `gru_fwd`.
-
-    Returns:
-        The gradients of input, h0, w_ih, w_hh, b_ih and b_hh. Those of an absent h0, and of `input` if it is
-        not needed, have no elements. Those of weights and biases are zero if not `need_weights`.
+    Returns the gradients of input, h0, w_ih, w_hh, b_ih and b_hh. Those of an absent h0, and of `input` if it
+    is not needed, have no elements. Those of weights and biases are zero if not `need_weights`.
     """
     H = states.shape[1]
     chunks = _chunks(batch_sizes, reverse)

@@ -156,27 +156,15 @@ class Loss(NamedOptions):
 
     @classmethod
     def check_values(cls, options: Mapping[str, Any]) -> None:
-        """Checks the values of options, as far as that is possible without a batch.
-
-        Raises:
-            TypeError, ValueError: naming the option, what is wanted and what came.
-        """
+        """Checks the values of options, as far as that is possible without a batch."""
         for name, value in options.items():
             if name in cls._value_checks:
                 cls._value_checks[name](value)
 
     def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
-        """The loss of a batch.
+        """The loss of a batch: what the function returns for its positional arguments and those of the batch.
 
-        Args:
-            *data: the function's positional arguments.
-            **batch_arguments: those of its keyword arguments that `batch_arguments` names.
-
-        Returns:
-            What the function returns.
-
-        Raises:
-            TypeError: an option, which has to be given when the module is made.
+        TypeError for an option, which has to be given when the module is made.
         """
         fixed = sorted(name for name in batch_arguments if name in self.option_names)
         if fixed:
@@ -367,13 +355,7 @@ def _types(function: Callable[..., Any]) -> dict[str, tuple[object, ...]]:
 def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
     """Checks the keyword arguments that a loss function is to be called with, before there is a batch.
 
-    Args:
-        function: one of this library, whose options' values are checked too, or any other.
-        options: keyword arguments of the function.
-
-    Raises:
-        TypeError: a name that the function does not have.
-        TypeError, ValueError: a value that a function of this library refuses.
+    TypeError for a name that the function does not have. Values are checked if it is one of this library.
     """
     if Parameter.VAR_KEYWORD not in _kinds(function):
         parameters = inspect.signature(function).parameters
@@ -392,13 +374,9 @@ def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
 def check_names(
     options: Iterable[str], known: Iterable[str], owner: str, batch_arguments: Sequence[str] = ()
 ) -> None:
-    """Raises TypeError unless all options are known; it says what is wanted in place of the first.
+    """Raises TypeError unless all options of `owner` are known; it says what is wanted in place of the first.
 
-    Args:
-        options: names of keyword arguments.
-        known: the names that there are.
-        owner: what they are options of.
-        batch_arguments: names that each call takes instead.
+    `batch_arguments` are names that each call takes instead.
     """
     names = [name for name in known if name != "self"]
     unknown = sorted(set(options) - set(names))

@@ -33,11 +33,7 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
 
 
 def take_inference(options: dict[str, Any]) -> Inference | None:
-    """Removes the options of `add_inference` from a command's options, and returns them as one value.
-
-    Raises:
-        InputError: a value out of range.
-    """
+    """Removes the options of `add_inference` from a command's options, and returns them as one value."""
     from fastqt.sentences.inference.latents import chosen_inference
 
     return chosen_inference(**{name: options.pop(name) for name in INFERENCE})

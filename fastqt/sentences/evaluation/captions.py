@@ -34,11 +34,7 @@ class Caption(NamedTuple):
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How the maps of images and captions are learnt; see `fastqt.sentences.evaluation.fit_maps`.
-
-    Raises:
-        InputError: an option is outside its range.
-    """
+    """How the maps of images and captions are learnt; see `fastqt.sentences.evaluation.fit_maps`."""
 
     dim: int = 1000
     margin: float = 0.2
@@ -58,17 +54,7 @@ class MapOptions:
 
 
 def read_features(path: str | Path) -> NDArray[np.float32]:
-    """Reads the features of images.
-
-    Args:
-        path: an .npy file with an array (n, d) of a floating-point type.
-
-    Returns:
-        (n, d) float32.
-
-    Raises:
-        InputError: the file is missing or damaged, or holds another array, NaN or infinity.
-    """
+    """The features of images, (n, d) float32 and finite, from an .npy file of any floating-point type."""
     features = read_npy(path, Wanted("f", 2))
     with np.errstate(over="ignore"):
         features = features.astype(np.float32)
@@ -78,16 +64,11 @@ def read_features(path: str | Path) -> NDArray[np.float32]:
 
 
 def read_captions(path: str, images: int) -> list[Caption]:
-    """Reads the captions of images.
+    """The captions of images, from a text file or a table.
 
-    Args:
-        path: a text file as in `fastqt.sentences.text.read_blocks`, in which line i is the caption of image
-            i, counted from 0, or blank. Or, if its name ends in .tsv or in .tsv and that of a compression,
-            with lines "caption, tab, number of its image"; an image may have several captions.
-        images: how many images there are.
-
-    Raises:
-        InputError: the file cannot be read, holds no caption, or a line names no image.
+    In a text file, as of `fastqt.sentences.text.read_blocks`, line i is the caption of image i, counted from
+    0, or blank. A file whose name ends in .tsv, or in .tsv and that of a compression, has lines "caption,
+    tab, number of its image"; an image may have several captions there.
     """
     is_table = ".tsv" in Path(path).suffixes
     captions: list[Caption] = []
@@ -117,16 +98,7 @@ def _fields(line: str, where: str) -> tuple[str, int]:
 def split_by_share(captions: Sequence[Caption], share: float, seed: int) -> tuple[list[Caption], ...]:
     """Divides captions by their images into parts to train on, to stop by and to test on.
 
-    Args:
-        captions: all of them.
-        share: the share of the images in each of the last two parts.
-        seed: determines the parts.
-
-    Returns:
-        The captions of the three parts, in their order.
-
-    Raises:
-        InputError: the share is not between 0 and 0.5, or there are too few images for it.
+    Each of the last two has a `share` of the images, between 0 and 0.5. The seed determines the parts.
     """
     if not 0 < share < 0.5:
         raise InputError(f"share: want a number between 0 and 0.5, got {share}")
@@ -144,11 +116,7 @@ def split_by_share(captions: Sequence[Caption], share: float, seed: int) -> tupl
 
 
 def check_parts(parts: Sequence[Sequence[Caption]], files: Sequence[str]) -> None:
-    """Checks parts that were given as files.
-
-    Raises:
-        InputError: two of them have an image in common, or one has a single image.
-    """
+    """Checks that no two parts that were given as files share an image, and that none has a single image."""
     images = [{caption.image for caption in part} for part in parts]
     for first, name in enumerate(files):
         if len(images[first]) < LEAST_IMAGES:

@@ -37,30 +37,14 @@ class Chosen(NamedTuple):
     score: float
 
     def log_probs(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The log-probabilities of the classes.
-
-        Args:
-            features: (n, d).
-
-        Returns:
-            (n, classes) natural logarithms.
-        """
+        """The natural logarithms of the probabilities of the classes, (n, classes), for features (n, d)."""
         return self.classifier.log_probs(_tensor(features))[0].double().numpy()
 
 
 def split(labels: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.bool_]:
-    """Draws shuffled folds that keep the shares of the classes.
+    """Draws shuffled folds that keep the shares of the classes, (folds, n) bool: what each fold tests.
 
-    Args:
-        labels: (n,) class numbers.
-        folds: number of folds.
-        seed: seed of the shuffle.
-
-    Returns:
-        (folds, n) bool; row f marks the examples that fold f tests.
-
-    Raises:
-        InputError: there is only one class, or no class has an example for each fold.
+    InputError where there is only one class, or no class has an example for each fold.
     """
     counts = np.unique(labels, return_counts=True)[1]
     if len(counts) < 2:
@@ -232,12 +216,7 @@ def held_out_validated(
 
 
 def accuracy(log_probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The share of rows whose likeliest class is the right one.
-
-    Args:
-        log_probs: (n, classes).
-        labels: (n,) class numbers.
-    """
+    """The share of rows of `log_probs`, (n, classes), whose likeliest class is the one of `labels`, (n,)."""
     return float((log_probs.argmax(axis=1) == labels).mean())
 
 

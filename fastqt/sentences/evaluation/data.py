@@ -31,15 +31,7 @@ class Pairs(NamedTuple):
 
 
 def find(data: Path, *names: str) -> list[Path] | None:
-    """Finds the files of a task.
-
-    Args:
-        data: the data directory.
-        names: paths below it, without suffix.
-
-    Returns:
-        One path for each name, with one of `SUFFIXES`; None if a file is missing.
-    """
+    """The files of a task by their paths below the data, without their `SUFFIXES`; None if one is missing."""
     paths = [
         next((path for end in SUFFIXES if (path := data / (name + end)).exists()), None) for name in names
     ]
@@ -48,30 +40,16 @@ def find(data: Path, *names: str) -> list[Path] | None:
 
 
 def read_labelled(path: Path, *, text: int = 1) -> LabelledTexts:
-    """Reads sentences with labels.
-
-    Args:
-        path: the file; the labels are in its first column.
-        text: column of the sentence, counted from 0.
-
-    Raises:
-        InputError: the file cannot be read or has too few columns.
-    """
+    """Reads sentences, from the column `text` counted from 0, with labels, from the first column."""
     rows = _columns(path, text + 1)
     return LabelledTexts(np.array([row[0] for row in rows]), [row[text] for row in rows])
 
 
 def read_pairs(path: Path, *, gold: int, first: int, subset: int | None = None) -> Pairs:
-    """Reads pairs of sentences with a gold score.
+    """Reads pairs of sentences with a gold score; columns are counted from 0.
 
-    Args:
-        path: the file.
-        gold: column of the score, counted from 0.
-        first: column of the first sentence; the second sentence is in the next column.
-        subset: column of the subset's name; without it, the name is that of the file.
-
-    Raises:
-        InputError: the file cannot be read, has too few columns, or a score is not a number.
+    The second sentence is in the column after the first one. Without a column for it, the subset's name is
+    that of the file.
     """
     rows = _columns(path, max(first + 2, gold + 1))
     try:

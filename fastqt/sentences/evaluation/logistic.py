@@ -55,18 +55,10 @@ def fit(
     rows: NDArray[np.bool_],  # (P, n)
     grid: Sequence[float],
 ) -> Iterator[Classifiers]:
-    """Fits a classifier to each of P sets of rows, for each C.
+    """Fits a classifier to each of P sets of rows, for each C; yields the classifiers of each C, in order.
 
-    The classifiers of the sets are independent of one another.
-
-    Args:
-        features: (n, d) float32 or float64.
-        targets: (n, classes) shares of each class, rows that sum to 1.
-        rows: (P, n), which rows each training set holds; at least one.
-        grid: values of C; ascending ones are fastest, since each fit begins at the solution before.
-
-    Yields:
-        The classifiers of each C, in the grid's order.
+    The classifiers of the sets are independent of one another. Ascending values of C are fastest, since each
+    fit begins at the solution before.
     """
     P, K = len(rows), targets.shape[1]
     binary = K == 2

@@ -192,14 +192,9 @@ def fit_maps(
 
 
 def chance(owners: NDArray[np.int64], images: int) -> tuple[Retrieval, Retrieval]:
-    """What `LinearMaps.retrieve` finds on average where all orders are equally likely.
+    """What `LinearMaps.retrieve` finds on average, in both directions, where all orders are equally likely.
 
-    Args:
-        owners: (N,) the number of each caption's image.
-        images: I, the number of images.
-
-    Returns:
-        The results of both directions. Half of the ranks are at most the median.
+    `owners` (N,) are the numbers of the captions' images. Half of the ranks are at most the median.
     """
     N = len(owners)
     counts, times = np.unique(np.unique(owners, return_counts=True)[1], return_counts=True)

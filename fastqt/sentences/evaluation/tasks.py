@@ -283,18 +283,9 @@ def sources(options: Options) -> dict[str, Source]:
 
 
 def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dict[str, Task]:
-    """Reads tasks.
+    """Reads tasks by name, each from a folder of the directory `data`; None means all whose files exist.
 
-    Args:
-        data: directory with one folder per task.
-        names: the tasks to read; None means all tasks whose files exist.
-        options: decides which variant of a task's files is read.
-
-    Returns:
-        The tasks by name.
-
-    Raises:
-        InputError: `data` is not a directory, a task is unknown, or its files are missing or damaged.
+    `options` decides which variant of a task's files is read.
     """
     if not data.is_dir():
         raise InputError(f"data: {data} is not a directory")

@@ -42,12 +42,7 @@ class Cache(NamedTuple):
 
 
 class Vectors:
-    """The vectors of distinct sentences.
-
-    Args:
-        texts: n distinct sentences.
-        matrix: (n, d) their vectors.
-    """
+    """The vectors of n distinct sentences, (n, d)."""
 
     def __init__(self, texts: Sequence[str], matrix: NDArray[np.float32]) -> None:
         self.texts, self.matrix = texts, matrix
@@ -63,18 +58,9 @@ def embed(
 ) -> Vectors:
     """Encodes each distinct sentence once, in batches of sentences of similar length.
 
-    Args:
-        encode: a function from a list of n sentences to an array (n, d).
-        texts: sentences, which may repeat.
-        cache: vectors that it holds are read from it, and new ones are added.
-        progress: show a bar on a terminal, and lines on standard error where it is none.
-
-    Returns:
-        The vectors of all sentences.
-
-    Raises:
-        InputError: `encode` returned an array of another shape or with NaN or infinity, or the cache is
-            damaged.
+    `encode` maps a list of n sentences to finite vectors (n, d). Vectors that the cache holds are read from
+    it, and new ones are added. The progress is a bar on a terminal, and lines on standard error where it is
+    none.
     """
     wanted = dict.fromkeys(texts)
     known = Vectors([], np.zeros((0, 0), dtype=np.float32)) if cache is None else _load(cache)

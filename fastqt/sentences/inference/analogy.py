@@ -23,27 +23,11 @@ def answers(
     *,
     exclude: bool = False,
 ) -> list[Neighbor]:
-    """The k sentences of a pool with the highest cosine to C + B - A, best first.
+    """The k sentences of a pool with the highest cosine to C + B - A, best first, or all if it has fewer.
 
-    The pool is streamed, as in `fastqt.sentences.inference.search.nearest`. For arrays see
-    `fastqt.sentences.evaluation.analogies`.
-
-    Args:
-        encoder: the model. Its vectors have norm 1; those of QuickThoughts are [f(s) ; g(s)], with both
-            halves at norm 1.
-        a: the sentence A.
-        b: what A is to.
-        c: the sentence C.
-        pool: paths of text files, see `fastqt.sentences.text.read_blocks`.
-        k: number of sentences.
-        exclude: leave sentences out that equal A, B or C. Otherwise these may be found.
-
-    Returns:
-        The sentences; fewer than k if the pool holds fewer.
-
-    Raises:
-        InputError: k < 1, a sentence is blank or not UTF-8, C + B - A is 0, or the pool cannot be read, is
-            empty or holds the excluded sentences alone.
+    The pool is paths of text files, which are streamed, as in `fastqt.sentences.inference.search.nearest`.
+    For arrays see `fastqt.sentences.evaluation.analogies`. Vectors have norm 1; those of QuickThoughts are
+    [f(s) ; g(s)], with both halves at norm 1. `exclude` leaves sentences out that equal A, B or C.
     """
     texts = {"a": a, "b": b, "c": c}
     for name, text in texts.items():

@@ -7,14 +7,9 @@ from torch import Tensor
 
 
 def highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores of each row and their columns, best first; among equal ones, the first columns.
+    """The k highest scores of each row (Q, n) and their columns, (Q, min(k, n)), best first.
 
-    Args:
-        scores: (Q, n).
-        k: at least 1.
-
-    Returns:
-        Scores and columns, (Q, min(k, n)).
+    Among equal scores, the first columns come first.
     """
     if k < scores.shape[1]:
         best, columns = scores.topk(k, dim=1)
@@ -28,15 +23,10 @@ def highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class Best:
-    """The k highest scores of each query among those that were added so far.
+    """The k highest scores of each of Q queries among those that were added so far.
 
-    Args:
-        queries: their number Q.
-        k: at least 1.
-
-    Attributes:
-        scores: (Q, m), best first, with m = k as soon as there are so many.
-        rows: (Q, m) int64, where they are. Among equal scores, earlier rows come first.
+    `scores`, (Q, m), are best first, with m = k as soon as there are so many, and `rows`, (Q, m) int64, say
+    where they are. Among equal scores, earlier rows come first.
     """
 
     def __init__(self, queries: int, k: int) -> None:

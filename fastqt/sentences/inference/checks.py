@@ -6,15 +6,7 @@ from fastqt.errors import InputError
 
 
 def check_sentence(name: str, text: str) -> None:
-    """Checks that a text can be encoded by a model.
-
-    Args:
-        name: what the text is, for the message.
-        text: the text.
-
-    Raises:
-        InputError: the text is blank or, on a command line, was not UTF-8.
-    """
+    """Refuses a text that no model can encode: one that is blank or, on a command line, was not UTF-8."""
     if not text.strip():
         raise InputError(f"{name}: want a sentence, got blank text")
     try:

@@ -22,23 +22,12 @@ LINES = 8192  # that are encoded together, so that memory does not grow with sho
 def write_vectors(
     encoder: SentenceEncoder, source: str, out: str | Path, *, normalize: bool = True
 ) -> tuple[int, int]:
-    """Writes the vectors of the lines of a text file to an .npy file.
+    """Writes the vectors of the lines of a text file to an .npy file; returns the shape of the matrix.
 
-    The text is streamed, so memory does not grow with it.
-
-    Args:
-        encoder: the model.
-        source: path of the text, see `fastqt.sentences.text.read_blocks`. Each line is a sentence, or blank.
-        out: path of the .npy file, see `fastqt.sentences.runs.files.write_atomically`: a float32 matrix
-            with one row per line, in order. The row of a blank line is zero.
-        normalize: scale each vector to norm 1; for QuickThoughts, each of its two halves.
-
-    Returns:
-        The shape of the matrix: (number of lines, width of a vector).
-
-    Raises:
-        InputError: the text cannot be read or holds no sentence, or `out` cannot be written or has another
-            ending.
+    The matrix is float32, with a row for each line, in order; that of a blank line is zero. The text is
+    streamed, so memory does not grow with it: `source` as in `fastqt.sentences.text.read_blocks`, and `out`
+    as in `fastqt.sentences.runs.files.write_atomically`. `normalize` scales each vector to norm 1; for
+    QuickThoughts, each of its two halves.
     """
     check_ending(out, ENDING)
     rows, width = 0, encoder.model.embedding_dim

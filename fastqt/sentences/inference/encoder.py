@@ -41,19 +41,10 @@ class SentenceEncoder:
     def load(
         cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_digest: bool = False
     ) -> SentenceEncoder:
-        """Loads a model that `fastqt train` wrote.
+        """Loads a model that `fastqt train` wrote to a directory, to the device "auto", "cpu" or "cuda".
 
-        Args:
-            directory: the directory of the run.
-            device: "auto", "cpu" or "cuda".
-            trained: read the weights. Otherwise the model is freshly initialised.
-            with_digest: compute the encoder's `digest`.
-
-        Returns:
-            The encoder, on the device.
-
-        Raises:
-            InputError: a file is missing or damaged, is from another version, or does not fit the others.
+        Without `trained` the weights are not read: the model is freshly initialised. `with_digest` computes
+        the encoder's `digest`.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -73,14 +64,9 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
-        """Encodes sentences in batches of similar length.
+        """Encodes n sentences, none of them blank: (n, model.embedding_dim) float32, in their order.
 
-        Args:
-            sentences: the texts; none of them may be blank.
-            normalize: scale each vector to norm 1; for QuickThoughts, each of the two encoders' halves.
-
-        Returns:
-            Vectors (len(sentences), model.embedding_dim) float32, in the order of the sentences.
+        `normalize` scales each vector to norm 1; for QuickThoughts, each of the two encoders' halves.
         """
         ids, lengths = self.vocabulary.encode(sentences)
         starts = np.cumsum(lengths) - lengths

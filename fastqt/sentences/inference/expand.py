@@ -24,26 +24,17 @@ from fastqt.sentences.text.vocabulary import UNKNOWN
 def add_words(
     directory: str | Path, words: Sequence[str], vectors: NDArray[np.floating], out: str | Path
 ) -> int:
-    """Writes a copy of a trained model whose encoders know further words.
+    """Writes a copy of a trained model whose encoders know further words; returns how many were added.
 
     An affine map from the pre-trained vectors to the model's word vectors is fitted to the model's words that
     have a pre-trained vector: that of the word itself, or else that of its lower-case form. Each embedding
     table has its own map (see `fastqt.sentences.text.expansion`), and so has each output table of
-    skip-thoughts. The words of the model keep their vectors. A word that the model's
-    tokenizer would split is left out, because no text would ever contain it.
+    skip-thoughts. The words of the model keep their vectors. A word that the model's tokenizer would split is
+    left out, because no text would ever contain it.
 
-    Args:
-        directory: a directory that `fastqt train` wrote.
-        words: distinct words. Those that are added are case-sensitive, as in the model's vocabulary.
-        vectors: (len(words), W) pre-trained vectors; more than W words of the vocabulary must have one.
-        out: directory of the new model. It is created if it does not exist, and must not hold a model.
-
-    Returns:
-        The number of words that were added.
-
-    Raises:
-        InputError: the model cannot be loaded, `out` holds a model, or words and vectors do not fit each
-            other or the model.
+    The words are distinct and case-sensitive, as in the model's vocabulary, with pre-trained vectors (words,
+    W); more than W words of the vocabulary must have one. `out` is created if it does not exist, and must not
+    hold a model.
 
     Source: Kiros et al. (2015), section 2.2.
     """

@@ -22,21 +22,10 @@ def sentences_between(
 ) -> list[tuple[float, str]]:
     """Generates sentences at latent vectors between those of two sentences.
 
-    The latent vectors of both sentences are inferred.
-
-    Args:
-        encoder: a GLOSS model.
-        source: the first sentence.
-        target: the last sentence.
-        steps: number of latent vectors between the two, at equal distances; at most 1000.
-        slerp: see `vectors_between`.
-
-    Returns:
-        steps + 2 pairs: the share of `target`, from 0 to 1, and the generated words. Their number is
-        interpolated too. The positional decoder gives words in order, the bag of words the likeliest first.
-
-    Raises:
-        InputError: the model is not a GLOSS model, a sentence is blank or not UTF-8, or steps out of range.
+    The encoder is a GLOSS model, which infers the latent vectors of both. `steps` is the number of latent
+    vectors between the two, at equal distances; at most 1000. Returned are steps + 2 pairs: the share of
+    `target`, from 0 to 1, and the generated words. Their number is interpolated too. The positional decoder
+    gives words in order, the bag of words the likeliest first. For `slerp` see `vectors_between`.
 
     Source: Singh, Fan and Auli (2019), table 2.
     """
@@ -62,17 +51,10 @@ def sentences_between(
 
 
 def vectors_between(source: Tensor, target: Tensor, shares: Tensor, *, slerp: bool = False) -> Tensor:
-    """Interpolates between two vectors.
+    """Interpolates between two vectors (d,) at shares (K,) of the target, in [0, 1]: (K, d).
 
-    Args:
-        source: (d,) the vector at share 0.
-        target: (d,) the vector at share 1.
-        shares: (K,) shares of `target`, in [0, 1].
-        slerp: turn the direction at a constant rate, and change the norm linearly. Otherwise, and for
-            parallel or opposite vectors and vectors of norm 0, the way is a straight line.
-
-    Returns:
-        The vectors (K, d).
+    `slerp` turns the direction at a constant rate, and changes the norm linearly. Otherwise, and for parallel
+    or opposite vectors and vectors of norm 0, the way is a straight line.
 
     Source: Shoemake, "Animating rotation with quaternion curves" (1985), for the direction.
     """

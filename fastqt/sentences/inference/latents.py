@@ -15,18 +15,10 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 def chosen_inference(
     inference: str | None, inference_steps: int | None, inference_learning_rate: float | None
 ) -> Inference | None:
-    """The options of a command line as an `Inference`.
+    """The options of a command line as an `Inference`; None if none is given.
 
-    Args:
-        inference: "safeguarded", the default, or "specified": steps are taken as they are.
-        inference_steps: number of steps; 250 if None.
-        inference_learning_rate: step size; 1 if None.
-
-    Returns:
-        None if no option is given.
-
-    Raises:
-        InputError: a value out of range.
+    `inference` is "safeguarded", the default, or "specified": steps are taken as they are. There are 250
+    steps by default, of size 1.
     """
     options = {"steps": inference_steps, "learning_rate": inference_learning_rate}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -39,11 +31,7 @@ def chosen_inference(
 
 
 def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEncoder:
-    """Has an encoder find latent vectors as `how` says, and its digest tell so; None changes nothing.
-
-    Raises:
-        InputError: the model is not a GLOSS model.
-    """
+    """Has an encoder find latent vectors as `how` says, and its digest tell so; None changes nothing."""
     if how is None:
         return encoder
     if not isinstance(encoder.model, Gloss):

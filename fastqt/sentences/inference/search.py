@@ -67,20 +67,10 @@ def nearest_to(
     *,
     excluded: Collection[str] = (),
 ) -> list[list[Neighbor]]:
-    """The k sentences of a corpus with the highest cosine to each of the vectors, as `nearest`.
+    """The k sentences of a corpus with the highest cosine to each of the vectors, best first, as `nearest`.
 
-    Args:
-        encoder: the model.
-        vectors: (Q, D) float32 at norm 1.
-        corpus: paths of text files, see `fastqt.sentences.text.read_blocks`.
-        k: number of sentences for each vector.
-        excluded: sentences of the corpus that are passed over.
-
-    Returns:
-        One list for each vector; shorter than k if the corpus holds fewer sentences.
-
-    Raises:
-        InputError: k < 1, or the corpus cannot be read or holds no sentence that is not excluded.
+    Vectors are float32 at norm 1. Sentences that are excluded are passed over; a list is shorter than k if
+    the corpus holds fewer.
     """
     check_k(k)
     best, places, first = Best(len(vectors), k), dict[int, tuple[str, str, int]](), 0
@@ -118,11 +108,7 @@ def check_k(k: int) -> None:
 
 
 def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
-    """The vectors of queries, (Q, D) at norm 1.
-
-    Raises:
-        InputError: k < 1, there is no query, or one is blank or not UTF-8.
-    """
+    """The vectors of queries, (Q, D) at norm 1; k and the queries are checked."""
     check_k(k)
     if not queries:
         raise InputError("query: want at least one sentence, got none")

@@ -52,14 +52,8 @@ def save_checkpoint(
 ) -> None:
     """Writes everything that a training needs to continue as if it had not been stopped.
 
-    That includes the states of torch's random number generators.
-
-    Args:
-        path: the file to write.
-        model: its parameters and buffers are stored.
-        optimizer: the state of each of the model's parameters is stored.
-        progress: stored in the file's metadata.
-        generators: the `generator_states` of each rank; by default those of this process alone.
+    That includes the states of torch's random number generators: the `generator_states` of each rank, by
+    default those of this process alone. The progress is in the file's metadata.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -76,11 +70,7 @@ def _generator_name(device: str, rank: int) -> str:
 
 
 def read_progress(path: Path) -> Progress:
-    """Reads the progress from a checkpoint, without its tensors.
-
-    Raises:
-        InputError: the file is missing or damaged, or another version of fastqt wrote it.
-    """
+    """Reads the progress from a checkpoint, without its tensors."""
     with open_tensors(path) as file:
         metadata = metadata_of(file)
     if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
@@ -89,16 +79,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restores a model, its optimiser and torch's random number generators from a checkpoint.
-
-    Args:
-        path: a file that `save_checkpoint` wrote.
-        model: of the same shapes as the stored one; it is changed in place.
-        optimizer: the optimiser of the model's parameters; its state is filled.
-
-    Raises:
-        InputError: the file is missing or damaged, or does not fit the model.
-    """
+    """Restores a model, its optimiser and torch's random number generators from a checkpoint, in place."""
     with open_tensors(path) as file:
         names = set(file.keys())
         weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -127,11 +108,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def read_generators(path: Path) -> list[dict[str, Tensor]]:
-    """Reads the states of the random number generators of each rank from a checkpoint.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Reads the states of the random number generators of each rank from a checkpoint."""
     with open_tensors(path) as file:
         ranks = sum(name.startswith("rng.cpu") for name in file.keys())  # noqa: SIM118  # it is no dict
         return [_generators(file, rank) for rank in range(ranks)]
@@ -147,14 +124,9 @@ def _generators(file: Any, rank: int) -> dict[str, Tensor]:
 
 
 def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
-    """Restores what `generator_states` returned.
+    """Restores what `generator_states` returned, by device, but for devices that are not here.
 
-    Args:
-        states: the states by device; those of a device that is not here are left out.
-        path: the file that they come from, for the message.
-
-    Raises:
-        InputError: a state is not that of a generator.
+    `path` is the file that the states come from, for the message.
     """
     try:
         torch.set_rng_state(states["cpu"])
@@ -165,15 +137,7 @@ def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Loads weights that `save_model` wrote.
-
-    Args:
-        path: the file.
-        model: of the same names and shapes as the stored model; it is changed in place.
-
-    Raises:
-        InputError: the file is missing or damaged, or its names or shapes differ from the model's.
-    """
+    """Loads weights that `save_model` wrote into a model of the same names and shapes, in place."""
     weights = model.state_dict()
     with open_tensors(path) as file:
         _check_names(file, path, weights)
@@ -184,12 +148,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 def check_model(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Checks that a file that `save_model` wrote holds certain weights, without reading their values.
 
-    Args:
-        path: the file.
-        weights: the names and shapes that are wanted; the tensors may be on the device "meta".
-
-    Raises:
-        InputError: as in `load_model`.
+    The names and shapes are what is wanted; the tensors may be on the device "meta".
     """
     with open_tensors(path) as file:
         _check_names(file, path, weights)
@@ -218,11 +177,7 @@ def _check_tensors(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None
 
 
 def stored_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Reads the shape of one tensor in a file that `save_model` wrote.
-
-    Raises:
-        InputError: the file or the tensor is missing, or the file is damaged.
-    """
+    """Reads the shape of one tensor in a file that `save_model` wrote."""
     with open_tensors(path) as file:
         if name not in set(file.keys()):
             raise InputError(f"{path} does not fit its config.json: {name} is missing")

@@ -9,11 +9,7 @@ from fastqt.sentences.runs.views_options import check_views
 
 
 def check_combination(config: TrainSettings) -> None:
-    """Checks that settings go with each other, with the model and with the encoder.
-
-    Raises:
-        InputError: naming the setting, what is wanted and what came.
-    """
+    """Checks that settings go with each other, with the model and with the encoder."""
     check_vectors(config)
     if (config.encoder == "huggingface") != (config.checkpoint is not None):
         raise InputError(f"checkpoint: want with encoder huggingface alone, got {config.checkpoint!r}")

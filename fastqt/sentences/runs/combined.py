@@ -12,13 +12,10 @@ from fastqt.sentences.runs.train_settings import COMBINED
 
 
 def combined(build: Callable[[str], Any]) -> CombinedQuickThoughts:
-    """A model of each encoder in `COMBINED`.
+    """A model of each encoder in `COMBINED`, which `build` makes from the encoder's name.
 
     All of them are drawn from the same state of torch's random numbers. Each has therefore the weights with
     which it would begin alone, with the same seed.
-
-    Args:
-        build: makes the QuickThoughts model of an encoder that it is given by name.
     """
     state = torch.get_rng_state()
     models = []

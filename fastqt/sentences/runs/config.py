@@ -22,14 +22,9 @@ LARGEST_FILE = 1 << 20  # bytes of a config.json
 
 @dataclass(frozen=True)
 class TrainConfig(TrainSettings):
-    """The settings of a training, which go together.
+    """The settings of a training, which go together; the help text of each option says what it is.
 
-    Args:
-        corpus: paths of the text files and tables, which are read in this order.
-        (others): see the help text of each option.
-
-    Raises:
-        InputError: a value is outside its range, or does not go with another; the message names the field.
+    `corpus` is paths of the text files and tables, which are read in this order.
     """
 
     def __post_init__(self) -> None:
@@ -42,14 +37,7 @@ class TrainConfig(TrainSettings):
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
-        """Reads settings that `to_json` wrote.
-
-        Args:
-            path: the config.json of a run.
-
-        Raises:
-            InputError: the file is missing or damaged, or has another format.
-        """
+        """Reads settings that `to_json` wrote to the config.json of a run."""
         try:
             values = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
@@ -81,11 +69,7 @@ class TrainConfig(TrainSettings):
             raise InputError(f"{path}: {error}") from None
 
     def check_resumes(self, stored: TrainConfig) -> None:
-        """Checks that a run that was started with the settings `stored` can continue with these settings.
-
-        Raises:
-            InputError: a setting differs that must not; the message names the first one.
-        """
+        """Checks that a run that was started with the settings `stored` can continue with these settings."""
         check_same_files(self, stored)
         for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
             was, now = getattr(stored, name), getattr(self, name)

@@ -9,11 +9,7 @@ CHUNK = 1 << 20  # bytes
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The SHA-256 of a file's bytes."""
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -22,11 +18,7 @@ def digest(path: Path) -> str:
 
 
 def digest_of_folder(path: Path) -> str:
-    """The SHA-256 of the names and the digests of all files in a directory.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """The SHA-256 of the names and the digests of all files in a directory."""
     sha256 = hashlib.sha256()
     for each in sorted(path.rglob("*")):
         if each.is_file():

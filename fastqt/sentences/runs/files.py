@@ -20,19 +20,14 @@ PARTIAL = ".partial"  # how the name of a file that is still being written ends
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Replaces or creates a file so that, after a crash at any moment, it is the old or the complete new one.
 
-    The data go to a temporary file beside it, which is synced and then renamed. A killed process leaves that
-    temporary file behind; its name ends in `.partial`. A symbolic link stays a link, and what it points to is
-    written. An existing file keeps its permissions. A FIFO or a character device stays what it is, and is
-    given the data once they are complete.
+    The data, which `write` writes to the path that it is given, go to a temporary file beside it, which is
+    synced and then renamed. A killed process leaves that temporary file behind; its name ends in `.partial`.
+    A symbolic link stays a link, and what it points to is written. An existing file keeps its permissions. A
+    FIFO or a character device stays what it is, and is given the data once they are complete. A block device
+    or a socket is refused.
 
-    Args:
-        path: the file; its directory must exist.
-        write: writes the data to the path that it is given, a new and empty file.
-
-    Raises:
-        InputError: `path` is a block device or a socket.
-        OSError: `path` is a directory or cannot be written. It is what it was before, except that the error
-            may also come from syncing the directory after the complete new file is in its place.
+    After an OSError the file is what it was before, except that the error may also come from syncing the
+    directory after the complete new file is in its place.
     """
     try:
         mode = os.stat(path).st_mode
@@ -51,12 +46,8 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 def check_ending(path: str | Path, ending: str) -> None:
     """Checks that the name of a file to write says what it will hold.
 
-    Args:
-        path: the file. What exists and is not a regular file, such as a FIFO, may have any name.
-        ending: the only format that can be written, for example ".npy".
-
-    Raises:
-        InputError: the name ends otherwise.
+    `ending` is the only format that can be written, for example ".npy". What exists and is not a regular
+    file, such as a FIFO, may have any name.
     """
     path = Path(path)
     if path.suffix != ending and (path.is_file() or not path.exists()):
@@ -64,11 +55,7 @@ def check_ending(path: str | Path, ending: str) -> None:
 
 
 def check_can_be_written(path: str | Path) -> None:
-    """Checks, before hours of work, that a file can be written to its place.
-
-    Raises:
-        InputError: `path` is a directory, or that of `path` is missing or not writable.
-    """
+    """Checks, before hours of work, that a file can be written to its place."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory")

@@ -22,15 +22,7 @@ HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the 
 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
-    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint.
-
-    Args:
-        config: the settings of the run.
-        directory: its directory.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint."""
     if config.encoder == HUGGINGFACE:
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
@@ -42,11 +34,7 @@ def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
 
 
 def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
-    """Reads a file of the `tokenizers` library as a run's settings want it.
-
-    Raises:
-        InputError: the file is missing, damaged or cannot be used.
-    """
+    """Reads a file of the `tokenizers` library as a run's settings want it."""
     return TokenizerVocabulary.load(
         path,
         unknown=cast("Unknown", config.unknown),

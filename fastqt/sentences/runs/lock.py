@@ -19,18 +19,11 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the lock of a directory.
+    """Holds the lock of a directory, or raises InputError that names the process that holds it.
 
     The operating system releases the lock when the process ends, however it ends. The file that carries it
     names its holder. It stays behind when a process is killed; that does no harm. On a file system without
     locks, a warning is issued and nothing is locked.
-
-    Args:
-        directory: it must exist.
-
-    Raises:
-        InputError: another process holds the lock; the message names it.
-        OSError: the file of the lock cannot be created.
     """
     path = directory / LOCK
     while True:

@@ -39,19 +39,10 @@ Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
 def build_model(
     config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True
 ) -> Model:
-    """A freshly initialised model of the kind that the settings name.
+    """A freshly initialised model of the kind that the settings name, on the CPU.
 
-    Args:
-        config: the settings of the run.
-        vocab_size: number of token ids.
-        sentences: number of latent vectors of a GLOSS model, one for each training sentence.
-        pretrained: load the weights of the Hugging Face checkpoint, if the settings name one.
-
-    Returns:
-        The model, on the CPU.
-
-    Raises:
-        InputError: this machine's memory does not hold the model.
+    The vocabulary has so many token ids, and a GLOSS model a latent vector for each of so many training
+    sentences. `pretrained` loads the weights of the Hugging Face checkpoint, if the settings name one.
     """
     if config.encoder != HUGGINGFACE or not pretrained:
         check_size(outline(config, vocab_size, sentences=sentences))
@@ -65,14 +56,7 @@ def outline(config: TrainConfig, vocab_size: int, *, sentences: int = 0) -> Mode
 
 
 def check_size(model: Model) -> None:
-    """Checks that this machine could hold a model.
-
-    Args:
-        model: it may be on the device "meta".
-
-    Raises:
-        InputError: the model takes more than half of the machine's memory.
-    """
+    """Refuses a model, also on the device "meta", that takes more than half of this machine's memory."""
     weights = model.state_dict()
     name, largest = max(weights.items(), key=lambda named: named[1].nbytes)
     check_bytes(
@@ -107,16 +91,7 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
-    """A freshly initialised sentence encoder, or the encoder of a Hugging Face checkpoint.
-
-    Args:
-        config: the settings of the run.
-        vocab_size: number of token ids.
-        pretrained: load the weights of the Hugging Face checkpoint, if the settings name one.
-
-    Returns:
-        The encoder, on the CPU.
-    """
+    """The sentence encoder of `build_model`, which says what the arguments are."""
     if config.checkpoint is not None:
         from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
 
@@ -150,11 +125,7 @@ def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = Tr
 
 
 def model_digest(directory: str | Path) -> str:
-    """The SHA-256 of everything in a run's directory that the vectors of its sentences depend on.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """The SHA-256 of everything in a run's directory that the vectors of its sentences depend on."""
     directory = Path(directory)
     config = TrainConfig.load(directory / CONFIG)
     try:
@@ -169,11 +140,7 @@ def model_digest(directory: str | Path) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for the setting "auto", "cpu" or "cuda"; "auto" prefers a GPU.
-
-    Raises:
-        InputError: "cuda" is wanted and torch sees no CUDA device.
-    """
+    """The device for the setting "auto", "cpu" or "cuda"; "auto" prefers a GPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device: want cuda, but torch sees no CUDA device here")
     if name == "auto":

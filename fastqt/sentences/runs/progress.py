@@ -121,11 +121,7 @@ def save_finished(directory: Path, progress: Progress) -> None:
 
 
 def read_finished(directory: Path) -> Progress | None:
-    """Reads what `save_finished` wrote; None if there is no such file.
-
-    Raises:
-        InputError: the file is damaged, or another version of fastqt wrote it.
-    """
+    """Reads what `save_finished` wrote; None if there is no such file."""
     path = directory / FINISHED
     try:
         values = read_object(path, most_bytes=LARGEST_FILE)

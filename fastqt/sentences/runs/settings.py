@@ -21,17 +21,10 @@ def option(
     at_least: float | None = None,
     below: float = math.inf,
 ) -> Any:
-    """Declares a setting that is also a command-line option.
+    """Declares a setting that is also a command-line option: a field of a dataclass.
 
-    Args:
-        default: the value if none is given. None means no value, or that in `fastqt.sentences.runs.defaults`.
-        help: the help text of the option.
-        choices: the allowed values, if only some are allowed.
-        at_least: the smallest allowed number, if there is one.
-        below: the value must be less than this number.
-
-    Returns:
-        A dataclass field.
+    A default of None means no value, or that in `fastqt.sentences.runs.defaults`. `choices` are all values
+    that are allowed, unless it is empty; a number is at least `at_least` and less than `below`.
     """
     return field(
         default=default, metadata={"help": help, "choices": choices, "at_least": at_least, "below": below}
@@ -39,11 +32,7 @@ def option(
 
 
 def check_setting(setting: Field[Any], value: Any) -> None:
-    """Checks the type and the range of a setting.
-
-    Raises:
-        InputError: naming the setting, what is wanted and what came.
-    """
+    """Checks the type and the range of a setting."""
     kind = str(setting.type)
     if kind.startswith("tuple"):
         if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):

@@ -10,15 +10,7 @@ OUTPUTS = ("previous.output", "next.output")
 
 
 def build_skip_thoughts(config: TrainConfig, vocab_size: int) -> SkipThoughts:
-    """A freshly initialised skip-thoughts model.
-
-    Args:
-        config: the settings of the run; the encoder is "gru" or "bigru".
-        vocab_size: number of token ids.
-
-    Returns:
-        The model, on the CPU.
-    """
+    """A freshly initialised skip-thoughts model, on the CPU, whose encoder is "gru" or "bigru"."""
     return SkipThoughts(
         vocab_size,
         config.word_dim,

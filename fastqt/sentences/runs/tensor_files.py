@@ -30,16 +30,7 @@ CHUNK = 1 << 20  # bytes
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors atomically, with a checksum.
-
-    Args:
-        path: the file.
-        tensors: each by its name.
-        metadata: further texts to store.
-
-    Raises:
-        OSError: the file cannot be written; it is what it was before.
-    """
+    """Writes tensors by their names atomically, with a checksum and further texts in the metadata."""
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     texts = {**(metadata or {}), CHECKSUM: UNKNOWN_CHECKSUM}
 
@@ -58,17 +49,9 @@ def save_tensors(
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Opens a file of tensors, after its checksum was verified.
+    """Opens a safetensors file after its checksum was verified; gives what `safetensors.safe_open` gives.
 
-    Args:
-        path: a safetensors file.
-
-    Yields:
-        What `safetensors.safe_open` gives.
-
-    Raises:
-        InputError: the file is missing, unreadable or damaged; also for errors of reading inside the `with`
-            block.
+    Errors of reading inside the `with` block are InputErrors too.
     """
     try:
         _verify(path)
@@ -92,14 +75,9 @@ def _verify(path: Path) -> None:
 
 
 def _checksum(path: Path) -> tuple[str, int, str]:
-    """Computes the checksum of a file.
+    """A file's checksum as eight hexadecimal digits, where it is stored in the file, and what is there.
 
-    Returns:
-        The checksum as eight hexadecimal digits; where in the file it is stored, and what is stored there.
-        The position is -1 in a file without a checksum, of which none is computed.
-
-    Raises:
-        InputError: the header is longer than the file or than any header may be.
+    The position is -1 in a file without a checksum, of which none is computed.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

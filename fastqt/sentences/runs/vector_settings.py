@@ -7,12 +7,7 @@ from fastqt.sentences.runs.train_settings import TrainSettings
 
 
 def check_vectors(config: TrainSettings) -> None:
-    """Checks the settings of pre-trained word vectors.
-
-    Raises:
-        InputError: they are needed and missing, or given where nothing can use them; the message names the
-            setting.
-    """
+    """Refuses pre-trained word vectors that are needed and missing, or given where nothing can use them."""
     has_channels = config.encoder.startswith("mc-")
     if config.trained_dim is not None and not has_channels:
         raise InputError(f"trained_dim: want it with an mc- encoder alone, got {config.trained_dim}")

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def build_views_model(config: TrainConfig, encoder: Encoder, *, pretrained: bool) -> SimCSE:
     """SimCSE or MixCSE, whichever the settings name, around an encoder.
 
-    Args:
-        config: the settings of the run.
-        encoder: the encoder.
-        pretrained: load the head for masked words of a Hugging Face checkpoint, if it has one.
+    `pretrained` loads the head for masked words of a Hugging Face checkpoint, if it has one.
     """
     head = _head(config, encoder, pretrained) if config.masked_words else None
     shared: dict[str, Any] = {
@@ -59,18 +56,10 @@ def _head(config: TrainConfig, encoder: Encoder, pretrained: bool) -> MaskedWord
 
 
 def mask_token(config: TrainConfig, vocabulary: Lexicon, words: int) -> int:
-    """The id of the mask token.
+    """The id of the mask token, for an encoder whose word table has `words` rows.
 
     An encoder that is trained from scratch has one row more than its vocabulary has words, for this token
-    alone. A checkpoint has one of its own.
-
-    Args:
-        config: the settings of the run.
-        vocabulary: that of the run.
-        words: the number of rows of the encoder's word table.
-
-    Raises:
-        InputError: the checkpoint's tokenizer has no mask token, or its model no vector for it.
+    alone. A checkpoint has one of its own, in its tokenizer and with a vector in its model.
     """
     if config.checkpoint is None:
         return len(vocabulary)

@@ -20,11 +20,7 @@ def reads_rows(config: TrainSettings) -> bool:
 
 
 def check_views(config: TrainSettings) -> None:
-    """Checks that the settings of SimCSE and MixCSE can be used together, and with the model.
-
-    Raises:
-        InputError: a setting that this model or form does not have; the message names it.
-    """
+    """Checks that the settings of SimCSE and MixCSE can be used together, and with the model."""
     _check_files(config)
     if config.masked_words and config.model not in ("simcse", "mixcse"):
         raise InputError(f"masked_words: want 0.0 with model {config.model}, got {config.masked_words}")
@@ -57,11 +53,7 @@ def _check_files(config: TrainSettings) -> None:
 
 
 def check_width(config: TrainSettings, width: int) -> None:
-    """Checks that the loss of a model can use rows of `width` columns.
-
-    Raises:
-        InputError: it has no use for hard negatives, or needs them for a setting.
-    """
+    """Checks that the loss of a model can use rows of `width` columns."""
     if config.model == "mixcse" and width > 2:
         raise InputError(
             f"corpus: want rows of an anchor and a positive for mixcse, which mixes its own hard negatives, "
@@ -75,11 +67,7 @@ def check_width(config: TrainSettings, width: int) -> None:
 
 
 def check_same_files(config: TrainSettings, stored: TrainSettings) -> None:
-    """Checks that a corpus that was renamed is still read as it was.
-
-    Raises:
-        InputError: it had rows and has sentences now, or the other way round.
-    """
+    """Checks that a corpus that was renamed is still read as it was: as rows, or as sentences."""
     if reads_rows(config) != reads_rows(stored):
         names = [", ".join(each.corpus) for each in (config, stored)]
         raise InputError(f"cannot resume: corpus: want names that end as in {names[1]}, got {names[0]}")

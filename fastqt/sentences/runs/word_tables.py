@@ -55,14 +55,9 @@ def tables_of_vectors(model: nn.Module, config: TrainConfig) -> list[nn.Embeddin
 
 
 def settle_tables(model: M, config: TrainConfig) -> M:
-    """Freezes the word tables if the settings say so; both encoders of QuickThoughts share frozen ones.
+    """Freezes the word tables of a new model if the settings say so, in place, and returns the model.
 
-    Args:
-        model: a new model, which is changed in place.
-        config: the settings of the run.
-
-    Returns:
-        The model.
+    Both encoders of QuickThoughts share frozen ones.
     """
     if config.freeze_vectors:
         for table in word_tables(model):

@@ -45,21 +45,9 @@ def batches(
 ) -> Iterator[Batch]:
     """Streams one pass over a corpus as batches of `batch_size` consecutive sentences.
 
-    The last batch of the pass holds the remaining sentences. It is dropped if it has fewer than `smallest`.
-
-    Args:
-        files: as in `read_blocks`.
-        vocabulary: encodes the sentences.
-        batch_size: B, the number of sentences per batch.
-        start: to resume an interrupted pass, the `position` of its last batch.
-        smallest: the smallest size that the last batch may have.
-        columns: as in `read_blocks`.
-
-    Yields:
-        Batches; all but the last have `batch_size` sentences.
-
-    Raises:
-        InputError: as in `read_blocks`; also if a whole pass has fewer sentences than a batch.
+    The last batch of the pass holds the remaining sentences. It is dropped if it has fewer than `smallest`; a
+    whole pass with fewer sentences than a batch is refused. An interrupted pass is resumed at `start`, the
+    `position` of its last batch. Files and columns are as in `read_blocks`.
     """
     parts: list[Encoded] = []
     documents: list[int] = []
@@ -94,23 +82,11 @@ def span_batches(
     spans: Sequence[Span],
     columns: Columns | None = None,
 ) -> Iterator[tuple[Batch, tuple[Span, ...]]]:
-    """Streams the sentences of spans, one span after the other, as batches of given sizes.
+    """Streams the sentences of spans, in this order, as batches of given sizes, with the spans that remain.
 
     The sentences before and after the end of a span are not neighbours in the corpus. They may share a batch,
-    but there they never have the same document id.
-
-    Args:
-        files: as in `read_blocks`.
-        vocabulary: encodes the sentences.
-        sizes: the number of sentences of each batch, at least 1.
-        spans: what is read, in this order.
-        columns: as in `read_blocks`.
-
-    Yields:
-        Each batch, and the spans that remain after it.
-
-    Raises:
-        InputError: as in `read_blocks`; also if there are fewer sentences than the sizes ask for.
+    but there they never have the same document id. Files and columns are as in `read_blocks`. Fewer sentences
+    than the sizes ask for are refused.
     """
     wanted = iter(sizes)
     size = next(wanted, None)
@@ -179,19 +155,8 @@ def split(
 ) -> tuple[tuple[Span, ...], ...]:
     """Divides the sentences of spans into consecutive parts of sizes that differ by at most one.
 
-    The text up to the last cut is read, to find where each part begins.
-
-    Args:
-        files: as in `read_blocks`.
-        spans: what to divide, in this order.
-        parts: how many parts.
-        columns: as in `read_blocks`.
-
-    Returns:
-        The spans of each part.
-
-    Raises:
-        InputError: as in `span_batches`.
+    The text up to the last cut is read, to find where each part begins. Files and columns are as in
+    `read_blocks`.
     """
     waiting = list(reversed(spans))
     shares = []

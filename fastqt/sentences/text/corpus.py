@@ -27,13 +27,7 @@ class Sample(NamedTuple):
 class Corpus:
     """The encoded sentences of text files and tables; it takes four bytes of memory per word.
 
-    Args:
-        files: as in `fastqt.sentences.text.read_blocks`.
-        vocabulary: encodes the sentences.
-        columns: as in `fastqt.sentences.text.read_blocks`.
-
-    Raises:
-        InputError: as in `read_blocks`.
+    Files and columns are as in `fastqt.sentences.text.read_blocks`.
     """
 
     def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, columns: Columns | None = None) -> None:
@@ -62,17 +56,10 @@ class Corpus:
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, smallest: int = 1
     ) -> Iterator[Sample]:
-        """One pass over all sentences in random order.
+        """One pass over all sentences in random order, which the seed and the number of the pass determine.
 
-        Args:
-            batch_size: the number of sentences per batch. The last batch holds the remaining sentences.
-            seed: with `epoch`, determines the order.
-            epoch: the number of the pass.
-            first: to resume an interrupted pass, the number of batches to skip.
-            smallest: the last batch is dropped if it has fewer sentences.
-
-        Yields:
-            The batches.
+        The last batch holds the remaining sentences; it is dropped if they are fewer than `smallest`. To
+        resume an interrupted pass, `first` is the number of batches to skip.
         """
         order = self.order(seed, epoch)
         for begin in range(first * batch_size, len(self), batch_size):

@@ -24,17 +24,9 @@ class AffineMap(NamedTuple):
 
 
 def fit_affine(sources: NDArray[np.floating], targets: NDArray[np.floating]) -> AffineMap:
-    """Fits an affine map from `sources` to `targets` by least squares, in float64.
+    """Fits an affine map from (n, W) to (n, D) by least squares, in float64.
 
-    Args:
-        sources: (n, W) floating point, n > W.
-        targets: (n, D) floating point.
-
-    Returns:
-        The map from W to D dimensions.
-
-    Raises:
-        ValueError: shapes that do not fit together, or too few rows to determine the map.
+    ValueError where the shapes do not fit together, or n <= W rows do not determine the map.
     """
     if sources.ndim != 2 or targets.ndim != 2 or len(sources) != len(targets):
         raise ValueError(f"targets: want (n, D) for sources (n, W) {sources.shape}, got {targets.shape}")
@@ -48,24 +40,15 @@ def fit_affine(sources: NDArray[np.floating], targets: NDArray[np.floating]) -> 
 
 
 def expand_table(
-    table: NDArray[np.floating], vectors: NDArray[np.floating], rows: NDArray[np.integer]
+    table: NDArray[np.floating],  # (V, D) trained vectors
+    vectors: NDArray[np.floating],  # (P, W) pre-trained vectors
+    rows: NDArray[np.integer],  # (P,), the row of `table` that belongs to the same word, or -1 for a new word
 ) -> NDArray[np.floating]:
     """Appends a row to a trained table for each new word that has a pre-trained vector.
 
-    The map from pre-trained to trained vectors is fitted on the words that have both. The trained rows do not
-    change.
-
-    Args:
-        table: (V, D) trained vectors.
-        vectors: (P, W) pre-trained vectors.
-        rows: (P,) integers, the row of `table` that belongs to the same word, or -1 for a new word.
-
-    Returns:
-        (V + n, D) in the dtype of `table`: the table, and then the mapped vectors of the n new words in their
-        order.
-
-    Raises:
-        ValueError: as in `fit_affine`.
+    The map from pre-trained to trained vectors is fitted, as by `fit_affine`, on the words that have both.
+    The trained rows do not change. The rows of the n new words, (V + n, D) in the dtype of the table, are in
+    their order.
 
     Source: Kiros et al., "Skip-thought vectors" (arXiv:1506.06726), section 2.2.
     """

@@ -20,13 +20,8 @@ OF_NUMBERS = re.compile(r"[-+.eE0-9]*")
 class JsonStream:
     """JSON text of which a part is in memory. Objects and lists are walked through, other values taken whole.
 
-    Args:
-        file: the text in UTF-8.
-        path: its name, for messages.
-
-    Raises:
-        InputError: in every method: the text is not UTF-8 or not JSON, or a value that is taken whole is
-            longer than a mebibyte.
+    `file` is the text in UTF-8, and `path` its name, for messages. Every method refuses text that is not
+    JSON, and a value that is taken whole and longer than a mebibyte.
     """
 
     def __init__(self, file: IO[bytes], path: str | Path) -> None:

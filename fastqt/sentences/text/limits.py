@@ -19,15 +19,7 @@ def memory() -> int:
 
 
 def check_bytes(size: int, name: str) -> None:
-    """Refuses what would take more than half of this machine's memory.
-
-    Args:
-        size: in bytes.
-        name: what takes them, for the message.
-
-    Raises:
-        InputError: the size is too large.
-    """
+    """Refuses what would take more than half of this machine's memory; `name` says what it is."""
     if size > memory() // 2:
         raise InputError(
             f"{name}: want at most half of this machine's memory, {memory() // 2:,} bytes, got {size:,}"
@@ -35,16 +27,9 @@ def check_bytes(size: int, name: str) -> None:
 
 
 def table_lines(path: str | Path) -> Iterator[str]:
-    """Streams the lines of a text file as they are, apart from blank lines at its end.
+    """Streams the lines of a text file, without the line feed and without blank lines at its end.
 
-    Args:
-        path: a text file, which may be compressed as .gz or .xz.
-
-    Yields:
-        The lines, without the line feed.
-
-    Raises:
-        InputError: the file is missing, damaged, empty, not UTF-8 or larger than memory.
+    It may be compressed as .gz or .xz. An empty file is refused, and one that is larger than memory.
     """
     with open_text(str(path)) as file:
         yield from _lines(file, path)

@@ -39,18 +39,10 @@ class Header(NamedTuple):
 
 
 def read_npz(path: str | Path, wanted: Mapping[str, Wanted]) -> dict[str, NDArray[Any]]:
-    """Reads arrays from an .npz file; nothing in it is ever executed.
+    """Reads the wanted arrays from an .npz file; nothing in it is ever executed.
 
-    Args:
-        path: the file.
-        wanted: the arrays to read, by their names.
-
-    Returns:
-        The arrays; those that are optional and absent are left out.
-
-    Raises:
-        InputError: the file is missing or damaged, or an array is missing, larger than memory or of another
-            kind.
+    Those that are optional and absent are left out; those that are larger than memory or of another kind are
+    refused.
     """
     with _opened(path) as archive:
         return dict(_arrays(archive, path, wanted, _read_array))
@@ -78,18 +70,7 @@ def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_npy(path: str | Path, wanted: Wanted) -> NDArray[Any]:
-    """Reads the array of an .npy file; nothing in it is ever executed.
-
-    Args:
-        path: the file.
-        wanted: what the array must be.
-
-    Returns:
-        The array.
-
-    Raises:
-        InputError: the file is missing or damaged, or the array is larger than memory or of another kind.
-    """
+    """Reads the array of an .npy file, as `read_npz` does."""
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -139,14 +120,7 @@ def _read_array(file: IO[bytes], size: int, wanted: Wanted, name: str) -> NDArra
 def read_header(file: IO[bytes], size: int, wanted: Wanted, name: str) -> Header:
     """Reads the header of an array and checks that its data have the size that it says.
 
-    Args:
-        file: what numpy.save wrote; it is read up to the data.
-        size: how many bytes header and data take.
-        wanted: what the array must be.
-        name: of the array, for messages.
-
-    Raises:
-        InputError: the header is damaged, or the array is empty or of another kind or size.
+    `file` is what numpy.save wrote; it is read up to the data. Header and data take `size` bytes.
     """
     shape, fortran_order, dtype = _read_header(file, name)
     if dtype.kind not in wanted.kinds or len(shape) != wanted.ndim:

@@ -95,8 +95,7 @@ def _parts(path: str, start: Position, columns: Columns) -> Generator[Part]:
 def open_text(path: str) -> Iterator[IO[bytes]]:
     """Opens a text file for reading bytes, and decompresses it if its name ends in .gz or .xz.
 
-    Raises:
-        InputError: an error of opening or, inside the `with` block, of reading; the message names the file.
+    Errors of reading inside the `with` block are InputErrors too.
     """
     try:
         if path == STDIN:
@@ -120,14 +119,7 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
 def read_lines(path: str) -> Iterator[list[str]]:
     """Streams the lines of a text file, blank ones too, without surrounding white space.
 
-    Args:
-        path: as in `read_blocks`.
-
-    Yields:
-        Lists of the lines in about 256 KiB of text. Text after the last line feed is a line, if there is any.
-
-    Raises:
-        InputError: as in `read_blocks`.
+    They come in lists of about 256 KiB of text. Text after the last line feed is a line, if there is any.
     """
     with open_text(path) as handle:
         for lines, _ in _lines_of_file(handle, path, Position()):
@@ -137,12 +129,7 @@ def read_lines(path: str) -> Iterator[list[str]]:
 def check_rereadable(name: str, files: Sequence[str]) -> None:
     """Checks that files can be read more than once. Standard input, `-`, may be read once, but must be open.
 
-    Args:
-        name: what the files are, for the message.
-        files: paths.
-
-    Raises:
-        InputError: a file is a pipe or a device, or standard input is closed.
+    `name` says what the files are, for the message.
     """
     for path in files:
         if path == STDIN:

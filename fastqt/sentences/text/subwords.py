@@ -123,13 +123,7 @@ class TokenizerVocabulary:
     ) -> TokenizerVocabulary:
         """Reads a file that `save` of a tokenizer or of this class wrote, usually called tokenizer.json.
 
-        Args:
-            path: the file.
-            unknown, special_tokens, max_length: as of the class.
-
-        Raises:
-            InputError: the file is missing, damaged or too large; or it has a part that cannot be used, such
-                as a regular expression that is none of the usual ones. The message names the field.
+        A part that cannot be used, such as a regular expression that is none of the usual ones, is refused.
         """
         try:
             state = read_object(path, most_bytes=LARGEST_FILE)
@@ -174,9 +168,6 @@ class TokenizerVocabulary:
 
         Each sentence gets at most `max_length` ids. A sentence without any gets `filler`, so that none is
         empty.
-
-        Raises:
-            InputError: the library cannot encode them with this tokenizer.
         """
         with _errors_in_words():
             encodings = self.tokenizer.encode_batch_fast(
@@ -203,11 +194,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 def _check_state(state: dict[str, Any]) -> None:
-    """Checks what the library does not.
-
-    Raises:
-        InputError: a field is missing, or has another type or value.
-    """
+    """Checks what the library does not."""
     model = field(state, "model", dict, "tokenizer")
     if (kind := field(model, "type", str, "model")) not in MODELS:
         raise InputError(f"model.type: want one of {', '.join(MODELS)}, got {kind!r:.100}")

@@ -48,11 +48,7 @@ def is_table(path: str) -> bool:
 
 
 def data_files(path: str) -> list[Path]:
-    """The files of which a table consists: itself, or those that the state of a folder names.
-
-    Raises:
-        InputError: a folder that `Dataset.save_to_disk` did not write.
-    """
+    """The files of which a table consists: itself, or those that the state of a folder names."""
     folder = Path(path)
     if not folder.is_dir():
         return [folder]
@@ -79,22 +75,11 @@ def data_files(path: str) -> list[Path]:
 
 
 def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[TableRows]:
-    """Streams the rows of a table.
+    """Streams the rows of a table (see `is_table`) from `start` on, about 256 KiB of text at a time.
 
     A line break within a cell is a blank. Memory holds a few hundred rows, and of an Arrow file with
-    compressed batches one batch.
-
-    Args:
-        path: see `is_table`.
-        columns: what is read.
-        start: the number of rows to skip.
-
-    Yields:
-        The rows of about 256 KiB of text.
-
-    Raises:
-        InputError: pyarrow is not installed; a file is missing or damaged; a column does not exist, is not
-            chosen, or has another type; a cell is longer than 1 MiB.
+    compressed batches one batch. A column that is not chosen, or has another type, is refused, and so is a
+    cell longer than 1 MiB.
     """
     # A row more, which shows whether its document goes on.
     skip = start - 1 if start and columns.document is not None else start

@@ -20,18 +20,9 @@ ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
 def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[list[list[str]]]:
     """Streams the rows of files in which tabs separate an anchor, its positive and any hard negatives.
 
-    All rows have as many columns. White space around a text is removed. Lines that are blank are no rows.
-
-    Args:
-        files: paths of UTF-8 text, as in `fastqt.sentences.text.read_blocks`.
-        width: the number of columns; by default that of the first row.
-
-    Yields:
-        Non-empty lists of rows, each a list of texts.
-
-    Raises:
-        InputError: a file cannot be read, or a row has another number of columns, fewer than 2, or a column
-            without text; the message names the file and the line.
+    The files are as in `fastqt.sentences.text.read_blocks`. All rows have as many columns, by default as the
+    first one, at least 2, and text in each. White space around a text is removed. Lines that are blank are no
+    rows.
     """
     rows: list[list[str]] = []
     first = f"{width} columns"
@@ -87,15 +78,7 @@ def _lines(handle: IO[bytes], path: str) -> Iterator[tuple[int, str]]:
 class TripletCorpus(Corpus):
     """The encoded rows of files as `read_triplets` reads them; it takes four bytes of memory per word.
 
-    Args:
-        files, width: as of `read_triplets`.
-        vocabulary: encodes the texts.
-
-    Raises:
-        InputError: as in `read_triplets`, or the files have no row.
-
-    Attributes:
-        width: the number of columns.
+    `width` is the number of columns. Files without a row are refused.
     """
 
     def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, width: int | None = None) -> None:
@@ -114,8 +97,7 @@ class TripletCorpus(Corpus):
     def sample(self, rows: NDArray[np.int64]) -> Sample:
         """The rows with the indices `rows`, (B,) int64, in this order.
 
-        Returns:
-            Of C columns the tokens (C B, L) and lengths (C B,): all anchors, then all positives, and so on.
+        Of C columns these are tokens (C B, L) and lengths (C B,): all anchors, then all positives, and so on.
         """
         texts = (rows * self.width + np.arange(self.width)[:, None]).reshape(-1)
         return super().sample(texts)._replace(rows=torch.from_numpy(rows))

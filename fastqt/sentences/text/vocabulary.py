@@ -95,17 +95,10 @@ class Vocabulary:
     ) -> Vocabulary:
         """Builds a vocabulary of `<unk>` and the `size` − 1 most frequent words.
 
-        Words of equal frequency are ordered by their characters. Memory is bounded: if the corpus has more
-        than 20 · `size` distinct words, and more than a million, the rarest are dropped during counting. In
-        very large corpora, the counts of very rare words are therefore lower bounds.
-
-        Args:
-            sentences: text, one sentence per item; iterated once.
-            size: the number of words, including `<unk>`.
-            unknown, max_length: as in the class.
-
-        Raises:
-            InputError: a size below 2, or an option out of range.
+        The sentences are iterated once. Words of equal frequency are ordered by their characters. Memory is
+        bounded: if the corpus has more than 20 · `size` distinct words, and more than a million, the rarest
+        are dropped during counting. In very large corpora, the counts of very rare words are therefore lower
+        bounds.
         """
         if size < 2:
             raise InputError(f"vocab_size: want at least 2 ({UNKNOWN} and a word), got {size}")
@@ -121,12 +114,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, unknown: Unknown = "keep") -> Vocabulary:
-        """Reads a file that `save` wrote: JSON of the `tokenizers` library, which includes max_length.
-
-        Raises:
-            InputError: the file is missing, damaged or too large, or is not a vocabulary; the message names
-                the field.
-        """
+        """Reads a file that `save` wrote: JSON of the `tokenizers` library, which includes max_length."""
         try:
             state = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
@@ -201,11 +189,7 @@ def _parsed(text: str) -> Tokenizer:
 
 
 def _check_state(state: dict[str, Any]) -> int:
-    """Checks what `Tokenizer.from_str` does not, and returns max_length.
-
-    Raises:
-        InputError: a field is missing or has another type or value.
-    """
+    """Checks what `Tokenizer.from_str` does not, and returns max_length."""
     truncation, model = (field(state, name, dict, "vocabulary") for name in ("truncation", "model"))
     if (kind := field(model, "type", str, "model")) != "WordLevel":
         raise InputError(f"model.type: want 'WordLevel', got {kind!r:.100}")
@@ -265,9 +249,7 @@ class _ChunkCache(dict[str, int]):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The word ids of the chunks with these numbers, concatenated, and the number of words of each.
 
-        Args:
-            chunks: numbers of chunks, which may repeat.
-            encode: encodes the chunks that are new, in one call.
+        `encode` encodes the chunks that are new, in one call.
         """
         if self.new:
             ids = encode(self.new)

@@ -17,14 +17,9 @@ SIZES = ((400, 1000), (1500, 300), (2048, 1024), (8192, 768))  # (N, D)
 
 
 def window_matrix(size: int, context_size: int) -> Tensor:
-    """The targets of QuickThoughts as a dense matrix.
+    """The targets of QuickThoughts as a dense matrix, (size, size) float32.
 
-    Args:
-        size: number of sentences.
-        context_size: number of neighbours on each side.
-
-    Returns:
-        (size, size) float32; each row is uniform over the sentence's neighbours, and 0 elsewhere.
+    Each row is uniform over the sentence's neighbours, and 0 elsewhere.
     """
     numbers = torch.arange(size, device="cpu")
     offset = numbers[:, None] - numbers
@@ -57,17 +52,7 @@ class Comparison:
 
 
 def compare(N: int, D: int, *, context_size: int = 3, repeats: int = 5) -> Comparison:
-    """Measures both losses on the CPU.
-
-    Args:
-        N: number of sentences.
-        D: width of the vectors.
-        context_size: number of neighbours on each side.
-        repeats: both losses run this often, in turns; the medians of the times are reported.
-
-    Returns:
-        Times, memory and differences.
-    """
+    """Measures both losses on the CPU, in turns; the medians of the times of `repeats` turns are reported."""
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (
         (torch.randn(N, D, generator=generator, device="cpu") / D**0.25).requires_grad_() for _ in range(2)

@@ -36,14 +36,7 @@ WIDEST_BAR = 60
 
 
 def run(seed: int = 0) -> None:
-    """Compares the loss with eager PyTorch, trains a small model and prints what it has learnt.
-
-    Args:
-        seed: that of the model's first weights.
-
-    Raises:
-        InputError: this Python comes without sources, or the seed is out of range.
-    """
+    """Compares the loss with eager PyTorch, trains a small model and prints what it has learnt."""
     began = time.perf_counter()
     threads = torch.get_num_threads()
     print(f"fastqt demo, on {threads} thread{'s' if threads > 1 else ''} of this machine's CPU, offline")

@@ -29,16 +29,10 @@ def folders() -> tuple[Path, ...]:
 
 
 def read_library(roots: Sequence[Path]) -> list[list[str]]:
-    """The prose of docstrings, without repeated paragraphs.
+    """The prose of docstrings in folders of Python sources: of each module that has some, its sentences.
 
-    Args:
-        roots: folders of Python sources.
-
-    Returns:
-        For each module that has some its sentences in order.
-
-    Raises:
-        InputError: there are fewer than `LEAST` sentences, as where Python has no sources.
+    Paragraphs that are repeated are left out. Fewer than `LEAST` sentences, as where Python has no sources,
+    are refused.
     """
     documents: list[list[str]] = []
     seen: set[str] = set()

@@ -16,15 +16,10 @@ Results = TypeVar("Results", bound=Sequence[Tensor])
 
 
 def peak_above_results(function: Callable[[], Results]) -> tuple[Results, int | None]:
-    """Runs a function on a CPU and measures its peak of memory above its inputs and its results.
+    """Runs a function on a CPU and measures its peak of memory above its inputs and its results, in bytes.
 
-    The results of a loss are its value and its gradients, which any implementation has to allocate.
-
-    Args:
-        function: what to run, without arguments; it allocates its results anew.
-
-    Returns:
-        The results, and the peak in bytes; None where the system does not report it.
+    The results of a loss are its value and its gradients, which any implementation has to allocate; the
+    function allocates them anew. The peak is None where the system does not report it.
     """
     results, growth = growth_of_process(function)
     return results, above(growth, results)
@@ -36,16 +31,11 @@ def above(growth: int | None, results: Sequence[Tensor]) -> int | None:
 
 
 def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
-    """Runs a function and measures by how much the process grew at most while it ran.
+    """Runs a function and measures by how many bytes the process grew at most while it ran.
 
     What the function takes from free memory that malloc holds and cannot give back to the system is not
-    counted: a process that has computed little before gives the exact figure.
-
-    Args:
-        function: what to run, without arguments.
-
-    Returns:
-        The function's result, and the growth in bytes; None where /proc does not report it (not Linux).
+    counted: a process that has computed little before gives the exact figure. The growth is None where /proc
+    does not report it (not Linux).
     """
     status = Path("/proc/self/status")
     # Memory that malloc kept from earlier calls would be used again without being counted.

@@ -72,14 +72,7 @@ class Run:
 
     @classmethod
     def load(cls, directory: str | Path) -> Run:
-        """Reads the files in a run's directory.
-
-        Args:
-            directory: a directory that `fastqt train` wrote.
-
-        Raises:
-            InputError: the directory holds no run, metrics.jsonl has no line yet, or a file is damaged.
-        """
+        """Reads the files in a directory that `fastqt train` wrote."""
         directory = Path(directory)
         config = TrainConfig.load(directory / CONFIG)
         try:
@@ -92,14 +85,9 @@ class Run:
         return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """The values of a metric, at all lines that report it.
+        """The values of a metric of metrics.jsonl over the steps, at all lines that report it.
 
-        Args:
-            name: the metric's name in metrics.jsonl.
-            over: "step", or "seconds" for the time in hours.
-
-        Returns:
-            The steps or hours, and the values, accuracies and Spearman's coefficients in per cent.
+        Over "seconds" they are over hours. Accuracies and Spearman's coefficients are in per cent.
         """
         lines = [line for line in self.lines if name in line]
         unit = 3600 if over == "seconds" else 1

@@ -14,13 +14,11 @@ from fastqt.nn.sparse_gradients import distinct_rows, row_gradient
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Replaces the gradients of all processes of the default process group by their sums.
 
-    All gradients of one dtype travel in one exchange. Of a sparse one, which has rows of a table, the rows go
-    that any process has: the union of these rows is found first, by an exchange of one byte for each row of
-    the table. Each sum is made on one process or in one order, so that all processes get the same bits.
-
-    Args:
-        parameters: the same ones on each process, on one device; a parameter has a gradient on all processes
-            or on none, and a sparse one on all or on none.
+    The parameters are the same on each process, on one device; each has a gradient on all processes or on
+    none, and a sparse one on all or on none. All gradients of one dtype travel in one exchange. Of a sparse
+    one, which has rows of a table, the rows go that any process has: the union of these rows is found first,
+    by an exchange of one byte for each row of the table. Each sum is made on one process or in one order, so
+    that all processes get the same bits.
     """
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     _align_rows(

@@ -13,14 +13,8 @@ class MetricsLog:
     """Appends to metrics.jsonl, one JSON object per line.
 
     A training that was killed may have written lines after its last checkpoint. The resumed training computes
-    these steps again, so the file is first cut back to its length at the checkpoint.
-
-    Args:
-        path: the file; it is created if it does not exist.
-        length: bytes of the file to keep.
-
-    Raises:
-        InputError: the file is shorter than `length`.
+    these steps again, so the file is first cut back to `length`, its bytes at the checkpoint; a shorter one
+    is refused.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:

@@ -133,13 +133,8 @@ def _trainer(
 class Trainer:
     """One training: its model, its optimiser and its progress.
 
-    Args:
-        config: the settings.
-        corpus: paths of the text files.
-        vocabulary: turns their sentences into token ids.
-        directory: where the metrics, the checkpoints and the model are written.
-        progress: where to continue; `Progress()` to start.
-        ranks: the processes that train together; by default this one alone.
+    `corpus` is paths of the text files, the metrics, the checkpoints and the model are written to
+    `directory`, and `progress` says where to continue. Without `ranks`, this process trains alone.
     """
 
     def __init__(
@@ -167,17 +162,7 @@ class Trainer:
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
-        """Trains until the last step or until a signal arrives, then saves a checkpoint.
-
-        Args:
-            display_class: what shows the progress.
-
-        Returns:
-            As `train`.
-
-        Raises:
-            InputError: the loss is not finite.
-        """
+        """Trains until the last step or until a signal arrives, then saves a checkpoint."""
         config, progress, ranks = self.config, self.progress, self.ranks
         measurements, line = self.measurements, dict[str, float]()
         self._announce(display_class)
@@ -270,14 +255,9 @@ class Trainer:
         return (display_class if self.ranks.is_first else Silent)(total, done)
 
     def step(self, batch: Batch | Sample, sizes: Sequence[int] | None = None) -> tuple[Tensor, Measured]:
-        """Takes one step of the optimiser.
+        """Takes one step of the optimiser; returns the loss and the tensors for `Objective.measure`.
 
-        Args:
-            batch: B sentences, as token ids (B, L) and lengths (B,).
-            sizes: the number of sentences of each rank; by default those of the batch, on one rank.
-
-        Returns:
-            The loss, a scalar, and the tensors for `Objective.measure`; all detached.
+        `sizes` are the numbers of sentences of all ranks; by default those of the batch, on one rank.
         """
         self.optimizer.zero_grad()
         share = self.ranks.share(sizes or [len(batch.lengths)])

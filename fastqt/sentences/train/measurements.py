@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 class Measurements:
     """Makes the lines of metrics.jsonl, on rank 0.
 
-    Args:
-        config: the settings.
-        objective: what is trained.
-        vocabulary: turns sentences into token ids.
-        directory: where the best model on the development pairs is written.
-        progress: how far the training has come; its best coefficient is changed in place.
-        ranks: the processes that train together.
-
-    Attributes:
-        can_validate: whether there is held-out text or a file of development pairs.
+    The best model on the development pairs is written to `directory`, and its coefficient into `progress`, in
+    place. `can_validate` says whether there is held-out text or a file of development pairs.
     """
 
     def __init__(

@@ -105,23 +105,15 @@ class Objective(ABC, Generic[B]):
 
     @abstractmethod
     def turns(self, progress: Progress) -> Iterator[Turn]:
-        """This rank's part of the remaining steps of the current epoch.
-
-        Args:
-            progress: how far the training has come.
-        """
+        """This rank's part of the remaining steps of the current epoch."""
 
     @abstractmethod
     def loss(self, batch: B | Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
-        """Computes the loss of a batch.
+        """The loss of all ranks' sentences, and the tensors for `measure`.
 
-        Args:
-            batch: B sentences, as token ids (B, L) and lengths (B,); for validation always a `Batch`.
-            share: this rank's part in a step; None where it computes the loss of its batch alone.
-
-        Returns:
-            The loss of all ranks' sentences, a scalar whose gradients are this rank's part; and the tensors
-            for `measure`, of this rank's sentences.
+        The gradients of the loss are this rank's part, and the tensors are those of its sentences. A batch
+        has B sentences, as token ids (B, L) and lengths (B,); for validation it is always a `Batch`. `share`
+        is this rank's part in a step; None where it computes the loss of its batch alone.
         """
 
     @abstractmethod
@@ -247,17 +239,11 @@ class GlossObjective(ShuffledObjective):
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)
 
     def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
-        """Computes the loss of a batch.
+        """As of `Objective.loss`, where a `Batch` has held-out sentences.
 
-        The latent vectors of held-out sentences are not learnt, so they are inferred first.
-
-        Args:
-            batch: B sentences; a `Batch` holds held-out sentences.
-            share: as in `Objective.loss`.
-
-        Returns:
-            The loss, as in `Objective.loss`; of this rank's sentences the latent vectors (B, d) and the loss
-            per word, a scalar; with position_loss "mean" the mean over sentences of it, which is the loss.
+        Their latent vectors are not learnt, so they are inferred first. The tensors are
+        the latent vectors (B, d) and the loss per word, a scalar; with position_loss "mean" the mean over
+        sentences of it, which is the loss.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):

@@ -20,18 +20,10 @@ def opening(
     progress: Progress,
     last_step: int,
 ) -> str:
-    """The lines that a training begins with.
+    """The lines that a training begins with: corpus, vocabulary, model, device, steps, and any held-out text.
 
-    Args:
-        config: the settings.
-        corpus: paths of the text files.
-        vocabulary: that of the run. It tells how many words the corpus has if it was built from it.
-        objective: the model with its held-out batches.
-        progress: where the training begins.
-        last_step: the number of the last step.
-
-    Returns:
-        Text of one line for each of corpus, vocabulary, model, device and steps, and for held-out text.
+    The vocabulary tells how many words the corpus has if it was built from it. The training begins at
+    `progress`.
     """
     epoch = objective.steps(progress.sentences)
     batch = f"{config.batch_size:,} sentences"

@@ -22,10 +22,6 @@ class Adam(torch.optim.Adam):
 
     A row without a gradient still moves by its momentum, as in dense Adam. (In torch's SparseAdam it does
     not.)
-
-    Args:
-        parameters: the tensors to optimise.
-        lr: learning rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
@@ -67,10 +63,6 @@ class RowAdam(Adam):
     and their bias correction depend on the row's own gradients only. All other rows stay unchanged, and no
     memory of the table's size is read or written. Parameters with dense gradients are handled as by
     `torch.optim.Adam`.
-
-    Args:
-        parameters: the tensors to optimise.
-        lr: learning rate.
     """
 
     counts_rows = True  # `fastqt.sentences.runs.checkpoint` then expects as many steps as rows
@@ -98,16 +90,9 @@ class RowAdam(Adam):
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales all gradients in place so that their total L2 norm is at most `max_norm`.
+    """Scales all gradients in place so that their total L2 norm is at most `max_norm`; returns what it was.
 
     The result is that of `torch.nn.utils.clip_grad_norm_`. Sparse gradients are accepted too.
-
-    Args:
-        parameters: the tensors whose gradients are scaled; those without a gradient are skipped.
-        max_norm: the largest allowed norm.
-
-    Returns:
-        The norm before scaling, a scalar.
     """
     grads = []
     for parameter in parameters:

@@ -56,15 +56,8 @@ def prepare(
 ) -> Prepared:
     """Reads what a training starts from: its checkpoint, or else its corpus.
 
-    Args:
-        config: the settings.
-        directory: that of the run.
-        resume: continue from the checkpoint in the directory, if there is one.
-        ranks: how many processes train together.
-        note: says what happens.
-
-    Raises:
-        InputError: the corpus, the directory or the checkpoint cannot be used.
+    The checkpoint is read if the training is to be resumed and there is one. `ranks` is how many processes
+    train together, and `note` says what happens.
     """
     check_directory(directory, config, resume)
     path = directory / checkpoint.CHECKPOINT
@@ -89,11 +82,7 @@ def prepare(
 
 @contextlib.contextmanager
 def own_directory(directory: Path) -> Iterator[None]:
-    """Creates the directory of a run and keeps other trainings out of it.
-
-    Raises:
-        InputError: another training uses the directory, or it cannot be created or written to.
-    """
+    """Creates the directory of a run and keeps other trainings out of it."""
     with contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -108,11 +97,7 @@ def own_directory(directory: Path) -> Iterator[None]:
 
 
 def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
-    """Checks that a training may start in a directory, or continue there with these settings.
-
-    Raises:
-        InputError: there is a run and it is not to be resumed, or a setting differs that must not.
-    """
+    """Checks that a training may start in a directory, or continue there with these settings."""
     if not resume and any((directory / name).exists() for name in RUN_FILES):
         raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
     if resume and (directory / checkpoint.CONFIG).exists():
@@ -139,12 +124,8 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
     With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
-    given. In a corpus of pairs and triplets, rows are counted as sentences.
-
-    Args:
-        config: the settings.
-        corpus: paths of the text files.
-        ranks: how many processes train together; each needs the sentences of a batch.
+    given. In a corpus of pairs and triplets, rows are counted as sentences. Each of the `ranks` processes
+    that train together needs the sentences of a batch.
     """
     columns = Columns(config.column, config.document_column)
     if columns != Columns() and not any(map(is_table, corpus)):
@@ -225,11 +206,7 @@ def check_corpus(corpus: list[str], progress: Progress) -> None:
 
 
 def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
-    """Checks that a rank was started with the settings of rank 0.
-
-    Raises:
-        InputError: a setting differs; the message names it.
-    """
+    """Checks that a rank was started with the settings of rank 0."""
     for name in (each.name for each in fields(config) if each.name != "device"):
         ours, theirs = getattr(config, name), getattr(of_first, name)
         if ours != theirs:
@@ -239,12 +216,8 @@ def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
 def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks: int) -> None:
     """Divides what remains of an epoch among the ranks, if as many did not train before.
 
-    Args:
-        config: the settings.
-        corpus: paths of the text files.
-        progress: that of a checkpoint; its spans are changed. What versions before several ranks stored is
-            turned into spans.
-        ranks: how many processes train together.
+    The spans of `progress`, that of a checkpoint, are changed. What versions before several ranks stored is
+    turned into spans.
     """
     if progress.taken is None:
         _fill_in_place(config, progress)

@@ -21,16 +21,7 @@ from fastqt.sentences.text.vectors import parts, vectors_of, width_of
 
 
 def width_of_words(config: TrainConfig, directory: Path, resume: bool) -> int:
-    """The width of the word vectors: that of the settings, of the run to resume, or of the pre-trained file.
-
-    Args:
-        config: the settings.
-        directory: that of the run.
-        resume: the run may have begun, and then has its width stored.
-
-    Raises:
-        InputError: the file cannot be read, or has another width than the settings.
-    """
+    """The width of word vectors: that of the settings, of the run to resume, or of the pre-trained file."""
     if config.vectors is None:
         return config.word_dim
     if resume and (directory / CONFIG).exists():
@@ -47,18 +38,9 @@ def start_from_vectors(
 ) -> str:
     """Gives the words of a new model their pre-trained vectors. Other words keep those that were drawn.
 
-    Args:
-        model: it is changed in place.
-        vocabulary: its words.
-        config: the settings, which name a file of vectors.
-        say: prints how many words have a vector.
-
-    Returns:
-        JSON for the run's directory: what was read, and which shares of the vocabulary's words and of the
-        corpus's tokens have a vector. The corpus's tokens are known if the vocabulary was built from them.
-
-    Raises:
-        InputError: the file cannot be read, has vectors of another width, or has none for any word.
+    Returns JSON for the run's directory: what was read, and which shares of the vocabulary's words and of the
+    corpus's tokens have a vector. The corpus's tokens are known if the vocabulary was built from them. A file
+    that has none for any word is refused.
     """
     path = cast("str", config.vectors)
     words = _words(cast("Vocabulary", vocabulary))

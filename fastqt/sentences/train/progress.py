@@ -46,9 +46,7 @@ def _say(text: str) -> None:
 class Display:
     """Shows the progress on standard error: a bar on a terminal, otherwise one line per report.
 
-    Args:
-        total: number of sentences in the whole training.
-        done: number of sentences that were trained on before this run was resumed.
+    Of the `total` sentences of the whole training, `done` were trained on before this run was resumed.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -111,9 +109,8 @@ class Silent(Display):
 class StopRequest:
     """A context in which SIGTERM and Ctrl-C only set `signal`, so that the training can save and stop.
 
-    Args:
-        insists: a second Ctrl-C raises KeyboardInterrupt at once. torchrun passes the first one on to its
-            processes, which then get two.
+    With `insists` a second Ctrl-C raises KeyboardInterrupt at once. torchrun passes the first one on to its
+    processes, which then get two.
     """
 
     def __init__(self, *, insists: bool = True) -> None:

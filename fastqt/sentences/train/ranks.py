@@ -43,9 +43,7 @@ class Share(NamedTuple):
 class Ranks:
     """One process that trains alone. It is the base of several processes, and exchanges nothing.
 
-    Attributes:
-        rank: the number of this process, from 0.
-        size: how many processes train together.
+    `rank` is the number of this process, from 0, and `size` how many train together.
     """
 
     rank, size = 0, 1
@@ -64,11 +62,7 @@ class Ranks:
         return [value]
 
     def stop_signal(self, number: int | None) -> int | None:
-        """The number of the signal that a rank has received; all ranks get the same answer.
-
-        Args:
-            number: that of this rank, or None.
-        """
+        """The number of the signal that a rank has received, if any; all ranks get the same answer."""
         return number
 
     def share(self, sizes: Sequence[int]) -> Share:
@@ -87,11 +81,9 @@ class Ranks:
 
 
 class Processes(Ranks):
-    """Several processes, in torch's default process group.
+    """Several processes, in torch's default process group; `watch` notices failures of the others.
 
-    Args:
-        watch: notices failures of the others.
-        batch_size: the number of sentences of each rank in a step that is not an epoch's last.
+    A step that is not an epoch's last has `batch_size` sentences of each rank.
     """
 
     def __init__(self, watch: Watch, batch_size: int) -> None:
@@ -166,16 +158,10 @@ class Processes(Ranks):
 
 @contextlib.contextmanager
 def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
-    """The processes that torchrun started, or this one alone.
+    """The processes that torchrun started, or this one alone; OtherRankError where another one has failed.
 
-    Args:
-        device: the setting of this name. With GPUs, each process takes that of its number on its machine.
-        batch_size: sentences of each rank in a step.
-        timeout: seconds after which an exchange with a process that does not answer fails.
-
-    Raises:
-        InputError: the processes cannot be joined, or there are fewer GPUs than processes.
-        OtherRankError: another process has failed.
+    With GPUs, each process takes that of its number on its machine. A step has `batch_size` sentences of each
+    rank. `timeout` is in seconds, after which an exchange with a process that does not answer fails.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield Ranks()

@@ -15,10 +15,7 @@ from fastqt.sentences.train.ranks import Ranks
 def follow_first(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Gives the model and the optimiser of each rank the state of those of rank 0, in place.
 
-    Args:
-        ranks: the processes.
-        model: of the same shapes on all ranks.
-        optimizer: the optimiser of its parameters; that of another rank than 0 must have no state yet.
+    The optimiser of another rank than 0 must have no state yet.
     """
     ranks.equalize(model.state_dict().values())
     parameters = dict(model.named_parameters())
@@ -37,15 +34,10 @@ def follow_first(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def part_generators(ranks: Ranks, seed: int, step: int, checkpoint: Path | None) -> None:
-    """Gives torch's random number generators of each rank a state of its own.
+    """Gives torch's random number generators of each rank a state of its own, by seed and number of steps.
 
-    Otherwise dropout would be the same on all ranks. Rank 0 keeps what it has, as one process does.
-
-    Args:
-        ranks: the processes.
-        seed: that of the settings.
-        step: the number of steps taken.
-        checkpoint: a rank gets its generators back from this file of rank 0, if they are in it.
+    Otherwise dropout would be the same on all ranks. Rank 0 keeps what it has, as one process does. A rank
+    gets its generators back from the checkpoint of rank 0, if they are in it.
     """
     stored = ranks.first(lambda: [] if checkpoint is None else read_generators(checkpoint))
     if not ranks.rank:

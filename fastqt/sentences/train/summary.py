@@ -31,14 +31,10 @@ def value_in_words(name: str, value: float | None) -> str:
 
 
 def closing_table(directory: Path) -> str:
-    """The last figures of a run beside those before training and those of chance.
+    """A table of the last figures of a run, in text, beside those before training and those of chance.
 
-    Args:
-        directory: that of the run; its metrics.jsonl is read.
-
-    Returns:
-        A table in text, of the held-out figures if there are some, and otherwise of the last batch; "" if the
-        run has reported nothing.
+    They are the held-out figures if metrics.jsonl has some, and otherwise those of the last batch; "" if the
+    run has reported nothing.
     """
     lines = [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
     validated = [line for line in lines if _held_out(line)]
@@ -97,9 +93,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> str:
 def next_commands(config: TrainConfig, directory: str) -> list[str]:
     """Command lines that use a trained model, with the paths and a sentence of this run.
 
-    Args:
-        config: the settings of the run.
-        directory: its directory, as the user has named it.
+    `directory` is the run's, as the user has named it.
     """
     text = _plain_text(config, directory)
     sentence = "a sentence" if text is None else _example(text)

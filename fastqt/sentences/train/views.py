@@ -29,12 +29,11 @@ class ViewsObjective(ShuffledObjective):
     _validates_with_dropout = True
 
     def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
-        """Computes the loss of a batch; arguments as of `Objective.loss`.
+        """As of `Objective.loss`.
 
-        Returns:
-            The loss, as in `Objective.loss`; of this rank's sentences both views, (B, D) each, the partners
-            of their mixed negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or
-            nothing (0,), and any hard negatives.
+        The tensors are of this rank's sentences: both views, (B, D) each, the partners of their mixed
+        negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or nothing (0,), and
+        any hard negatives.
         """
         z1, z2, *negatives = self._views(batch)
         module, options = self.model.loss, group_options(share)

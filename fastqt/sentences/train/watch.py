@@ -42,14 +42,9 @@ class Watch:
     """Gives signs of life in a thread, and notices what becomes of the other processes.
 
     An exchange of torch.distributed with a process that has died fails or never ends, and does not say whose
-    fault that is. A store, which does not depend on these exchanges, does: there each process counts its
-    signs of life and its exchanges, and the first failure is written.
-
-    Args:
-        store: a torch.distributed.Store that the processes share.
-        rank: the number of this process.
-        size: how many there are.
-        timeout: seconds after which a process without a sign of life has failed.
+    fault that is. A store of torch.distributed, which does not depend on these exchanges, does: there each
+    process counts its signs of life and its exchanges, and the first failure is written. A process without a
+    sign of life for `timeout` seconds has failed.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -83,11 +78,7 @@ class Watch:
     def explain(self, error: BaseException) -> BaseException:
         """Tells the other processes of an error, unless it is the consequence of a failure of theirs.
 
-        Args:
-            error: what ended the training in this process.
-
-        Returns:
-            The error to raise: the same one, or one that names the rank that failed.
+        Returns the error to raise: the same one, or one that names the rank that failed.
         """
         with _ignoring_sigterm():  # torchrun sends it to all others as soon as one process has ended
             try:

@@ -35,11 +35,7 @@ DTYPES = {"float32", "int32", "int64", "uint8"}
 
 
 class ArrayWriter:
-    """Writes arrays to a file, one after the other.
-
-    Args:
-        file: a new file, open for writing and reading.
-    """
+    """Writes arrays to a new file, open for writing and reading, one after the other."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -48,14 +44,7 @@ class ArrayWriter:
         self._end: int | None = None  # of the arrays, once a header was written
 
     def add(self, name: str, dtype: str, shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> None:
-        """Writes an array.
-
-        Args:
-            name: its name.
-            dtype: one of DTYPES.
-            shape: the whole array's shape.
-            parts: its elements in order, in arrays of this dtype.
-        """
+        """Writes an array of one of DTYPES and of this shape, whose elements come in parts, in order."""
         self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
         begin = self._file.tell()
         self._arrays[name] = {"offset": begin, "dtype": dtype, "shape": list(shape)}
@@ -100,11 +89,7 @@ class StoredArray:
         return len(self._values)
 
     def read(self, begin: int = 0, end: int | None = None) -> NDArray[Any]:
-        """The rows begin <= i < end, verified.
-
-        Raises:
-            InputError: they are damaged.
-        """
+        """The rows begin <= i < end, verified."""
         end = len(self) if end is None else end
         row = self._bytes.size // max(len(self), 1)
         for piece in range(begin * row // PIECE, -(-end * row // PIECE)):
@@ -119,14 +104,8 @@ class StoredArray:
 class ArrayFile:
     """Reads a file that `ArrayWriter` wrote, or one that is damaged or made to harm.
 
-    Args:
-        path: the file. It must stay as it is while it is in use.
-
-    Attributes:
-        header: what was given to `ArrayWriter.finish`; it is the caller's to check.
-
-    Raises:
-        InputError: the file is missing, damaged or another kind of file.
+    It must stay as it is while it is in use. `header` is what was given to `ArrayWriter.finish`; it is the
+    caller's to check.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -145,11 +124,7 @@ class ArrayFile:
         self._arrays = self._checked_arrays()
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> StoredArray:
-        """An array of the file.
-
-        Raises:
-            InputError: it is missing, or of another dtype or shape.
-        """
+        """An array of the file, of this dtype and shape."""
         if name not in self._arrays:
             raise InputError(f"{self.path} is damaged: the array {name} is missing")
         offset, got, extent, first = self._arrays[name]

@@ -38,25 +38,16 @@ CONSTRUCTION = 100  # rows in sight of the walk that looks for the neighbours of
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What kind of index is made.
+    """What kind of index is made."""
 
-    Attributes:
-        kind: "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
-        lists: of "ivf"; None is four times the square root of the number of sentences.
-        links: of "hnsw", from each sentence to others; twice as many on the lowest level.
-        min_recall: what share of the exact nearest neighbours a search has to find. It reads as few lists, or
-            keeps as few rows in sight, as that needs.
-        seed: of the samples that centroids are computed from and recall is measured on.
-
-    Raises:
-        InputError: an option is out of range.
-    """
-
+    # "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more
     kind: str = "auto"
-    lists: int | None = None
-    links: int = 32
+    lists: int | None = None  # of "ivf"; None is four times the square root of the number of sentences
+    links: int = 32  # of "hnsw", from each sentence to others; twice as many on the lowest level
+    # what share of the exact nearest neighbours a search has to find: it reads as few lists, or keeps as few
+    # rows in sight, as that needs
     min_recall: float = 0.95
-    seed: int = 0
+    seed: int = 0  # of the samples that centroids are computed from and recall is measured on
 
     def __post_init__(self) -> None:
         if self.kind not in ("auto", *SEARCHERS):
@@ -76,24 +67,13 @@ class IndexOptions:
 def build_index(
     encoder: SentenceEncoder, corpus: Sequence[str], out: str | Path, options: IndexOptions | None = None
 ) -> Index:
-    """Writes an index of a corpus to a file.
+    """Writes an index of a corpus to a file, whose name ends in .index, and opens it.
 
-    The corpus is streamed, and its vectors wait on the disk beside `out`, which for a while needs twice the
-    room of the index. "flat" takes little memory; "ivf" 24 bytes a sentence, and a sample of the vectors that
-    centroids are computed from (at most 512 MiB); "hnsw" the whole index. The sentences are in the index too.
-
-    Args:
-        encoder: the model; its `digest` is stored, and compared when the index is used.
-        corpus: paths of text files, see `fastqt.sentences.text.read_blocks`.
-        out: path of the index, which ends in .index, see `fastqt.sentences.runs.files.write_atomically`.
-        options: the kind of index.
-
-    Returns:
-        The index.
-
-    Raises:
-        InputError: the corpus cannot be read or is empty, a vector is not finite, an option does not fit the
-            corpus, `out` is no regular file, cannot be written or has another ending, or faiss is missing.
+    The corpus, text files as of `fastqt.sentences.text.read_blocks`, is streamed, and its vectors wait on the
+    disk beside `out`, which for a while needs twice the room of the index. "flat" takes little memory; "ivf"
+    24 bytes a sentence, and a sample of the vectors that centroids are computed from (at most 512 MiB);
+    "hnsw" the whole index. The sentences are in the index too, and the encoder's `digest`, which is compared
+    when the index is used.
     """
     options = options or IndexOptions()
     check_ending(out, ENDING)

@@ -93,11 +93,7 @@ class Index:
         return "; ".join(parts)
 
     def check_model(self, encoder: SentenceEncoder) -> None:
-        """Checks that the index was made by this model.
-
-        Raises:
-            InputError: it was made by another one.
-        """
+        """Checks that the index was made by this model."""
         if (encoder.digest or "") != self._model:
             raise InputError(
                 f"{self.path} was made by another model, whose vectors mean something else; make it again "
@@ -105,11 +101,7 @@ class Index:
             )
 
     def check_corpus(self, corpus: Sequence[str]) -> None:
-        """Checks that a corpus has the sentences of the index, in the same lines. It is read as a whole.
-
-        Raises:
-            InputError: it has others, or as in `fastqt.sentences.text.read_blocks`.
-        """
+        """Checks that a corpus has the sentences of the index, in the same lines. It is read as a whole."""
         digest = CorpusDigest()
         for block in read_blocks(corpus):
             digest.add(block)
@@ -120,19 +112,10 @@ class Index:
             )
 
     def search(self, encoder: SentenceEncoder, queries: Sequence[str], k: int = 5) -> list[list[Neighbor]]:
-        """The sentences with the highest cosines to each query, best first, as `nearest` finds them.
+        """The k sentences with the highest cosines to each query, best first, or all if there are fewer.
 
-        Args:
-            encoder: the model that made the index.
-            queries: sentences.
-            k: number of sentences for each query.
-
-        Returns:
-            One list for each query, of k sentences, or of all if there are fewer. An index of kind "flat"
-            finds those that `nearest` does; the others miss as many as `recall` says.
-
-        Raises:
-            InputError: the index was made by another model or is damaged, or as in `nearest`.
+        An index of kind "flat" finds those that `nearest` does; the others miss as many as `recall` says. The
+        encoder is the model that made the index.
         """
         self.check_model(encoder)
         scores, rows = self.search_vectors(encode_queries(encoder, queries, k).numpy(), k)
@@ -142,18 +125,10 @@ class Index:
         ]
 
     def search_vectors(self, queries: NDArray[np.float32], k: int, effort: int | None = None) -> Hits:
-        """The rows with the highest cosines to each query, best first; among equal ones, the first rows.
+        """The m = min(k, all rows) highest cosines to each query and their rows, (Q, m) float32 and int64.
 
-        Args:
-            queries: (Q, D) float32 at norm 1.
-            k: at least 1.
-            effort: that of the index, if it is None. See the attribute of the class.
-
-        Returns:
-            Cosines (Q, m) float32 and rows (Q, m) int64, with m = min(k, number of rows).
-
-        Raises:
-            InputError: the queries have another width, or the index is damaged.
+        The best are first; among equal ones, the first rows. Queries are (Q, D) float32 at norm 1. The effort
+        is by default that of the index.
         """
         if queries.ndim != 2 or queries.shape[1] != self.width:
             raise InputError(f"queries: want vectors of width {self.width}, got shape {queries.shape}")
@@ -172,11 +147,7 @@ class Index:
         return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
     def neighbor(self, row: int, cosine: float) -> Neighbor:
-        """The sentence of a row.
-
-        Raises:
-            InputError: the index is damaged.
-        """
+        """The sentence of a row."""
         begin = int(self._ends.read(row - 1, row)[0]) if row else 0
         end, line = int(self._ends.read(row, row + 1)[0]), int(self._lines.read(row, row + 1)[0])
         if not 0 <= begin < end <= min(len(self._text), begin + LONGEST_LINE):

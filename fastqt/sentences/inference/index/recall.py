@@ -55,11 +55,7 @@ def measure(index: Index, questions: Questions, effort: int) -> Recall:
 
 
 def sufficient_effort(index: Index, questions: Questions, min_recall: float) -> int:
-    """The least effort, as far as recall grows with it, that reaches a recall.
-
-    Raises:
-        InputError: none does.
-    """
+    """The least effort, as far as recall grows with it, that reaches a recall; InputError where none does."""
     effort, most = index.searcher.least_effort, index.searcher.most_effort
     below = effort - 1
     while (reached := measure(index, questions, effort).value) < min_recall:

@@ -27,12 +27,9 @@ class Searcher(Protocol):
     most_effort: int
 
     def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        """The k best rows of each query, in any order.
+        """The k best rows of each query, in any order; queries are (Q, D) float32 at norm 1.
 
-        Args:
-            queries: (Q, D) float32 at norm 1.
-            k: at least 1, at most the number of rows.
-            effort: `least_effort` to `most_effort`. More of it takes longer and misses less.
+        `effort` is in `least_effort` to `most_effort`. More of it takes longer and misses less.
         """
 
 
@@ -150,19 +147,12 @@ class Graph:
 
 def _checked_graph(
     file: ArrayFile,
-    levels: NDArray[np.int32],
-    neighbors: NDArray[np.int32],
-    ends: NDArray[np.int64],
-    entry: int,
+    levels: NDArray[np.int32],  # of how many levels each row has neighbours
+    neighbors: NDArray[np.int32],  # those of each row, level after level; -1 for none
+    ends: NDArray[np.int64],  # of a row's neighbours, where those of each level end
+    entry: int,  # the row where a walk begins, on the highest level
 ) -> NDArray[np.int64]:
-    """Where each row's neighbours begin, (rows + 1,): a walk along the graph stays within its arrays.
-
-    Args:
-        levels: of how many levels each row has neighbours.
-        neighbors: those of each row, level after level; -1 for none.
-        ends: of a row's neighbours, where those of each level end.
-        entry: the row where a walk begins, on the highest level.
-    """
+    """Where each row's neighbours begin, (rows + 1,): a walk along the graph stays within its arrays."""
     rows, damaged = len(levels), f"{file.path} is damaged:"
     if levels.min() < 1 or levels.max() >= len(ends):
         raise InputError(f"{damaged} levels: want 1 to {len(ends) - 1}")
@@ -186,11 +176,7 @@ SEARCHERS: dict[str, type[Flat] | type[Lists] | type[Graph]] = {"flat": Flat, "i
 
 
 def import_faiss() -> Any:
-    """The faiss library.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """The faiss library, or InputError where it is not installed."""
     try:
         import faiss
     except ModuleNotFoundError as error:

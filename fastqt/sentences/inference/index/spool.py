@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 
 
 class Spool:
-    """Rows in a file without a name, which is gone with the process, however that ends.
+    """Rows in a file without a name in `folder`, which is gone with the process, however that ends.
 
-    Args:
-        folder: where the file is.
-        dtype: of the elements.
-        width: elements of a row; 0 for rows that are elements.
+    A row has `width` elements of a dtype; with a width of 0, rows are elements.
     """
 
     def __init__(self, folder: Path, dtype: str, width: int = 0) -> None:

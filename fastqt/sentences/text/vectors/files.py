@@ -48,13 +48,9 @@ def read_vectors(path: str | Path, wanted: Collection[str] | None = None) -> Wor
 
 
 def width_of(path: str | Path) -> int:
-    """The number of dimensions of the word vectors in a file, of which little is read.
+    """The number of dimensions of the word vectors in a file, as of `read_vectors`, of which little is read.
 
-    Args:
-        path: as in `read_vectors`; what can be read only once is refused.
-
-    Raises:
-        InputError: the file is missing, damaged or of another format.
+    What can be read only once is refused.
     """
     check_rereadable("vectors", [str(path)])
     if mapped.is_mapped(path):
@@ -65,9 +61,5 @@ def width_of(path: str | Path) -> int:
 
 
 def parts(path: str | Path) -> list[Path]:
-    """The files that word vectors are read from: the path itself, or an .npy and its .parquet.
-
-    Raises:
-        InputError: a folder, or that of an .npy, does not hold one of each.
-    """
+    """The files that word vectors are read from: the path itself, or an .npy and its .parquet."""
     return list(mapped.files_of(path)) if mapped.is_mapped(path) else [Path(path)]

@@ -15,8 +15,7 @@ from fastqt.sentences.text.vectors.files import read_vectors
 class WordRows:
     """Finds a word's row: that of the word itself, or else that of its lower-case form.
 
-    Args:
-        words: the words of the rows. Of a word that occurs twice, the first row counts.
+    Of a word that occurs twice, the first row counts.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -38,14 +37,9 @@ class Found(NamedTuple):
 
 
 def vectors_of(path: str | Path, words: Sequence[str]) -> Found:
-    """Looks words up in a file of word vectors. Memory holds the vectors of these words alone.
+    """Looks words up in a file, as of `read_vectors`. Memory holds the vectors of these words alone.
 
-    Args:
-        path: as in `read_vectors`.
-        words: the words. A word takes the vector of the word itself, or else that of its lower-case form.
-
-    Raises:
-        InputError: as in `read_vectors`.
+    A word takes the vector of the word itself, or else that of its lower-case form.
     """
     names, vectors, _ = read_vectors(path, {*words, *(word.lower() for word in words)})
     find = WordRows(names).find

@@ -24,14 +24,7 @@ def is_mapped(path: str | Path) -> bool:
 
 
 def files_of(path: str | Path) -> tuple[Path, Path]:
-    """The .npy of vectors and the .parquet of their words.
-
-    Args:
-        path: the folder of both, or the .npy, whose .parquet is the only one in its folder.
-
-    Raises:
-        InputError: there is not one of each.
-    """
+    """The .npy of vectors and the .parquet of their words, by the folder that has one of each or the .npy."""
     path = Path(path)
     folder, array = (path, None) if path.is_dir() else (path.parent, path)
     return array or _only(folder, ".npy", path), _only(folder, ".parquet", path)

@@ -20,11 +20,7 @@ class WordVectorRows(NamedTuple):
 
 
 def finite(vectors: NDArray[np.float32], path: str | Path) -> NDArray[np.float32]:
-    """The vectors, if all of their numbers are finite.
-
-    Raises:
-        InputError: a number is not finite.
-    """
+    """The vectors, if all of their numbers are finite."""
     if not np.isfinite(vectors).all():
         row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in row {row + 1}")

@@ -93,11 +93,7 @@ def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray
 
 
 def read_counts(path: str | Path) -> dict[str, int]:
-    """Reads the frequency of words from a text file with lines "word count".
-
-    Raises:
-        InputError: the file is missing, damaged or of another format, or a count is negative or too large.
-    """
+    """Reads the frequency of words from a text file with lines "word count"."""
     counts: dict[str, int] = {}
     for number, line in enumerate(table_lines(path), start=1):
         try:

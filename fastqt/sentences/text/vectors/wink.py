@@ -76,9 +76,8 @@ def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
 class _Rows:
     """The words and vectors that were read.
 
-    Attributes:
-        seen: all words, also those that are not kept.
-        words, numbers: the words that are kept and, row by row, the numbers of their vectors.
+    `seen` has all words, also those that are not kept; `words` those that are, and `numbers`, row by row, the
+    numbers of their vectors.
     """
 
     def __init__(self, width: int, path: str | Path, wanted: Collection[str] | None) -> None:
