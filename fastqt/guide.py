@@ -91,15 +91,7 @@ class Guide:
         self.thresholds = None if thresholds is None else thresholds.detach()
 
     def check(self, queries: int, candidates: int, negatives: int | None, device: torch.device) -> None:
-        """Checks that there is a row for each row of the loss's embeddings.
-
-        Args:
-            queries, candidates, negatives: how many the loss has; None without negatives.
-            device: of the loss's embeddings.
-
-        Raises:
-            ValueError: others than the loss has.
-        """
+        """Checks that there is a row for each row of the loss's embeddings, on their device."""
         rows = {"queries": queries, "candidates": candidates, "negatives": negatives}
         for name, wanted in rows.items():
             x = getattr(self, name)
@@ -125,12 +117,9 @@ class Guide:
     def row_thresholds(self, positives: Tensor | None = None) -> Tensor:
         """The threshold of each query, (N,) float32.
 
-        Args:
-            positives: (N, E) the guide's embeddings of the queries' positives; by default the first
-                candidates.
-
-        Raises:
-            ValueError: no thresholds were given, and there are fewer candidates than queries.
+        They are those that were given, or come from `positives`, (N, E) the guide's embeddings of the
+        queries' positives; by default these are the first candidates. ValueError where these are fewer than
+        the queries.
         """
         if self.thresholds is not None:
             return self.thresholds.float()

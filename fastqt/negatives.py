@@ -52,13 +52,7 @@ class Mixed:
     def partners_of(self, N: int, M: int, device: torch.device) -> Tensor:
         """The index of each row's second candidate, (N,) int64.
 
-        Args:
-            N: number of queries.
-            M: number of candidates.
-            device: where to put the indices.
-
-        Raises:
-            ValueError: more queries than candidates, or partners of a wrong length or outside [0, M).
+        ValueError for more queries than candidates, and for partners of a wrong length or outside [0, M).
         """
         if N > M:
             raise ValueError(f"row_negatives: Mixed wants a candidate for each of N={N} queries, got M={M}")
@@ -138,14 +132,9 @@ class Noise:
         self._last = places.where(weights > 0, 0).max()
 
     def draw(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws candidates with replacement.
+        """Draws candidates with replacement: int64 in [0, M), of a shape such as N, K.
 
-        Args:
-            shape: of the result, for example N, K.
-            generator: on the device of the counts; torch's default generator if None.
-
-        Returns:
-            int64 in [0, M), on the device of the counts.
+        They are on the device of the counts, and so is the generator; torch's default one if None.
         """
         device = self._ends.device
         places = torch.rand(shape, dtype=torch.float64, device=device, generator=generator)

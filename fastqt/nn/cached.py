@@ -78,19 +78,15 @@ class CachedContrastive(nn.Module):
         self.check = check
 
     def forward(self, *inputs: Any, **loss_arguments: Any) -> Tensor:
-        """The loss of a batch.
+        """What the loss returns for a batch.
 
         Args:
             *inputs: for each encoder a tensor, or a tuple or dict of tensors.
             **loss_arguments: further keyword arguments of the loss.
 
-        Returns:
-            What the loss returns.
-
         Raises:
-            TypeError, ValueError: as in `fastqt.cached_backward`, or where `encoders` has another number of
-                modules than at first.
-            RuntimeError: in the backward pass, as in `fastqt.cached_backward`, or for a second one.
+            TypeError, ValueError, RuntimeError: as in `fastqt.cached_backward`, or where `encoders` has
+                another number of modules than at first, or for a second backward pass.
         """
         wanted, count = self._module_count, len(self.encoders)
         if count != wanted:

@@ -132,17 +132,9 @@ class Gloss(nn.Module):
         reduction: Reduction = "mean",
         group: GroupLike | None = None,
     ) -> Tensor:
-        """The loss of training sentences, with their own latent vectors.
+        """The loss of training sentences, with their own latent vectors, whose gradient is sparse.
 
-        Args:
-            rows: (B,) int64 in [0, n), the indices of the sentences.
-            tokens, lengths, reduction, group: as in `loss`.
-
-        Returns:
-            A scalar, or (B,) for reduction="none". Its gradient for `latents` is sparse.
-
-        Raises:
-            ValueError: as in `loss`.
+        `rows`, (B,) int64 in [0, n), are the indices of the sentences; all else is as in `loss`.
         """
         return self.loss(self.latents_of(rows), tokens, lengths, reduction=reduction, group=group)
 
@@ -182,12 +174,7 @@ class Gloss(nn.Module):
     def targets(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Which tokens the decoder should predict: all in the sentence, for "bow" without the unknown id.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in [0, L].
-
-        Returns:
-            (B, L) bool.
+        Tokens and lengths are as in `loss`; the result is (B, L) bool.
         """
         return self._decoder().targets(tokens, lengths)
 
@@ -204,18 +191,9 @@ class Gloss(nn.Module):
                 self.latents.index_copy_(0, rows, projected(self.latents[rows], self.radius))
 
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The sentence vectors for downstream use: `infer` with its default options.
+        """The sentence vectors for downstream use, (B, d), without gradient: `infer` by default options.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in [0, L].
-            normalize: scale each vector to norm 1.
-
-        Returns:
-            (B, d), without gradient.
-
-        Raises:
-            ValueError: as in `loss`.
+        `normalize` scales each vector to norm 1. Tokens, lengths and errors are as in `loss`.
         """
         latents = self.infer(tokens, lengths)
         return F.normalize(latents, dim=1) if normalize else latents

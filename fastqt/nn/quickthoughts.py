@@ -48,34 +48,18 @@ class QuickThoughts(nn.Module):
         return self.query_encoder.embedding_dim + self.candidate_encoder.embedding_dim
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encodes sentences with both encoders, for `fastqt.contrastive_loss`.
+        """The queries f(s) and the candidates g(s), (B, D) each, for `fastqt.contrastive_loss`.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            The queries f(s) and the candidates g(s), (B, D) each.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        Arguments and errors are those of `Encoder.forward`.
         """
         return self.query_encoder(tokens, lengths), self.candidate_encoder(tokens, lengths)
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The sentence vectors for downstream use: [f(s) ; g(s)].
+        """The sentence vectors for downstream use: [f(s) ; g(s)], (B, 2D), without gradient.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-            normalize: scale each half to norm 1, as in the paper's code. A half of zeros stays zero.
-
-        Returns:
-            (B, 2D), without gradient.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        `normalize` scales each half to norm 1, as in the paper's code. A half of zeros stays zero. The
+        sentences, and the errors, are as in `Encoder.forward`.
         """
         halves = self(tokens, lengths)
         return torch.cat([F.normalize(half, dim=1) if normalize else half for half in halves], dim=1)
@@ -124,17 +108,10 @@ class CombinedQuickThoughts(nn.Module):
         return sum(model.embedding_dim for model in self.parts)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encodes sentences with all models. A product of the results is the sum of the models' scores.
+        """The queries and the candidates: those of the models beside each other, in their order.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            The queries and the candidates: those of the models beside each other, in their order.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        A product of both is the sum of the models' scores. Arguments and errors are those of
+        `Encoder.forward`.
         """
         queries, candidates = zip(*(model(tokens, lengths) for model in self.models), strict=True)
         return torch.cat(queries, dim=1), torch.cat(candidates, dim=1)
@@ -145,18 +122,9 @@ class CombinedQuickThoughts(nn.Module):
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The sentence vectors for downstream use: [f1(s) ; g1(s) ; f2(s) ; g2(s) ; …].
+        """The sentence vectors for downstream use, (B, embedding_dim): [f1(s) ; g1(s) ; f2(s) ; g2(s) ; …].
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-            normalize: scale each half of each model's vector to norm 1, as in the paper's code. The whole is
-                not normalised.
-
-        Returns:
-            (B, embedding_dim), without gradient.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        They are those of the models' `encode`, which says what the arguments are. The whole is not
+        normalised.
         """
         return torch.cat([model.encode(tokens, lengths, normalize=normalize) for model in self.parts], dim=1)

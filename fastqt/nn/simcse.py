@@ -77,51 +77,26 @@ class SimCSE(NamedOptions):
         return self.encoder.embedding_dim
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Two views of each sentence, for `self.loss`. They are equal in evaluation mode.
+        """Two views z1 and z2 of each sentence, (B, D) each, for `self.loss`.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            The views z1 and z2, (B, D) each.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        They are equal in evaluation mode. Arguments and errors are those of `Encoder.forward`.
         """
         z1, z2 = self.view(torch.cat([tokens, tokens]), torch.cat([lengths, lengths])).chunk(2)
         return z1, z2
 
     def view(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """One view of each sentence, for pairs and triplets of different sentences.
+        """One view (B, D) of each sentence, for pairs and triplets of different sentences.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            (B, D).
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        Arguments and errors are those of `Encoder.forward`.
         """
         result: Tensor = self.dropout(self.encoder(tokens, lengths))
         return result
 
     def masked_word_loss(self, tokens: Tensor, lengths: Tensor, masking: Masking) -> Tensor:
-        """The cross-entropy of masked words, summed over all that were chosen.
+        """The cross-entropy of masked words, summed over all that were chosen, a scalar.
 
-        Args:
-            tokens: (B, L) int64, token ids as they were.
-            lengths: (B,) int64 in 0..L.
-            masking: what `fastqt.nn.mask_words` returned for them.
-
-        Returns:
-            A scalar.
-
-        Raises:
-            ValueError: the model has no head; or as in `Encoder.forward`.
-            IndexError: as in `Encoder.forward`.
+        The sentences, as they were, and the errors are as in `Encoder.forward`; `masking` is what
+        `fastqt.nn.mask_words` returned for them. ValueError where the model has no head.
         """
         if self.head is None:
             raise ValueError("head: want one that predicts masked words, got None")
@@ -129,20 +104,11 @@ class SimCSE(NamedOptions):
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The sentence vectors for downstream use.
+        """The sentence vectors for downstream use, (B, D), without gradient.
 
-        Call `eval()` first: in training mode the encoder's own dropout is active.
-
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-            normalize: scale each vector to norm 1. A vector of zeros stays zero.
-
-        Returns:
-            (B, D), without gradient.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        Call `eval()` first: in training mode the encoder's own dropout is active. `normalize` scales each
+        vector to norm 1; a vector of zeros stays zero. The sentences, and the errors, are as in
+        `Encoder.forward`.
         """
         vectors = self.encoder(tokens, lengths)
         return F.normalize(vectors, dim=1) if normalize else vectors

@@ -72,18 +72,10 @@ class SkipThoughts(nn.Module):
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, lengths: Tensor, *, normalize: bool = True) -> Tensor:
-        """The sentence vectors for downstream use: those of the encoder.
+        """The sentence vectors for downstream use: those of the encoder, (B, H), without gradient.
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-            normalize: scale each vector to norm 1. A vector of zeros stays zero.
-
-        Returns:
-            (B, H), without gradient.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        `normalize` scales each vector to norm 1; a vector of zeros stays zero. The sentences, and the errors,
+        are as in `Encoder.forward`.
         """
         vectors = self(tokens, lengths)
         return F.normalize(vectors, dim=1) if normalize else vectors
@@ -94,8 +86,7 @@ class SkipThoughts(nn.Module):
         The logits, a matrix of words by vocabulary, are never stored as a whole.
 
         Args:
-            tokens: (B, L) int64, token ids of consecutive sentences.
-            lengths: (B,) int64 in 0..L.
+            tokens, lengths: as in `Encoder.forward`, of consecutive sentences.
             document_ids: (B,) int64; sentences of different documents are no neighbours. By default all
                 sentences are of one document.
 
@@ -103,8 +94,7 @@ class SkipThoughts(nn.Module):
             A scalar.
 
         Raises:
-            ValueError: a wrong shape or dtype, a length outside 0..L, or no word in any neighbour.
-            IndexError: a token id outside the vocabulary.
+            ValueError, IndexError: as in `Encoder.forward`, or no word in any neighbour.
         """
         loss, words = self.summed_loss(tokens, lengths, document_ids)
         if words == 0:
@@ -114,17 +104,10 @@ class SkipThoughts(nn.Module):
     def summed_loss(
         self, tokens: Tensor, lengths: Tensor, document_ids: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """The cross-entropy of all words of all neighbours, and how many words these are.
+        """The cross-entropy of all words of all neighbours, a scalar, and how many words these are.
 
-        Args:
-            tokens, lengths, document_ids: as in `loss`.
-
-        Returns:
-            A scalar, the sum, and the number of its terms. Without a word to predict both are 0, and all
-            parameters have gradients of zeros.
-
-        Raises:
-            ValueError, IndexError: as in `loss`.
+        Without a word to predict both are 0, and all parameters have gradients of zeros. Arguments and errors
+        are those of `loss`.
         """
         check_batch(tokens, lengths)
         first = torch.arange(len(tokens) - 1 if len(tokens) else 0, device=tokens.device)

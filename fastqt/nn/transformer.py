@@ -94,17 +94,9 @@ class Transformer(Encoder):
         return torch.where(lengths.unsqueeze(1) > 0, summaries, 0)
 
     def states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The final states of all words, one sentence after the other.
+        """The final states of all n words, one sentence after the other, (n, dim).
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            (n, dim), n the sum of the lengths.
-
-        Raises:
-            ValueError, IndexError: as in `forward`.
+        Arguments and errors are those of `Encoder.forward`.
         """
         states, _ = self._states(tokens, lengths)
         result: Tensor = self.norm(states if self.summary is None else states[len(tokens) :])

@@ -51,15 +51,13 @@ def view_figures(
     """The figures that the slides of MixCSE plot over training: mean cosines, alignment and uniformity.
 
     Args:
-        z1: (N, D) floating point, the first view of each sentence.
-        z2: (N, D) floating point, the second view.
+        z1, z2: the first and the second view of each sentence.
         mix: the weight of the sentence's own second view in its mixed negative.
-        partners: (N,) int64, the sentence whose second view the mixed negative of each sentence takes; a
-            number outside 0..N-1 for one that is not here. By default the next sentence, and the first one
-            for the last.
+        partners: the sentence whose second view the mixed negative of each sentence takes; a number outside
+            0..N-1 for one that is not here. By default the next sentence, and the first one for the last.
         mixes_unit_rows: mix second views at norm 1, as the slides do. The authors' code mixes them as they
             are.
-        negatives: (N, D) each, hard negatives of the sentences.
+        negatives: hard negatives of the sentences.
 
     Returns:
         A dict of figures, all computed in float64; but for the mixtures, from rows at norm 1:

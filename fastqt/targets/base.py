@@ -106,16 +106,9 @@ class Targets(ABC):
 
     @abstractmethod
     def check(self, N: int, M: int, diagonal: str) -> None:
-        """Checks that T is defined for these sizes.
+        """Checks that T is defined for N queries and M candidates, with this option `diagonal` of the loss.
 
-        Args:
-            N: number of queries.
-            M: number of candidates.
-            diagonal: the option of `fastqt.contrastive_loss`. "zero" and "exclude" replace the scores of
-                the cells (i, i), so that these cells cannot be targets.
-
-        Raises:
-            ValueError: T is not defined for N and M, or has targets on a diagonal that is replaced.
+        "zero" and "exclude" replace the scores of the cells (i, i), so that these cells cannot be targets.
         """
 
     def kind(self) -> str:

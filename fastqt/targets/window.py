@@ -165,11 +165,8 @@ class Window(Targets):
     ) -> TargetRows:
         """The rows of N queries from the one of index `first` on.
 
-        Args:
-            first: the index of the first of them.
-            N, M, device: as of `rows`.
-            within: the first and the last candidate, exclusive, that can be targets.
-            document_ids: of all queries, of which there are as many as candidates.
+        `within` are the first and the last candidate, exclusive, that can be targets, and `document_ids`
+        those of all queries, of which there are as many as candidates.
         """
         lower = partial(self._lowered_rows, first=first, within=within, document_ids=document_ids)
         if document_ids is not None or not self._is_cached(N):

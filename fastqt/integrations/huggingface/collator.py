@@ -57,11 +57,8 @@ class ContrastiveCollator:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """The arguments of `ContrastiveModel.forward` for a batch.
 
-        Args:
-            rows: the examples. Labels, if there are any, are in `label`, `labels` or `label_ids`.
-
-        Raises:
-            ValueError: no column of text, or a row without text in one.
+        Labels, if there are any, are in `label`, `labels` or `label_ids`. ValueError where there is no column
+        of text, or a row without text in one.
         """
         first = rows[0]
         batch = self._of_ids(rows) if "input_ids" in first else self._of_text(rows, self._names(first))

@@ -91,10 +91,7 @@ class HuggingFaceEncoder(Encoder):
         self.embedding_dim = int(self.model.config.hidden_size)
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Converts text to token ids, with special tokens.
-
-        Args:
-            sentences: B sentences, at least one.
+        """Converts B sentences, at least one, to token ids, with special tokens.
 
         Returns:
             tokens: (B, L) int64, padded on the right with 0, on the CPU.
@@ -119,17 +116,9 @@ class HuggingFaceEncoder(Encoder):
         return result
 
     def states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The last hidden states of all tokens, one sentence after the other.
+        """The last hidden states of all n tokens, one sentence after the other, (n, embedding_dim).
 
-        Args:
-            tokens: (B, L) int64, token ids.
-            lengths: (B,) int64 in 0..L.
-
-        Returns:
-            (n, embedding_dim), n the sum of the lengths.
-
-        Raises:
-            ValueError, IndexError: as in `Encoder.forward`.
+        Arguments and errors are those of `Encoder.forward`.
         """
         check_batch(tokens, lengths)
         if not len(lengths) or not lengths.any():
@@ -178,15 +167,10 @@ class HuggingFaceEncoder(Encoder):
     def encode(
         self, sentences: Sequence[str], *, normalize: bool = False, batch_size: int = 64
     ) -> NDArray[np.float32]:
-        """Encodes text, without dropout.
+        """Encodes n sentences of text, without dropout: (n, embedding_dim) float32, in their order.
 
-        Args:
-            sentences: n sentences.
-            normalize: scale each vector to norm 1.
-            batch_size: the number of sentences per batch. Batches are made of sentences of similar length.
-
-        Returns:
-            (n, embedding_dim) float32, in the order of `sentences`.
+        `normalize` scales each vector to norm 1. Batches of `batch_size` are made of sentences of similar
+        length.
         """
         result = np.empty((len(sentences), self.embedding_dim), dtype=np.float32)
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))

@@ -148,9 +148,7 @@ class ContrastiveModel(_PreTrainedModel):
     def from_pretrained(cls: type[Self], directory: str | Path, **options: Any) -> Self:
         """Reads a directory that `save_pretrained` or `Trainer.save_model` wrote.
 
-        Args:
-            directory: as `encoder` of the class.
-            **options: the arguments of the class, `loss` too; none of them is stored.
+        The options are the arguments of the class, `loss` too; none of them is stored.
         """
         return cls(directory, **options)
 
@@ -163,11 +161,8 @@ class ContrastiveModel(_PreTrainedModel):
     ) -> None:
         """Writes a checkpoint that `transformers`, `HuggingFaceEncoder` and `from_pretrained` load.
 
-        Args:
-            save_directory: where to.
-            is_main_process: whether this process writes; the others only take part.
-            state_dict: what to write; by default the state of this model.
-            **options: those of the method of `transformers`.
+        Only the main process writes, and the others take part. `state_dict` is what to write, by default the
+        state of this model. The options are those of the method of `transformers`.
         """
         state = self.state_dict() if state_dict is None else state_dict
         # The Trainer resumes by the names of this model, not by those that older versions gave its weights.

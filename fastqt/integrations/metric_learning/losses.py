@@ -72,18 +72,7 @@ def why_not(distance: Any) -> str | None:
 
 
 class _FromLabels(losses.BaseMetricLossFunction):
-    """What the two losses share; comes before the library's class among the bases.
-
-    Args:
-        memory, backend: as of `fastqt.contrastive_loss`.
-        fallback: with a distance that is no inner product, compute the loss as the library does, with its
-            matrix; otherwise such a distance is refused.
-        **options: of the library's class.
-
-    Raises:
-        ValueError: a distance that is no inner product, or an option that is none.
-        TypeError: as the library's class, or an option of another type.
-    """
+    """What the two losses share, with the arguments of `NTXentLoss`; the first of their bases."""
 
     link: str
     distance: Any

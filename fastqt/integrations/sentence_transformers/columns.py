@@ -80,9 +80,8 @@ class SentenceTransformerLoss(nn.Module):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch, a scalar for the default options.
 
-        Args:
-            sentence_features: the tokenised sentences of each column.
-            labels: ignored; the trainer passes it to every loss.
+        `sentence_features` are the tokenised sentences of each column. The trainer passes labels to every
+        loss; they are ignored.
         """
         columns = list(sentence_features)
         if self.loss is simcse_loss and len(columns) > 3:
@@ -167,9 +166,8 @@ class CachedLoss(SentenceTransformerLoss):
     def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
         """The embeddings (B, D) of each column, whose backward pass embeds the mini-batches again.
 
-        Raises:
-            ValueError: features that are not one row for each sentence, such as those of a StaticEmbedding,
-                of images, or of sentences without padding.
+        ValueError for features that are not one row for each sentence, such as those of a StaticEmbedding, of
+        images, or of sentences without padding.
         """
         model = self.model
 

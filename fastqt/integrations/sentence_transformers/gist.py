@@ -47,12 +47,7 @@ class GISTEmbedLoss(Replacement, library.GISTEmbedLoss):
     """
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
-        """The loss of a batch: a scalar.
-
-        Args:
-            sentence_features: the tokenised texts of two or three columns.
-            labels: ignored, as in the library.
-        """
+        """The loss, a scalar, of the tokenised texts of two or three columns; labels are ignored."""
         if not _is_as_made(self):
             replaced: Tensor = super().forward(sentence_features, labels)
             return replaced
@@ -122,15 +117,10 @@ class CachedGISTEmbedLoss(Replacement, library.CachedGISTEmbedLoss):
         *,
         with_backward: bool = False,
     ) -> Tensor:
-        """The loss of the embeddings of mini-batches: a scalar.
+        """The loss, a scalar, of the embeddings of each column's mini-batches, and of the guide's of them.
 
-        Args:
-            reps: the embeddings of each column's mini-batches.
-            reps_guided: the guide's of the same texts.
-            with_backward: whether the gradients of `reps` are taken, and a loss without a graph is returned.
-
-        Raises:
-            ValueError: other columns in one than in the other.
+        `with_backward` takes the gradients of `reps`, and returns a loss without a graph. ValueError for
+        other columns in one than in the other.
         """
         if not _is_as_made(self):
             replaced: Tensor = super().calculate_loss(reps, reps_guided, with_backward=with_backward)

@@ -56,15 +56,10 @@ class MultipleNegativesRankingLoss(Replacement, _Ranking):
         scores_cosines(self.similarity_fct)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
-        """The loss of the columns' embeddings.
+        """The loss, a scalar, of queries, positives, and any number of hard negatives, (B, D) each.
 
-        Args:
-            embeddings: (B, D) each: queries, positives, and any number of hard negatives.
-            labels: ignored.
-
-        Returns:
-            A scalar. With `gather_across_devices` it is the mean over all devices' queries, where the library
-            has that of the own ones; the gradients that DistributedDataParallel averages are the same.
+        With `gather_across_devices` it is the mean over all devices' queries, where the library has that of
+        the own ones; the gradients that DistributedDataParallel averages are the same. Labels are ignored.
         """
         if len(embeddings) < 2:
             raise ValueError(f"Expected at least 2 embeddings, got {len(embeddings)}")
@@ -95,12 +90,9 @@ class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of the mini-batches' embeddings, and with_backward their gradients.
+        """The loss of the embeddings of each column's mini-batches; labels are ignored.
 
-        Args:
-            reps: of each column, the embeddings of its mini-batches.
-            labels: ignored.
-            with_backward: also find the gradients, and return the loss without its graph.
+        `with_backward` also takes the gradients, and returns the loss without its graph.
         """
         loss = ranking_loss(self.loss, [torch.cat(column) for column in reps])
         if with_backward:

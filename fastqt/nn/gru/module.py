@@ -134,17 +134,7 @@ class GRU(torch.nn.RNNBase):
         return output.transpose(0, 1) if self.batch_first else output, h_n
 
     def final_states(self, input: PackedSequence) -> Tensor:
-        """The final state of each direction: `forward(input)[1]`, without storing the output.
-
-        Args:
-            input: a PackedSequence of (N, W).
-
-        Returns:
-            (D, B, H), with D = 2 if the layer is bidirectional, otherwise 1.
-
-        Raises:
-            ValueError: a wrong shape or dtype.
-        """
+        """`forward(input)[1]` of a PackedSequence of (N, W), (D, B, H), without storing the output."""
         data, batch_sizes, _, unsorted_indices = input
         batch = self._check(data, None, batch_sizes)
         _, h_n = self._run(data, batch_sizes, batch, None, want_output=False)

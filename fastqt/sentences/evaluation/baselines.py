@@ -63,14 +63,7 @@ class WordVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> WordVectors:
-        """Reads word vectors from a file.
-
-        Args:
-            path: as in `fastqt.sentences.text.vectors.read_vectors`.
-
-        Raises:
-            InputError: the file is missing or has another format.
-        """
+        """Reads word vectors from a file, as `fastqt.sentences.text.vectors.read_vectors` does."""
         words, vectors, _ = read_vectors(path)
         return cls(words, vectors)
 
@@ -126,15 +119,10 @@ class SIF(WordVectors):
 
     @classmethod
     def load(cls, path: str | Path, counts: str | Path | None = None, *, a: float = 1e-3) -> SIF:
-        """Reads word vectors and word counts.
+        """Reads word vectors, as `WordVectors.load`, and word counts.
 
-        Args:
-            path: word vectors, as for `WordVectors.load`.
-            counts: a text file with a line "word count" for each word; the `counts` in the .npz if not given.
-            a: the smoothing constant.
-
-        Raises:
-            InputError: a file is missing or has another format, or there are no counts.
+        The counts are in a text file with a line "word count" for each word, or else in the .npz of the
+        vectors. For `a` see the class.
         """
         words, vectors, counts_of_file = read_vectors(path)
         if counts is None:
@@ -178,9 +166,6 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "au
         directory: a directory that `fastqt train` wrote; its weights are not read.
         seed: seed of the weights.
         device: "auto", "cpu" or "cuda".
-
-    Returns:
-        The encoder, on the device.
 
     Raises:
         InputError: the directory holds no run.

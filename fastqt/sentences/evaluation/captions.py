@@ -139,18 +139,9 @@ def evaluate_retrieval(
 ) -> Results:
     """Learns a map of each side on the first part, stops by the second one and tests on the third one.
 
-    Args:
-        encode: as in `fastqt.sentences.evaluation.evaluate`.
-        features: (n, d) those of all images.
-        parts: the captions to train on, to stop by and to test on; their images are the candidates.
-        options: how the maps are learnt.
-        progress: show bars on a terminal.
-
-    Returns:
-        For each direction R@1, R@5, R@10 and the median rank on the third part, and what chance gives.
-
-    Raises:
-        InputError: `encode` does not return finite vectors (n, d).
+    `encode` and `progress` are as of `fastqt.sentences.evaluation.evaluate`, and `features` (n, d) are those
+    of all images. A part has captions, and their images are the candidates. The results are R@1, R@5, R@10
+    and the median rank on the third part for each direction, and what chance gives.
 
     Source: Kiros et al. (2015), section 3.4; Logeswaran and Lee (arXiv:1803.02893).
     """

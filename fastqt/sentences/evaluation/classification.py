@@ -136,17 +136,11 @@ def cross_validated(
 ) -> Chosen:
     """Chooses C by cross-validation, and trains a classifier on all rows with it.
 
-    Among equal scores, the smallest C is chosen.
-
     Args:
-        features: (n, d); they are not standardised.
-        labels: (n,) class numbers, counted from 0.
-        grid: values of C, ascending.
-        folds: number of folds.
-        seed: seed of the shuffle.
+        features, labels, grid, folds, seed: as of `nested_cross_validation`.
 
     Returns:
-        The classifier, its C and the mean accuracy of the folds at that C.
+        The classifier, its C and the mean accuracy of the folds at that C; among equal ones, the smallest C.
 
     Example:
         >>> import numpy as np
@@ -180,17 +174,14 @@ def held_out_validated(
 ) -> Chosen:
     """Trains a classifier on all rows, with the C that scores best on held-out rows.
 
-    Among equal scores, the smallest C is chosen.
-
     Args:
-        features: (n, d); they are not standardised.
+        features, grid: as of `nested_cross_validation`.
         targets: (n, classes) shares of each class; rows sum to 1.
         validation: (m, d) features of the held-out rows.
         score: maps their log-probabilities (m, classes) to a score; higher is better.
-        grid: values of C, ascending.
 
     Returns:
-        The classifier, its C and its score.
+        The classifier, its C and its score; among equal ones, the smallest C.
 
     Example:
         >>> import numpy as np
@@ -282,18 +273,13 @@ def limited_data(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> dict[int, NDArray[np.float64]]:
-    """Test accuracy as a function of the number of training examples.
-
-    C is chosen by cross-validation of the drawn examples.
+    """Test accuracy as a function of the number of training examples, with the C of `cross_validated`.
 
     Args:
-        features: (n, d) training set.
-        labels: (n,) its class numbers, counted from 0.
-        test_features: (m, d) test set.
-        test_labels: (m,) its class numbers.
+        features, labels, grid: the training set, as of `nested_cross_validation`.
+        test_features, test_labels: the same of the test set.
         sizes: numbers of training examples. They are drawn so that the classes keep their shares.
         repeats: number of draws for each size.
-        grid: values of C, ascending.
         folds: number of folds; at most the number of drawn examples of the rarest class.
         seed: seed of the draws and the folds.
 

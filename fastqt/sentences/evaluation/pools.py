@@ -67,17 +67,8 @@ def analogies(
     Rows that equal A, B or C are not excluded.
 
     Args:
-        a: (q, d).
-        b: (q, d).
-        c: (q, d).
-        pool: (n, d).
-        k: number of rows for each question.
-
-    Returns:
-        As `nearest_rows`.
-
-    Raises:
-        ValueError: as `nearest_rows`.
+        a, b, c: (q, d), the vectors of A, B and C in each question.
+        pool, k: as of `nearest_rows`, and so are results and errors.
 
     Example:
         >>> import numpy as np

@@ -60,15 +60,7 @@ class LinearMaps(nn.Module):
         self.epochs = 0
 
     def forward(self, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps both sides into the common space.
-
-        Args:
-            images: (n, image_dim).
-            captions: (m, caption_dim).
-
-        Returns:
-            Unit vectors (n, dim) and (m, dim).
-        """
+        """Maps images (n, image_dim) and captions (m, caption_dim) to unit vectors (n, dim) and (m, dim)."""
         return F.normalize(self.image(images), dim=1), F.normalize(self.caption(captions), dim=1)
 
     @torch.no_grad()
@@ -78,16 +70,10 @@ class LinearMaps(nn.Module):
         captions: NDArray[np.floating],  # (N, caption_dim)
         owners: NDArray[np.int64],  # (N,)
     ) -> tuple[Retrieval, Retrieval]:
-        """Measures the retrieval in both directions.
+        """Measures the retrieval in both directions; `owners` are the numbers of the captions' images.
 
-        Args:
-            images: (I, image_dim).
-            captions: (N, caption_dim).
-            owners: (N,) the number of each caption's image.
-
-        Returns:
-            The results of finding captions by their image, where the image's best caption counts, and of
-            finding images by their caption.
+        The results are of finding captions by their image, where the image's best caption counts, and of
+        finding images by their caption.
         """
         x, y = self(_tensor(images), _tensor(captions))
         image_of_caption = torch.from_numpy(owners)

@@ -82,8 +82,7 @@ def correlate_subsets(
     """The correlations of a task that consists of subsets, and their three aggregates.
 
     Args:
-        scores: (n,) scores of the pairs.
-        gold: (n,) gold scores.
+        scores, gold: as of `correlate`.
         subset: (n,) the name of each pair's subset.
 
     Example:

@@ -57,9 +57,8 @@ class Results:
     def table(self, baseline: Results | None = None) -> str:
         """The results as text: each line has a task, the name of a figure and its value.
 
-        Args:
-            baseline: the results of the same tasks for another encoder, whose values stand beside in a column
-                of their own; then the first line names the columns.
+        A baseline, the results of the same tasks for another encoder, stands beside in a column of its own;
+        then the first line names the columns.
         """
         rows = [
             [task, name, f"{value:.4f}"]
@@ -80,15 +79,7 @@ class Results:
         )
 
     def save(self, path: Path, **about: Any) -> None:
-        """Writes all results as JSON, with the date, the processor and the versions of the libraries.
-
-        Args:
-            path: the file to write; its directory must exist.
-            about: further entries.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Writes the results as JSON, with date, processor, versions of libraries, and further entries."""
         run = {
             **about,
             "date": datetime.now(timezone.utc).date().isoformat(),

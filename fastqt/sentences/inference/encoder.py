@@ -25,11 +25,8 @@ BATCH_SIZE = 512  # sentences that are encoded together
 class SentenceEncoder:
     """A model with its vocabulary, which turns text into vectors.
 
-    Attributes:
-        model: the model, in evaluation mode.
-        vocabulary: turns sentences into token ids.
-        device: the device of the model.
-        digest: `model_digest` of the directory that it was loaded from, None if that was not asked for.
+    The model is in evaluation mode on `device`. `digest` is the `model_digest` of the directory that it was
+    loaded from, None if that was not asked for.
     """
 
     model: Model

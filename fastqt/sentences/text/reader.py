@@ -51,11 +51,12 @@ class Block:
 def read_blocks(
     files: Sequence[str], start: Position | None = None, *, columns: Columns | None = None
 ) -> Iterator[Block]:
-    """Streams the sentences of text files and of tables.
+    """Streams the sentences of text files and of tables, in non-empty blocks of about 256 KiB of text.
 
     Each line is a sentence; surrounding white space is removed. A blank line or the end of a file ends a
     document. Reading takes a few megabytes of memory, however large the files are. In a table each row is a
-    sentence, in which line breaks are blanks; a row without text is as a blank line.
+    sentence, in which line breaks are blanks; a row without text is as a blank line. Lines and cells longer
+    than 1 MiB are refused, and tables as by `fastqt.sentences.text.tables.read_rows`.
 
     Args:
         files: paths of UTF-8 text, read one after the other. Names that end in `.gz` or `.xz` are
@@ -63,13 +64,6 @@ def read_blocks(
             `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
         start: where to begin, a `Position` from an earlier pass over the same files.
         columns: those of tables that are read.
-
-    Yields:
-        Non-empty blocks of about 256 KiB of text.
-
-    Raises:
-        InputError: a file is missing, unreadable, damaged or not UTF-8, or has a line or cell longer than
-            1 MiB; or as in `fastqt.sentences.text.tables.read_rows`.
     """
     start = start or Position()
     for file in range(start.file, len(files)):

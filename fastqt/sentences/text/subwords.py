@@ -63,9 +63,6 @@ class TokenizerVocabulary:
         special_tokens: "add" those that its post-processor adds, such as [CLS] and [SEP], or "none".
         max_length: the number of tokens that are kept of a sentence, special ones included.
 
-    Raises:
-        InputError: an option out of range, or a tokenizer that cannot be used.
-
     Attributes:
         filler: the token of a sentence that has none: the unknown one, or that of padding, or the first.
     """

