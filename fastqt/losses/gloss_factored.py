@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import NamedTuple
 
 from fastqt.fields import Differentiable
-from fastqt.problem import Rows
+from fastqt.losses.adding_walk import AddingWalk
 
 CHUNK_BYTES = 24 * 2**20  # of the sentences' scores
 # Each term of a sum of exponentials is at most 1. In a sum below this bound, terms that float32 has lost
@@ -57,7 +57,6 @@ class PositionalInputs(NamedTuple, Generic[T]):
     bias: T | None = None
 
 
-PositionalNeeds = PositionalInputs[bool]
 PositionalGradients = PositionalInputs[Tensor]
 
 
@@ -77,51 +76,13 @@ class PositionalProblem(Differentiable):
     needs_type: ClassVar[type[Any]] = PositionalInputs
 
 
-class Factored:
-    """Computes a `PositionalProblem`, in plain PyTorch on any device; see `fastqt.engines`.
-
-    All of its functions may raise ScoresTooFarApartError: then each score has to be formed.
-    """
-
-    def gradients_in_forward(self, p: PositionalProblem) -> bool:
-        """Whether a scalar loss takes its gradients in the forward pass."""
-        return True
-
-    def forward(self, p: PositionalProblem) -> Rows:
-        """The loss of each sentence."""
-        return Rows(_walk(p, None, PositionalGradients()), ())
-
-    def forward_with_gradients(
-        self, p: PositionalProblem, row_weight: float, needs: PositionalNeeds
-    ) -> tuple[Tensor, PositionalGradients]:
-        """row_weight * sum_i loss_i, and its gradients."""
-        gradients = _zeros(p, needs)
-        loss = _walk(p, p.queries.new_full((len(p.queries),), row_weight), gradients)
-        return (row_weight * loss.sum()).to(p.queries.dtype), gradients
-
-    def backward(
-        self, p: PositionalProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: PositionalNeeds
-    ) -> PositionalGradients:
-        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-        gradients = _zeros(p, needs)
-        _walk(p, row_weights.to(p.queries.dtype), gradients)
-        return gradients
-
-
-def _zeros(p: PositionalProblem, needs: PositionalNeeds) -> PositionalGradients:
-    return PositionalGradients(
-        *[
-            torch.zeros_like(x) if need and x is not None else None
-            for x, need in zip(p.inputs(), needs, strict=True)
-        ]
-    )
-
-
 def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: PositionalGradients) -> Tensor:
     """The loss of each sentence, (B,) float64; adds the gradients of sum_i row_weights_i loss_i."""
     dlatents, dpositions, dweight, dbias = gradients
     places, weight = p.position_scores, p.weight
     of_position = 1 / p.within.sum(1).clamp(min=1).double() if p.mean else None
+    if row_weights is not None:
+        row_weights = row_weights.to(p.queries.dtype)
     if of_position is not None and row_weights is not None:
         row_weights = row_weights * of_position.to(row_weights.dtype)
 
@@ -175,4 +136,4 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     return losses if of_position is None else losses * of_position
 
 
-FACTORED = Factored()
+FACTORED = AddingWalk(_walk)  # Each of its functions may raise ScoresTooFarApartError.

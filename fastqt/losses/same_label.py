@@ -17,8 +17,8 @@ from torch import Tensor
 from typing_extensions import NamedTuple
 
 from fastqt.fields import Differentiable
+from fastqt.losses.adding_walk import AddingWalk
 from fastqt.losses.positives import Block, Positives
-from fastqt.problem import Rows
 from fastqt.torch_modes import tf32_allowed
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ class SameLabelInputs(NamedTuple, Generic[T]):
     scale: T | None = None
 
 
-SameLabelNeeds = SameLabelInputs[bool]
 SameLabelGradients = SameLabelInputs[Tensor]
 
 
@@ -50,38 +49,6 @@ class SameLabelProblem(Differentiable):
     link: str  # a key of LINKS
 
     needs_type: ClassVar[type[Any]] = SameLabelInputs
-
-
-class SameLabel:
-    """Computes a `SameLabelProblem`, in plain PyTorch on any device; see `fastqt.engines`."""
-
-    def gradients_in_forward(self, p: SameLabelProblem) -> bool:
-        """Whether a scalar loss takes its gradients in the forward pass."""
-        return True
-
-    def forward(self, p: SameLabelProblem) -> Rows:
-        """The loss of each row."""
-        return Rows(_walk(p, None, SameLabelGradients()), ())
-
-    def forward_with_gradients(
-        self, p: SameLabelProblem, row_weight: float, needs: SameLabelNeeds
-    ) -> tuple[Tensor, SameLabelGradients]:
-        """row_weight * sum_i loss_i, and its gradients."""
-        gradients = _zeros(p, needs)
-        weights = p.others.new_full(p.others.shape, row_weight, dtype=torch.float64)
-        losses = _walk(p, weights, gradients)
-        return (row_weight * losses.sum()).to(p.queries.dtype), gradients
-
-    def backward(
-        self, p: SameLabelProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: SameLabelNeeds
-    ) -> SameLabelGradients:
-        """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-        gradients = _zeros(p, needs)
-        _walk(p, row_weights.double(), gradients)
-        return gradients
-
-
-SAME_LABEL = SameLabel()
 
 
 class _Tile(NamedTuple):
@@ -149,16 +116,6 @@ class _SupCon:
 LINKS: dict[str, Callable[[Tensor, Tensor], _NTXent | _SupCon]] = {"supcon": _SupCon, "ntxent": _NTXent}
 
 
-def _zeros(p: SameLabelProblem, needs: SameLabelNeeds) -> SameLabelGradients:
-    of_scale = torch.zeros((), dtype=torch.float64, device=p.queries.device)
-    return SameLabelGradients(
-        *[
-            None if not need or x is None else torch.zeros_like(x) if x.dim() else of_scale
-            for x, need in zip(p.inputs(), needs, strict=True)
-        ]
-    )
-
-
 @torch.no_grad()
 def _walk(p: SameLabelProblem, row_weights: Tensor | None, gradients: SameLabelGradients) -> Tensor:
     """The loss of each row, (N,) float64; adds the gradients of sum_i row_weights_i loss_i."""
@@ -224,3 +181,6 @@ def _tiles(p: SameLabelProblem, block: Block, queries: Tensor) -> Iterator[_Tile
 
 def _scores(p: SameLabelProblem, tile: _Tile) -> Tensor:
     return (tile.products * p.scale).masked_fill_(tile.no_positive, -torch.inf)
+
+
+SAME_LABEL = AddingWalk(_walk)
