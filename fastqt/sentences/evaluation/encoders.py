@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.latents import set_inference
 from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.runs.model import model_digest
 from fastqt.sentences.text.reader import check_rereadable
@@ -92,20 +91,16 @@ def load_encoder(
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
     if inference not in (None, Inference()):
         description += f" {inference}"
-    return NamedEncoder(partial(encoder.encode, normalize=not raw), _joined(description, key))
+    return NamedEncoder(partial(encoder.encode, normalize=not raw), joined_digest(description, key))
 
 
 def _settings_digest(directory: Path) -> str:
     """The digest of what a model with random weights depends on."""
-    return _joined(
+    return joined_digest(
         digest(directory / CONFIG), lexicon_digest(TrainConfig.load(directory / CONFIG), directory)
     )
 
 
 def _digest(kind: str, vectors: str, *counts: str) -> str:
     """The digest of files of word vectors and of word counts."""
-    return _joined(kind, *map(digest, [*parts(vectors), *map(Path, counts)]))
-
-
-def _joined(*texts: str) -> str:
-    return hashlib.sha256(" ".join(texts).encode()).hexdigest()
+    return joined_digest(kind, *map(digest, [*parts(vectors), *map(Path, counts)]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_inference import Inference
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.runs.digests import joined_digest
 
 
 def chosen_inference(
@@ -41,5 +41,5 @@ def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEn
         )
     encoder.model.inference = how
     if encoder.digest is not None and how != Inference():
-        encoder.digest = hashlib.sha256(f"{encoder.digest} {how}".encode()).hexdigest()
+        encoder.digest = joined_digest(encoder.digest, str(how))
     return encoder

@@ -17,6 +17,11 @@ def digest(path: Path) -> str:
     return sha256.hexdigest()
 
 
+def joined_digest(*digests: str) -> str:
+    """The SHA-256 of several texts, such as the digests of files."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
 def digest_of_folder(path: Path) -> str:
     """The SHA-256 of the names and the digests of all files in a directory."""
     sha256 = hashlib.sha256()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,7 +25,7 @@ from fastqt.nn.init import Init
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
 from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, lexicon_digest
 from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
 from fastqt.sentences.runs.views_model import build_views_model
@@ -129,14 +128,11 @@ def model_digest(directory: str | Path) -> str:
     directory = Path(directory)
     config = TrainConfig.load(directory / CONFIG)
     try:
-        parts = (
-            digest(directory / CONFIG),
-            lexicon_digest(config, directory),
-            digest(directory / MODEL),
+        return joined_digest(
+            digest(directory / CONFIG), lexicon_digest(config, directory), digest(directory / MODEL)
         )
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:
