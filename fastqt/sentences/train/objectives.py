@@ -58,10 +58,15 @@ class Objective(ABC, Generic[B]):
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
         self.ranks, self.columns = ranks, Columns(config.column, config.document_column)
         self.min_batch_size = smallest_batch(config)
+        self._read_corpus()
         torch.manual_seed(config.seed)
         # transformers returns a checkpoint's model in evaluation mode.
         self.model: Any = self._build_model().to(device).train()
         self.held_out = list(self._held_out_batches())
+
+    def _read_corpus(self) -> None:
+        """Reads the corpus into memory, before the model is built; not where it is streamed."""
+        return
 
     def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary))
@@ -193,19 +198,10 @@ class ContextObjective(Objective[Batch]):
 class ShuffledObjective(Objective[Sample]):
     """An objective on batches of sentences in random order. The corpus is held in memory."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        corpus: list[str],
-        vocabulary: Lexicon,
-        device: torch.device,
-        ranks: Ranks,
-    ) -> None:
-        self.sentences = self._read(config, corpus, vocabulary)
-        super().__init__(config, corpus, vocabulary, device, ranks)
+    sentences: Corpus
 
-    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> Corpus:
-        return Corpus(corpus, vocabulary, columns=Columns(config.column, config.document_column))
+    def _read_corpus(self) -> None:
+        self.sentences = Corpus(self.corpus, self.vocabulary, columns=self.columns)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
         taken = progress.taken or 0
@@ -234,9 +230,9 @@ class GlossObjective(ShuffledObjective):
     def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
         """As of `Objective.loss`, where a `Batch` has held-out sentences.
 
-        Their latent vectors are not learnt, so they are inferred first. The tensors are
-        the latent vectors (B, d) and the loss per word, a scalar; with position_loss "mean" the mean over
-        sentences of it, which is the loss.
+        Their latent vectors are not learnt, so they are inferred first. The tensors are the latent vectors
+        (B, d) and the loss per word, a scalar; with position_loss "mean" the mean over sentences of it, which
+        is the loss.
         """
         tokens, lengths = batch.tokens.to(self.device), batch.lengths.to(self.device)
         if isinstance(batch, Sample):

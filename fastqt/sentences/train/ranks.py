@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +25,7 @@ from fastqt.distributed import Group
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.runs.model import choose_device
 from fastqt.sentences.train.gradients import sum_gradients
-from fastqt.sentences.train.watch import BEAT, Watch
+from fastqt.sentences.train.watch import BEAT, Watch, sigterm_handled
 
 T = TypeVar("T")
 POLL = 0.2  # seconds; how often a rank looks whether rank 0 has finished its work
@@ -167,7 +165,7 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
         yield Ranks()
         return
 
-    with _sigterm_raises():
+    with sigterm_handled(_exit):
         watch = _connect(device, timeout)
         ranks = Processes(watch, batch_size)
 
@@ -220,18 +218,6 @@ def _take_gpu() -> None:
     torch.cuda.set_device(number)
 
 
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """A context in which SIGTERM raises SystemExit: torchrun also sends it after another rank has failed."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM, which torchrun also sends after another rank has failed."""
+    raise SystemExit(128 + number)

@@ -14,9 +14,8 @@ from fastqt.losses.mixcse import drawn_partners
 from fastqt.nn import mask_words
 from fastqt.nn.masked_words import Masking
 from fastqt.sentences.metrics import view_figures
-from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.views_model import mask_token
-from fastqt.sentences.text import Batch, Lexicon, Sample, TripletCorpus
+from fastqt.sentences.text import Batch, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
 from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
 from fastqt.sentences.train.ranks import Share
@@ -115,8 +114,8 @@ class TripletsObjective(ViewsObjective):
     sentences: TripletCorpus
     _validates_with_dropout = False
 
-    def _read(self, config: TrainConfig, corpus: list[str], vocabulary: Lexicon) -> TripletCorpus:
-        return TripletCorpus(corpus, vocabulary)
+    def _read_corpus(self) -> None:
+        self.sentences = TripletCorpus(self.corpus, self.vocabulary)
 
     def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
         """A view of each column of the rows: anchors, positives and any hard negatives, (B, D) each."""

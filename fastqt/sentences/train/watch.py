@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from fastqt.distributed.faults import ExchangeError
@@ -80,7 +81,8 @@ class Watch:
 
         Returns the error to raise: the same one, or one that names the rank that failed.
         """
-        with _ignoring_sigterm():  # torchrun sends it to all others as soon as one process has ended
+        # torchrun sends it to all others as soon as one process has ended.
+        with sigterm_handled(signal.SIG_IGN):
             try:
                 return self._explanation(error)
             except RuntimeError:  # the store is gone, which rank 0 keeps where torchrun does not
@@ -184,12 +186,13 @@ def _place(sign: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _ignoring_sigterm() -> Iterator[None]:
+def sigterm_handled(by: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """A context with another handler of SIGTERM, which the main thread alone may set and gets."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGTERM, by)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, previous)
