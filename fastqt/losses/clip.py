@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,62 +70,63 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
+    o = _Options(scale, normalize, reduction, memory, backend)
     if group is None:
-        loss = _of_process(a, b, scale, normalize, reduction, memory, backend)
+        loss = _of_process(a, b, o)
         if not label_smoothing:
             check_label_smoothing(label_smoothing)
             return loss
 
     def check(n: int) -> dict[str, Hashable]:
-        _check_options(a, scale, normalize, reduction, memory)
+        o.check(a)
         check_label_smoothing(label_smoothing)
         return {"normalize": normalize, "reduction": reduction, "label_smoothing": float(label_smoothing)}
 
     batch, (a, b) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, a=a, b=b)
     if isinstance(batch, Shards):
-        loss = _of_ranks(batch, a, b, scale, normalize, reduction, memory, backend)
+        loss = _of_ranks(batch, a, b, o)
     if not label_smoothing:
         return loss
     smoothing = partial(smoothing_loss, scale=scale, normalize=normalize, reduction=reduction)
     return loss + (smoothing(label_smoothing, a, [b], batch) + smoothing(label_smoothing, b, [a], batch)) / 2
 
 
-def _check_options(
-    a: Tensor, scale: float | Tensor, normalize: bool, reduction: Reduction, memory: Memory
-) -> None:
-    check_scale(scale, a.dtype)
-    check_option("reduction", reduction, REDUCTIONS)
-    check_memory(memory)
-    check_flag("normalize", normalize)
+class _Options(NamedTuple):
+    """The options of the loss beside label smoothing and the group."""
+
+    scale: float | Tensor
+    normalize: bool
+    reduction: Reduction
+    memory: Memory
+    backend: Backend | None
+
+    def check(self, a: Tensor) -> None:
+        """Raises ValueError or TypeError unless all are what they have to be."""
+        check_scale(self.scale, a.dtype)
+        check_option("reduction", self.reduction, REDUCTIONS)
+        check_memory(self.memory)
+        check_flag("normalize", self.normalize)
 
 
-def _of_process(
-    a: Tensor,
-    b: Tensor,
-    scale: float | Tensor,
-    normalize: bool,
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-) -> Tensor:
+def _of_process(a: Tensor, b: Tensor, o: _Options) -> Tensor:
     """The loss of one process's pairs without label smoothing."""
-    kind = plans.kind_of(ClipProblem, a, b, backend)
+    kind = plans.kind_of(ClipProblem, a, b, o.backend)
     plan = plans.known.get(kind)
     if plan is None:
         check_embeddings(a=a, b=b)
         if len(a) != len(b):
             raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
-    _check_options(a, scale, normalize, reduction, memory)
+    o.check(a)
     if is_traced(a, b):
-        return _both_directions(a, b, scale, normalize, reduction, memory, backend)
-    p = ClipProblem(a, b, scale, memory, normalize)
-    engine, dtype, computed, as_given = plan or plans.plan(kind, p, backend)
+        return _both_directions(a, b, o)
+    p = ClipProblem(a, b, o.scale, o.memory, o.normalize)
+    engine, dtype, computed, as_given = plan or plans.plan(kind, p, o.backend)
     if not engine.computes(p):
-        return _both_directions(a, b, scale, normalize, reduction, memory, backend)
+        return _both_directions(a, b, o)
     if not as_given:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
     _normalize_for(engine, p, computed)
-    return autograd.loss_of(p, reduction, engine, FUNCTION)
+    return autograd.loss_of(p, o.reduction, engine, FUNCTION)
 
 
 def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
@@ -133,54 +135,36 @@ def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
         p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
 
 
-def _both_directions(
-    a: Tensor,
-    b: Tensor,
-    scale: float | Tensor,
-    normalize: bool,
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-    group: Group | None = None,
-) -> Tensor:
+def _both_directions(a: Tensor, b: Tensor, o: _Options, group: Group | None = None) -> Tensor:
     """The loss as that of two directions, one after the other."""
     one = partial(
         info_nce_loss,
-        scale=scale,
-        normalize=normalize,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
+        scale=o.scale,
+        normalize=o.normalize,
+        reduction=o.reduction,
+        memory=o.memory,
+        backend=o.backend,
         group=group,
     )
     return (one(a, b) + one(b, a)) / 2
 
 
-def _of_ranks(
-    shards: Shards,
-    a: Tensor,
-    b: Tensor,
-    scale: float | Tensor,
-    normalize: bool,
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-) -> Tensor:
+def _of_ranks(shards: Shards, a: Tensor, b: Tensor, o: _Options) -> Tensor:
     """The loss of all ranks' pairs without label smoothing, of checked arguments."""
     group = shards.group
     if is_traced(a, b):
-        return _both_directions(a, b, scale, normalize, reduction, memory, backend, group)
+        return _both_directions(a, b, o, group)
     N, ring = shards.total(), group.takes_ring(shards.total(), b)
     dtype = input_dtype(a)
     with shards.agreeing():
         # What is chosen depends on the sizes and dtypes, and no tensor of all candidates is made for that.
         stand_in = b.new_empty(1, b.shape[1]).expand(N, -1)
-        rectangle = ClipProblem(a, stand_in, scale, memory, normalize, pairs=len(a))
-        engine = choose(backend, rectangle, dtype)
-        p = ClipProblem(a, b, scale, memory, normalize)
+        rectangle = ClipProblem(a, stand_in, o.scale, o.memory, o.normalize, pairs=len(a))
+        engine = choose(o.backend, rectangle, dtype)
+        p = ClipProblem(a, b, o.scale, o.memory, o.normalize)
         computed = engine.dtype_for(p, dtype)
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
         _normalize_for(engine, p, computed)
     ranks = ClipOfRanks(shards, engine.computation(rectangle), ring)
-    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, FUNCTION)
-    return collectives.reduced(local, reduction, N, group)
+    local = autograd.loss_of(p, "none" if o.reduction == "none" else "sum", ranks, FUNCTION)
+    return collectives.reduced(local, o.reduction, N, group)
