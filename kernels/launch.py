@@ -35,7 +35,7 @@ class Config:
     warps: int = 8  # of a program
     stages: int = 3  # how many steps' operands are loaded ahead of the tensor cores
     descriptors: bool = False  # whether Hopper's copy engine (TMA) loads the operands that allow it
-    # whether the kernel of scores/warp_specialized.py makes the scores that it can
+    # Whether the kernel of scores/warp_specialized.py makes the scores that it can.
     warp_specialized: bool = False
 
 

@@ -48,21 +48,16 @@ class _Loaded:
 class _Layout:
     """Where the arguments of a call are: how many are positional, the names of the others, and all types.
 
-    Attributes:
-        constants: picks from the values of a call the constants and options.
-        tensors, integers, descriptors: pick the operands of these types.
-        unspecialised: picks the integers that are compiled for by their size alone.
-        bound: picks every parameter in its order from the values, the tensors' addresses and a None.
-        loaded: what was compiled for such calls.
+    Pickers take operands of a type from the values of a call.
     """
 
-    constants: Picker
+    constants: Picker  # with the options
     tensors: Picker
     integers: Picker
-    unspecialised: Picker
+    unspecialised: Picker  # the integers that are compiled for by their size alone
     descriptors: Picker
-    bound: Picker
-    loaded: dict[tuple[Any, ...], _Loaded] = field(default_factory=dict)
+    bound: Picker  # every parameter in its order, from the values, the tensors' addresses and a None
+    loaded: dict[tuple[Any, ...], _Loaded] = field(default_factory=dict)  # what was compiled for such calls
 
 
 class Planned:

@@ -34,25 +34,16 @@ class Lines:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """What scores are computed from, besides the cosines.
+    """What scores are computed from, besides the cosines."""
 
-    Attributes:
-        own_columns, next_columns: (N,) float32, the shares in mixtures of candidates, in block 2.
-        own_rows, next_rows: (N,) float32, the shares in mixtures of queries, in block 3.
-        scale: () float32.
-        weight: added to the scores of a sentence with its own mixtures.
-        both: whether there is a third block.
-        excluded: whether masked cells are excluded; else their score is 0.
-    """
-
-    own_columns: Tensor
-    next_columns: Tensor
-    own_rows: Tensor
-    next_rows: Tensor
-    scale: Tensor
-    weight: float
-    both: bool
-    excluded: bool
+    own_columns: Tensor  # (N,) float32, the share of a candidate in its mixture, in block 2
+    next_columns: Tensor  # and of the next candidate
+    own_rows: Tensor  # (N,) float32, the share of a query in its mixture, in block 3
+    next_rows: Tensor  # and of the next query
+    scale: Tensor  # () float32
+    weight: float  # added to the scores of a sentence with its own mixtures
+    both: bool  # whether there is a third block
+    excluded: bool  # whether masked cells are excluded; else their score is 0
 
 
 @dataclass(frozen=True)

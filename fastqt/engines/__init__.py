@@ -101,25 +101,18 @@ class EngineModule(Computation, Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """An entry of the registry.
+    """An entry of the registry."""
 
-    Attributes:
-        name: what users call it.
-        module: the engine.
-        of_kind: gives the module that computes a problem, or None if it has none for its kind.
-        mixes: whether it makes `Mixed` row negatives itself; otherwise they are written before.
-        eager: whether its loss is plain PyTorch that autograd differentiates.
-        by_kind: the dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and
-            the types, shapes, dtypes and devices of its embeddings.
-        scales: multiplies its gradients on a GPU, if torch is not to do that.
-    """
-
-    name: str
+    name: str  # what users call it
     module: EngineModule
+    # Gives the module that computes a problem, or None if it has none for its kind.
     of_kind: Callable[[Any], Any]
-    mixes: bool = False
-    eager: bool = False
+    mixes: bool = False  # whether it makes `Mixed` row negatives itself; otherwise they are written before
+    eager: bool = False  # whether its loss is plain PyTorch that autograd differentiates
+    # The dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and the types,
+    # shapes, dtypes and devices of its embeddings.
     by_kind: tuple[torch.dtype, ...] = ()
+    # Multiplies its gradients on a GPU, if torch is not to do that.
     scales: Callable[[list[Tensor], Tensor, float], list[Tensor]] | None = None
 
     def computes(self, p: AnyProblem) -> bool:

@@ -94,7 +94,7 @@ class Positives:
 def find_positives(
     labels: Tensor,  # (N,) int64
     candidate_labels: Tensor,  # (M,) int64
-    # (N,) int64, the candidate of the same label that is the row itself and no positive; -1: none
+    # (N,) int64, the candidate of the same label that is the row itself and no positive; -1: none.
     own: Tensor | None,
     on_gpu: bool,
     memory: Memory,

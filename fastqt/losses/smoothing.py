@@ -30,7 +30,7 @@ def check_label_smoothing(value: object) -> None:
 def smoothing_loss(
     label_smoothing: float,  # the share of the mass that is spread
     queries: Tensor,  # (N, D), this rank's
-    # this rank's candidates (M, D), of which candidate i belongs to query i, and further ones
+    # This rank's candidates (M, D), of which candidate i belongs to query i, and further ones.
     columns: Sequence[Tensor],
     batch: Batch,  # the rows of all ranks
     *,

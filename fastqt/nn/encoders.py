@@ -146,9 +146,7 @@ class GRUEncoder(RecurrentEncoder):
             first token.
         reset_after: the form of the cell, see `fastqt.nn.GRU`.
         bias: see `fastqt.nn.GRU`. "single" gives the number of parameters that the paper reports.
-        vectors: (V, W) initial word vectors.
-        freeze: do not train the word vectors.
-        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
+        vectors, freeze, sparse: as in `BagOfWords`, with vectors (V, W).
         init: "paper" draws word vectors from U[-0.1, 0.1] and the gates' weights Glorot-uniformly, and sets
             the biases to 1 (r, z) and 0 (n); "torch" keeps the defaults of torch's layers.
 

@@ -76,9 +76,6 @@ class CombinedQuickThoughts(nn.Module):
     Raises:
         ValueError: no model.
 
-    Attributes:
-        models: the models in the order given.
-
     Example:
         >>> import torch
         >>> from fastqt.nn import BagOfWords, CombinedQuickThoughts, QuickThoughts

@@ -24,12 +24,8 @@ class SkipThoughts(nn.Module):
     weights, without a bias.
 
     Args:
-        vocab_size: V, the number of token ids.
-        word_dim: W, the width of a word vector.
-        hidden_size: H, the width of a sentence vector.
-        bidirectional: whether the encoder is a bi-GRU, see `GRUEncoder`.
-        reset_after: the form of the cell, see `fastqt.nn.GRU`.
-        sparse: give the embedding table a sparse gradient, for optimisers that accept one.
+        vocab_size, word_dim, hidden_size, bidirectional, reset_after, sparse: as in `GRUEncoder`; V, W and H
+            are the numbers of token ids and the widths of word and of sentence vectors.
 
     Raises:
         ValueError: an odd hidden_size with `bidirectional`.

@@ -100,21 +100,11 @@ def view_figures(
     }
 
 
-def uniformity(
-    x: Tensor,  # (N, D)
-    t: float = 2.0,
-) -> float:
-    """log E exp(−t‖xᵢ − xⱼ‖²), the mean taken over all pairs of different rows.
+def uniformity(x: Tensor, t: float = 2.0) -> float:
+    """log E exp(−t‖xᵢ − xⱼ‖²), the mean taken over all pairs of different rows (N, D); 0 for one row.
 
     For rows at norm 1, a lower value means that they are spread more evenly over the sphere. The distances
     are computed 256 rows at a time.
-
-    Args:
-        x: (N, D) floating point.
-        t: the factor of the squared distance.
-
-    Returns:
-        The value; 0 for a single row.
 
     Source: Wang and Isola, "Understanding contrastive representation learning through alignment and
     uniformity on the hypersphere" (2020).

@@ -92,7 +92,7 @@ class ShardRows(NamedTuple):
     first: int  # the index of its first query
     N: int
     M: int
-    # the first and the last candidate, exclusive, that windows of neighbours may reach
+    # The first and the last candidate, exclusive, that windows of neighbours may reach.
     window: tuple[int, int]
     gather: Callable[[Tensor], Tensor]  # joins 1-D tensors of integers, one for each query, of all processes
 

@@ -27,17 +27,14 @@ Lower: TypeAlias = Callable[[int, int, torch.device], TargetRows]  # for N queri
 
 
 class _Entry:
-    """Rows, made by what the current stream of their device was given until now.
-
-    Attributes:
-        made: recorded on that stream once the rows were written; None where there are no streams.
-        ordered: the handles of the streams whose later work comes after that, and for which the allocator
-            keeps the memory until they are done with it.
-    """
+    """Rows, made by what the current stream of their device was given until now."""
 
     def __init__(self, rows: TargetRows, device: torch.device) -> None:
         self.rows, self.device = rows, device
+        # Recorded on that stream once the rows were written; None where there are no streams.
         self.made: torch.cuda.Event | None = None
+        # The handles of the streams whose later work comes after that, and for which the allocator keeps the
+        # memory until they are done with it.
         self.ordered: set[int] = set()
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device)

@@ -229,23 +229,15 @@ def _shifted(logsumexp: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _RowsAndColumns:
-    """The link of CLIP's gradients, once the sums of both softmaxes are known.
-
-    Args:
-        operands: of the problem whose targets are the pairs.
-        norms: of that problem.
-        shifts: those of rows (N,) and of columns (M,) to base 2, float32.
-        weights: what their exponentials are multiplied by, float32.
-        coefficients: dL/dS of the pairs, (pairs,) float32.
-    """
+    """The link of CLIP's gradients, once the sums of both softmaxes are known."""
 
     def __init__(
         self,
-        operands: Operands,
-        norms: Norms,
-        shifts: Iterable[Tensor],
-        weights: Iterable[Tensor],
-        coefficients: Tensor,
+        operands: Operands,  # of the problem whose targets are the pairs
+        norms: Norms,  # of that problem
+        shifts: Iterable[Tensor],  # those of rows (N,) and of columns (M,) to base 2, float32
+        weights: Iterable[Tensor],  # what their exponentials are multiplied by, float32
+        coefficients: Tensor,  # dL/dS of the pairs, (pairs,) float32
     ) -> None:
         self.operands = operands
         self.scores = Scores(operands, pairs=len(coefficients) > 0, norms=norms, both_ways=True)

@@ -110,12 +110,8 @@ def side_of_tiles(
 ) -> int:
     """One side of tiles of E, whose products add up to a gradient of as many rows as the other side has.
 
-    Args:
-        length: what the tiles cover.
-        most: that fits.
-        other: the other side.
-        D, sms, multiple: as of `best_step`.
-        tile: what a program computes of E, along this side and along the other.
+    The tiles cover `length`, of which `most` fits. A program computes a `tile` of E, along this side and
+    along the other. The other arguments are as of `best_step`.
     """
     covering = math.ceil(length / multiple) * multiple
     if most >= covering:

@@ -40,14 +40,7 @@ class Block:
 
 
 class Operands:
-    """A problem with its row weights, its gradients to come, and what is found of its rows.
-
-    Attributes:
-        weights: (N,) float64: how much each row's loss counts.
-        prob_scale: what is stored of probabilities is multiplied by this.
-        width: the columns of E, of candidates and negatives.
-        logsumexp, mass, loss: (N,) float64, to be found.
-    """
+    """A problem with its row weights, its gradients to come, and what is found of its rows."""
 
     def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
         self.p, self.needs = p, needs
@@ -58,7 +51,8 @@ class Operands:
         self.equal_weight = None if isinstance(weights, Tensor) else weights
         if not isinstance(weights, Tensor):
             weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
-        self.weights = weights
+        self.weights = weights  # (N,) float64: how much each row's loss counts
+        # What is stored of probabilities is multiplied by this.
         self.prob_scale = FP16_PROB_SCALE if dtype is torch.float16 else 1.0
 
         def gradient_of(x: Tensor | None, wanted: bool | None) -> Tensor | None:
@@ -77,7 +71,7 @@ class Operands:
         self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
         if p.negatives is not None:
             self.blocks.append(Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
-        self.width = self.blocks[-1].columns.stop
+        self.width = self.blocks[-1].columns.stop  # the columns of E, of candidates and negatives
         self.logsumexp, self.mass, self.loss = (new(self.N, dtype=torch.float64) for _ in range(3))
 
     @functools.cached_property

@@ -43,25 +43,18 @@ class Norms(NamedTuple):
 
 
 class Scores:
-    """Tiles of a problem's score matrix, its exact cells, and what becomes known of its rows.
-
-    Args:
-        operands: the problem.
-        pairs: whether the exact cells are the diagonal's, or there are none; tiles need no list of targets
-            then. None: exact cells are listed.
-        logsumexp: where each row's goes, (N,) float64; by default the operands' own.
-        both_ways: whether E is stored of a softmax of rows and of one of columns.
-        norms: those of the problem, if they are known.
-    """
+    """Tiles of a problem's score matrix, its exact cells, and what becomes known of its rows."""
 
     def __init__(
         self,
         operands: Operands,
         *,
+        # Whether the exact cells are the diagonal's, or there are none: tiles need no list of targets then.
+        # None: exact cells are listed.
         pairs: bool | None = None,
-        logsumexp: Tensor | None = None,
-        norms: Norms | None = None,
-        both_ways: bool = False,
+        logsumexp: Tensor | None = None,  # (N,) float64, where each row's goes; by default the operands' own
+        norms: Norms | None = None,  # those of the problem, if they are known
+        both_ways: bool = False,  # whether E is stored of a softmax of rows and of one of columns
     ) -> None:
         self.operands, self.pairs = operands, pairs
         p = operands.p

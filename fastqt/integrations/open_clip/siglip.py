@@ -72,20 +72,7 @@ class SigLipLoss(LossOfRanks):
         logit_bias: Tensor | float | None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of a batch.
-
-        Args:
-            image_features, text_features: (n, D), rows of equal index are a pair.
-            logit_scale: 1 / temperature, a number or a tensor of one.
-            logit_bias: added to all scores, likewise; None for 0.
-            output_dict: return {"contrastive_loss": loss}.
-
-        Returns:
-            A scalar, in float32 or, for float64 features, float64.
-
-        Raises:
-            ValueError, TypeError: naming the argument, what is wanted and what came.
-        """
+        """The loss of a batch, as of `ClipLoss.forward`; logit_bias may also be a tensor, or None for 0."""
         arguments = image_features, text_features, logit_scale, logit_bias
         loss = self._loss(*arguments) if self.world_size <= 1 else self._of_ranks(*arguments)
         return {"contrastive_loss": loss} if output_dict else loss

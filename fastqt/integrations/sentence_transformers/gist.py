@@ -29,13 +29,7 @@ class GISTEmbedLoss(Replacement, library.GISTEmbedLoss):
     """The library's GISTEmbedLoss: same arguments, value and gradients, in the memory of the embeddings.
 
     With `gather_across_devices` a process's loss is that of its own anchors, as theirs is, with the positives
-    and negatives of all processes and its own anchors as candidates.
-
-    Args:
-        *args, **options: as of the library's.
-
-    Raises:
-        ValueError: as by the library's.
+    and negatives of all processes and its own anchors as candidates. Arguments and errors are the library's.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -93,13 +87,7 @@ class CachedGISTEmbedLoss(Replacement, library.CachedGISTEmbedLoss):
     """The library's CachedGISTEmbedLoss: same arguments, value and gradients.
 
     The loss takes all embeddings at once, in the memory that they have; mini-batches bound what the encoder
-    needs. As in the library, there may be several columns of negatives.
-
-    Args:
-        *args, **options: as of the library's.
-
-    Raises:
-        ValueError: as by the library's.
+    needs. As in the library, there may be several columns of negatives. Arguments and errors are its own.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer

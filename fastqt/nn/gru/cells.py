@@ -22,15 +22,11 @@ class Cell(Protocol):
 
     Only the first `live` rows have a state that may differ from zero, because sequences may start at this
     step. The recurrent products skip the other rows.
-
-    Attributes:
-        block_order: which of the gates r, z, n (0, 1, 2) each of the first three column blocks of
-            grad_gates holds.
-        keeps_hidden_n: whether the backward step needs `hidden_n`, the n block of U h + c.
     """
 
+    # Which of the gates r, z, n (0, 1, 2) each of the first three column blocks of grad_gates holds.
     block_order: tuple[int, int, int]
-    keeps_hidden_n: bool
+    keeps_hidden_n: bool  # whether the backward step needs `hidden_n`, the n block of U h + c
 
     def forward(
         self,

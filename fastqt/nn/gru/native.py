@@ -38,12 +38,9 @@ def supports_native(tensor: Tensor) -> bool:
 class PackedProduct:
     """Many products with the same right-hand matrix, which is packed once into the GEMM's own layout.
 
-    Packing needs the extension and a GEMM library that offers it. Without them, torch multiplies.
-
-    Args:
-        matrix: (K, N), contiguous or the transpose of a contiguous matrix. It must not change during the
-            life of this object.
-        rows: about how many rows the left-hand matrices have, for which the packing is tuned.
+    Packing needs the extension and a GEMM library that offers it. Without them, torch multiplies. The matrix
+    (K, N) is contiguous or the transpose of a contiguous one, and must not change during the life of this
+    object. The packing is tuned for left-hand matrices of about `rows` rows.
     """
 
     def __init__(self, matrix: Tensor, rows: int) -> None:

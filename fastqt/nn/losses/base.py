@@ -87,23 +87,13 @@ class NamedOptions(nn.Module):
 class Loss(NamedOptions):
     """Base of all loss modules: a loss function whose options are fixed.
 
-    A class that sets `function` gets a constructor whose signature lists the options.
-
-    Args:
-        **options: keyword arguments of the function, except those in `batch_arguments`.
-
-    Raises:
-        TypeError: an option that the function does not have, or that has a value of another type.
-        ValueError: an option that has a value which the function refuses.
-
-    Attributes:
-        function: the loss function.
-        defaults: the values that options have by default, where it is not the function that says it.
-        batch_arguments: the function's keyword arguments that each call takes, because they belong to a
-            batch; unless a class sets them, those that may be tensors, guides or generators.
+    A class that sets `function` gets a constructor whose signature lists the options: keyword arguments of
+    the function, except those in `batch_arguments`, which each call takes because they belong to a batch.
+    Unless a class sets them, these are the arguments that may be tensors, guides or generators.
     """
 
     function: ClassVar[Callable[..., Tensor]]
+    # The values that options have by default, where it is not the function that says it.
     defaults: ClassVar[Mapping[str, Any]] = {}
     _function_defaults: ClassVar[dict[str, Any]] = {}
     _value_checks: ClassVar[dict[str, Callable[[Any], object]]] = {}
@@ -192,12 +182,8 @@ class ScaledLoss(Loss):
         learn_scale: learn the scale as the parameter `log_scale`, its logarithm, so that it stays positive.
         max_scale: the most that the scale may be. What an optimiser has added beyond it is taken off the
             parameter itself before the scale is next used, so that the steps are those of a training that
-            clamps the parameter after each step, as those of CLIP do.
-        **options: keyword arguments of the function, except those in `batch_arguments`.
-
-    Raises:
-        TypeError, ValueError: as in `Loss`, or a scale or max_scale that is no positive number, or a scale
-            above max_scale.
+            clamps the parameter after each step, as those of CLIP do. It is at least the scale.
+        **options: as of `Loss`.
     """
 
     log_scale: nn.Parameter | None
@@ -239,16 +225,7 @@ class ScaledLoss(Loss):
 
 
 class BiasedLoss(ScaledLoss):
-    """Base of the loss modules whose function also adds a bias to the scores, which may be learnt.
-
-    Args:
-        bias: a finite number.
-        learn_bias: learn the bias as a parameter.
-        **options: as in `ScaledLoss`.
-
-    Raises:
-        TypeError, ValueError: as in `ScaledLoss`, or a bias that is not a finite number.
-    """
+    """Base of the loss modules whose function also adds a bias, a finite number, which may be learnt."""
 
     bias: nn.Parameter | float
 

@@ -215,8 +215,7 @@ def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[n
     """The features [|u − v|, u ∘ v] of pairs of sentences.
 
     Args:
-        u: (n, d) vectors of the first sentences.
-        v: (n, d) vectors of the second sentences.
+        u, v: (n, d) vectors of the first and of the second sentences.
 
     Returns:
         (n, 2d).
@@ -230,10 +229,7 @@ def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[n
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
-def ensemble(
-    log_probs: Sequence[NDArray[np.float64]],  # (n, classes) each
-    scores: Sequence[float],
-) -> NDArray[np.float64]:
+def ensemble(log_probs: Sequence[NDArray[np.float64]], scores: Sequence[float]) -> NDArray[np.float64]:
     """The weighted mean of the log-probabilities of several models.
 
     Args:

@@ -11,9 +11,7 @@ BLOCK_ROWS = 1 << 14  # rows of the pool that are compared at once
 
 
 def nearest_rows(
-    queries: NDArray[np.floating],  # (q, d)
-    pool: NDArray[np.floating],  # (n, d)
-    k: int = 1,
+    queries: NDArray[np.floating], pool: NDArray[np.floating], k: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Finds the k rows of a pool with the highest cosine to each query.
 

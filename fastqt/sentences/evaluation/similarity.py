@@ -23,15 +23,11 @@ class Correlation(NamedTuple):
     spearman: float
 
 
-def cosines(
-    u: NDArray[np.floating],  # (n, d)
-    v: NDArray[np.floating],  # (n, d)
-) -> NDArray[np.float64]:
+def cosines(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.float64]:
     """The cosine of each pair of rows, rounded to six decimals.
 
     Args:
-        u: (n, d).
-        v: (n, d).
+        u, v: (n, d).
 
     Returns:
         (n,); 0 for a pair with a row of zeros.
@@ -193,15 +189,11 @@ def relatedness(
     return Relatedness(*correlate(predicted, test[2]), error, chosen.C, chosen.score, predicted)
 
 
-def alignment(
-    u: NDArray[np.floating],  # (n, d)
-    v: NDArray[np.floating],  # (n, d)
-) -> float:
+def alignment(u: NDArray[np.floating], v: NDArray[np.floating]) -> float:
     """The mean of ‖x − y‖² over positive pairs, with all vectors scaled to norm 1.
 
     Args:
-        u: (n, d) one side of the pairs.
-        v: (n, d) the other side.
+        u, v: (n, d), the sides of the pairs.
 
     Returns:
         A number from 0 to 4; lower is better.
@@ -217,10 +209,7 @@ def alignment(
     return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean())
 
 
-def uniformity(
-    vectors: NDArray[np.floating],  # (n, d)
-    t: float = 2.0,
-) -> float:
+def uniformity(vectors: NDArray[np.floating], t: float = 2.0) -> float:
     """The logarithm of the mean of exp(−t ‖x − y‖²) over all pairs of different rows, scaled to norm 1.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -230,16 +231,9 @@ def _read_sts(year: Path) -> Task:
     return Similar({"test": Pairs(pairs.gold[kept], first, second, pairs.subset[kept])})
 
 
-def _read_stsb(path: Path) -> Pairs:
-    return read_pairs(path, gold=1, first=2)
-
-
-def _read_mrpc(path: Path) -> Pairs:
-    return read_pairs(path, gold=0, first=3)
-
-
-def _read_sick(path: Path) -> Pairs:
-    return read_pairs(path, gold=0, first=1)
+_read_stsb = partial(read_pairs, gold=1, first=2)
+_read_mrpc = partial(read_pairs, gold=0, first=3)
+_read_sick = partial(read_pairs, gold=0, first=1)
 
 
 @dataclass(frozen=True)

@@ -213,14 +213,7 @@ def _check_state(state: dict[str, Any]) -> int:
 
 
 class _ChunkCache(dict[str, int]):
-    """Numbers the chunks of text in the order of first use, and stores the word ids of each chunk.
-
-    Attributes:
-        new: chunks that have a number and are not encoded yet.
-        characters: the total length of the encoded chunks.
-        words: the word ids of all encoded chunks, concatenated.
-        counts: the number of words of each encoded chunk.
-    """
+    """Numbers the chunks of text in the order of first use, and stores the word ids of each chunk."""
 
     def __init__(self) -> None:
         self.clear_all()
@@ -232,10 +225,10 @@ class _ChunkCache(dict[str, int]):
 
     def clear_all(self) -> None:
         self.clear()
-        self.new: list[str] = []
-        self.characters = 0
-        self.words = np.zeros(0, dtype=np.int64)
-        self.counts = np.zeros(0, dtype=np.int64)
+        self.new: list[str] = []  # chunks that have a number and are not encoded yet
+        self.characters = 0  # the total length of the encoded chunks
+        self.words = np.zeros(0, dtype=np.int64)  # the word ids of all encoded chunks, concatenated
+        self.counts = np.zeros(0, dtype=np.int64)  # the number of words of each encoded chunk
 
     def clear_if_full(self) -> None:
         if len(self) > CACHED_CHUNKS or self.characters > CACHED_CHARACTERS:

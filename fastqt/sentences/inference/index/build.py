@@ -40,12 +40,12 @@ CONSTRUCTION = 100  # rows in sight of the walk that looks for the neighbours of
 class IndexOptions:
     """What kind of index is made."""
 
-    # "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more
+    # "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
     kind: str = "auto"
     lists: int | None = None  # of "ivf"; None is four times the square root of the number of sentences
     links: int = 32  # of "hnsw", from each sentence to others; twice as many on the lowest level
-    # what share of the exact nearest neighbours a search has to find: it reads as few lists, or keeps as few
-    # rows in sight, as that needs
+    # What share of the exact nearest neighbours a search has to find: it reads as few lists, or keeps as few
+    # rows in sight, as that needs.
     min_recall: float = 0.95
     seed: int = 0  # of the samples that centroids are computed from and recall is measured on
 
