@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,17 +52,3 @@ class Corpus:
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices of all sentences, (n,) int64, in the random order of one pass."""
         return np.random.default_rng([seed, epoch]).permutation(len(self))
-
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, first: int = 0, smallest: int = 1
-    ) -> Iterator[Sample]:
-        """One pass over all sentences in random order, which the seed and the number of the pass determine.
-
-        The last batch holds the remaining sentences; it is dropped if they are fewer than `smallest`. To
-        resume an interrupted pass, `first` is the number of batches to skip.
-        """
-        order = self.order(seed, epoch)
-        for begin in range(first * batch_size, len(self), batch_size):
-            rows = order[begin : begin + batch_size]
-            if len(rows) >= smallest:
-                yield self.sample(rows)

@@ -267,7 +267,8 @@ def test_a_step_of_mixcse_agrees_with_its_formula(planted, tmp_path):
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json", unknown=config.unknown)
     torch.manual_seed(config.seed)
     model = build_model(config, len(vocabulary))
-    sample = next(Corpus([planted[0]], vocabulary).shuffled(48, seed=0, epoch=0))
+    corpus = Corpus([planted[0]], vocabulary)
+    sample = corpus.sample(corpus.order(seed=0, epoch=0)[:48])
     z1, z2 = (F.normalize(z.double(), dim=1) for z in model(sample.tokens, sample.lengths))
     mixed = F.normalize(0.2 * z2 + 0.8 * z2.roll(-1, 0), dim=1).detach()
     scores = torch.cat([z1 @ z2.T, (z1 * mixed).sum(1, keepdim=True)], dim=1) / 0.05

@@ -88,7 +88,8 @@ def test_a_step_logs_the_loss_and_the_mixtures_of_the_partners_that_it_drew(
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
     torch.manual_seed(config.seed)
     model = build_model(config, len(vocabulary)).double()
-    sample = next(Corpus([planted[0]], vocabulary).shuffled(48, seed=0, epoch=0))
+    corpus = Corpus([planted[0]], vocabulary)
+    sample = corpus.sample(corpus.order(seed=0, epoch=0)[:48])
     z = model(sample.tokens, sample.lengths)[0].detach().numpy()
     partners = (np.arange(48) + 1) % 48
     if config.partner == "random":
@@ -131,7 +132,8 @@ def test_ranks_log_the_mixtures_with_partners_on_the_first_rank(planted, tmp_pat
     vocabulary = Vocabulary.load(tmp_path / "two" / "vocabulary.json")
     torch.manual_seed(config.seed)
     model = build_model(config, len(vocabulary)).double()
-    sample = next(Corpus([planted[0]], vocabulary).shuffled(48, seed=0, epoch=0))
+    corpus = Corpus([planted[0]], vocabulary)
+    sample = corpus.sample(corpus.order(seed=0, epoch=0)[:48])
     z = model(sample.tokens, sample.lengths)[0].detach().numpy()
     mixable = unit(z) if form == "slides" else z
     mixed = unit(0.2 * mixable[here] + 0.8 * mixable[partners[here]])
