@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-# The norm of a gradient's error relative to the gradient's: what two roundings to the dtype come to, that of the
+# The norm of a gradient's error relative to its own: what two roundings to the dtype come to, that of the
 # exponentials and that of the gradient itself. TF32 has 10 bits, and what is beyond them is cut off.
 OF_GRADIENTS = {"bfloat16": 3.6e-3, "float16": 6e-4, "float32": 1e-6, "tf32": 2.5e-3}
 OF_LOSSES = 2e-7
