@@ -139,6 +139,7 @@ class Machine:
         self.sleeping: list[Threads] = []
         self.woken = False  # whether an mbarrier has completed a phase since they went to sleep
         self.executed: Counter[int] = Counter()  # threads that have run each basic block
+        self.traffic: Counter[str] = Counter()  # global sectors and shared wavefronts
         self.waiting: dict[
             tuple[int, int], list[Threads]
         ] = {}  # by the barrier's number and count, 0 for all

@@ -73,6 +73,7 @@ class Memory:
             cells = self._cells(places, region, width * count)
             warps = np.broadcast_to(threads.warp[lanes][:, None], cells.shape)
             faults = self.shadow.read(cells, warps)
+            self.machine.traffic.update(self.traffic(threads, lanes, places, width * count))
             self._tell(threads, lanes, faults, address)
             for number, picked in _groups(region):
                 view, at = self.regions[number].views[width], (places[picked] - self.bases[number]) // width
@@ -89,6 +90,7 @@ class Memory:
         cells = self._cells(places, region, width * count)
         warps = np.broadcast_to(threads.warp[lanes][:, None], cells.shape)
 
+        self.machine.traffic.update(self.traffic(threads, lanes, places, width * count))
         changes = np.zeros(lanes.size, bool)
         for number, picked in _groups(region):
             view, at = self.regions[number].views[width], (places[picked] - self.bases[number]) // width
@@ -111,6 +113,11 @@ class Memory:
                 self.machine.report(
                     threads, "values", lanes[picked][different], address, "threads store different values"
                 )
+
+    def traffic(self, threads: Any, lanes: Array, places: Array, size: int) -> dict[str, int]:
+        """What an access moves: sectors of 32 bytes, of which each warp asks for some."""
+        del size
+        return {"global sectors": np.unique(threads.warp[lanes].astype(np.int64) << 42 | places // 32).size}
 
     def _checked(
         self, threads: Any, address: Array, where: Array | None, width: int, count: int
@@ -175,6 +182,21 @@ class Shared(Memory):
         self.stride = -(-size // 1024) * 1024
         data = np.zeros(max(blocks * self.stride, 8), np.uint8)
         super().__init__(machine, clocks, [Region(0, data, None)], grain, written=False)
+
+    def traffic(self, threads: Any, lanes: Array, places: Array, size: int) -> dict[str, int]:
+        """The wavefronts of an access.
+
+        Words of one of the 32 banks follow each other, and so do parts of a warp that ask for 128 bytes each.
+        """
+        words = max(size // 4, 1)
+        at_once = 32 // words  # lanes
+        part = threads.number[lanes] // at_once
+        word = places[:, None] // 4 + np.arange(words)
+        asked = np.unique(np.broadcast_to(part[:, None], word.shape).astype(np.int64) << 32 | word)
+        _, of_banks = np.unique(asked >> 32 << 5 | asked % 32, return_counts=True)
+        bank_of_part = np.unique(asked >> 32 << 5 | asked % 32) >> 5
+        first = np.flatnonzero(np.diff(bank_of_part, prepend=-1))
+        return {"shared wavefronts": int(np.maximum.reduceat(of_banks, first).sum())}
 
     def place(self, threads: Any, address: Array) -> Array:
         inside = address.astype(np.int64)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fastqt
 from emulator.machine import StoppedError
-from tests.shared.emulation import Edit, emulated
+from tests.shared.emulation import Edit, Emulation, emulated
 from tests.shared.launches import GPUS, warp_specialized_table
 
 
@@ -185,31 +185,39 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [((x.double() - y).norm() / y.norm()).item() for x, y in zip(found, exact, strict=True)]
 
 
+def emulate(
+    loss: Loss, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
+) -> tuple[Emulation, list[Tensor] | None]:
+    """What the emulator has seen, and the value and gradients, None where the kernels wait for ever."""
+    from fastqt.engines import triton
+
+    gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
+    table = warp_specialized_table(gpu) if loss.warp_specialized else None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(loss.precision)
+    try:
+        with (
+            mock.patch.object(triton, "why_not", return_value=None),
+            # So that several programs repair a block of rows.
+            mock.patch("fastqt.kernels.repair.multiprocessors", return_value=16),
+            emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
+        ):
+            try:
+                return emulation, value_and_gradients(loss, None, "triton")
+            except StoppedError:
+                return emulation, None
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def run(
     name: str, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
 ) -> dict[str, Any]:
     """One loss: its errors and those of plain PyTorch, and what the emulator reports."""
-    from fastqt.engines import triton
-
     loss = LOSSES[name]
-    gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
-    table = warp_specialized_table(gpu) if loss.warp_specialized else None
     exact = value_and_gradients(loss, torch.float64, "reference")
     eager = value_and_gradients(loss, None, "reference")
-    torch.set_float32_matmul_precision(loss.precision)
-    ours, stopped = None, False
-    with (
-        mock.patch.object(triton, "why_not", return_value=None),
-        mock.patch(
-            "fastqt.kernels.repair.multiprocessors", return_value=16
-        ),  # several programs repair a block
-        emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
-    ):
-        try:
-            ours = value_and_gradients(loss, None, "triton")
-        except StoppedError:
-            stopped = True
-    torch.set_float32_matmul_precision("highest")
+    emulation, ours = emulate(loss, arch, schedule, seed, edit)
     return {
         "name": name,
         "arch": arch,
@@ -217,7 +225,7 @@ def run(
         "eager": errors(eager, exact),
         "dtype": loss.dtype if loss.precision == "highest" else "tf32",
         "finite": ours is not None and all(math.isfinite(x.double().sum()) for x in ours),
-        "stopped": stopped,
+        "stopped": ours is None,
         "kinds": sorted(emulation.reports.kinds()),
         "reports": [str(report) for report in emulation.reports],
         "launches": emulation.launches,

@@ -106,6 +106,7 @@ class Emulation:
         machine.run()
         self.launches.append(launch.kernel.__name__)
         counted = self.executed.setdefault(launch.kernel.__name__, Counter())
+        counted.update(machine.traffic)
         for at, threads in machine.executed.items():
             for instruction in made.code[at].block.instructions:
                 counted[".".join((instruction.name, *instruction.modifiers))] += threads
