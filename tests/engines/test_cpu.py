@@ -9,7 +9,7 @@ import fastqt
 from fastqt.engines import cpu as schedule
 from fastqt.engines import ops
 from fastqt.fields import places_of
-from fastqt.functional import single
+from fastqt.functional import loss as loss_of_calls
 from fastqt.problem import Problem
 from tests.shared.cases import CASES, Case
 from tests.shared.tolerances import REORDERED, relative
@@ -77,7 +77,7 @@ def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
     """A softmax has its gradients from chunks of whole rows where enough of these fit."""
     case = next(c for c in CASES if c.name == "all at once")
     problems = []
-    monkeypatch.setattr(single, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
+    monkeypatch.setattr(loss_of_calls, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
     case.loss(case.inputs(torch.float32), memory=2**24)
     p = replace(problems[0], link=link)
     row = 4 * (len(p.candidates) + len(p.negatives) + 1)

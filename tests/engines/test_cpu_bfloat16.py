@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 
 import fastqt
 from fastqt.engines import cpu as schedule
-from fastqt.functional import single
+from fastqt.functional import loss as loss_of_calls
 from tests.shared.cases import CASES
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
@@ -34,8 +34,8 @@ def bfloat16(monkeypatch):
 def lowered(monkeypatch):
     """The problems that losses are lowered to."""
     found = []
-    whole = single.computed_loss
-    monkeypatch.setattr(single, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
+    whole = loss_of_calls.computed_loss
+    monkeypatch.setattr(loss_of_calls, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
     return found
 
 

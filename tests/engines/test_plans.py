@@ -12,7 +12,7 @@ import torch
 
 import fastqt
 from fastqt.engines import cpu, plans
-from fastqt.functional import single
+from fastqt.functional import loss as loss_of_calls
 from fastqt.torch_modes import input_dtype
 from tests.shared.tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
@@ -63,9 +63,9 @@ def assert_as_reference(loss: Callable[..., torch.Tensor], leaves: list, **more:
 def test_what_bfloat16_is_computed_in_is_asked_in_every_call(monkeypatch):
     given = embeddings(64, 64, dtype=torch.bfloat16)
     computed = []
-    whole = single.computed_loss
+    whole = loss_of_calls.computed_loss
     monkeypatch.setattr(
-        single, "computed_loss", lambda p, *more: computed.append(p.queries.dtype) or whole(p, *more)
+        loss_of_calls, "computed_loss", lambda p, *more: computed.append(p.queries.dtype) or whole(p, *more)
     )
     for has_products in (False, True, False):
         monkeypatch.setattr(cpu, "has_bfloat16_products", lambda has_products=has_products: has_products)
