@@ -322,10 +322,13 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*")
     parser.add_argument("--schedule", default="lockstep")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--faults", action="store_true", help="plant faults into the kernels")
+    parser.add_argument("--list", action="store_true", help="print the names of the losses")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.faults:
+    if asked.list:
+        print(json.dumps(list(LOSSES)))
+    elif asked.faults:
         faults()
     else:
         for name in asked.names or LOSSES:
