@@ -22,7 +22,7 @@ IN_RANDOM_ORDER = {
     80: ("plain", "groups and mask, low", "overflow, negatives", "cosines", "sigmoid"),
     90: ("plain", "clip", "descriptors", "warp-specialised, low"),
 }
-# Those of tests.shared.emulated_losses, which cannot be imported where Triton interprets, each on one of the GPUs:
+# Those of tests.shared.emulated_losses, which cannot be imported where Triton interprets, each on one GPU:
 # `python -m tests.shared.emulated_losses 80` runs all on one.
 ALL = {
     80: (
