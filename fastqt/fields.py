@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
+import torch
 from torch import Tensor
 
 
@@ -25,17 +26,26 @@ class Differentiable:
     queries: Tensor
     needs_type: ClassVar[type[Any]]
 
+    _values: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    _place_of_scale: ClassVar[int | None]
+
+    def __init_subclass__(cls) -> None:
+        if "needs_type" in vars(cls):
+            names = cls.needs_type._fields
+            cls._values = staticmethod(attrgetter(*names))
+            cls._place_of_scale = names.index("scale") if "scale" in names else None
+
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients can flow to, in the order of `needs_type`; None for a number."""
-        names = self.needs_type._fields
-        values: tuple[Any, ...] = attrgetter(*names)(self)
-        if "scale" not in names:
-            return values
+        if torch.compiler.is_compiling():  # Dynamo traces only what is made where it is used.
+            values = list(attrgetter(*self.needs_type._fields)(self))
+        else:
+            values = list(self._values(self))
         # `isinstance` takes several times as long for a number as for a tensor.
-        place = names.index("scale")
-        if type(values[place]) is not float and isinstance(values[place], Tensor):
-            return values
-        return (*values[:place], None, *values[place + 1 :])
+        place = self._place_of_scale
+        if place is not None and (type(values[place]) is float or not isinstance(values[place], Tensor)):
+            values[place] = None
+        return tuple(values)
 
 
 class Place(NamedTuple):

@@ -50,6 +50,9 @@ def loss_of(call: Call, group: GroupLike | None) -> Tensor:
         return call.sizes()
 
     batch = agree(group, call.function, check, lambda ranks: facts_of(call, ranks))
+    if batch.is_of_process and call.similarity == "dot" and call.reduction != "mean_of_targets":
+        return _computed(call, call.reduction, kind)[0]
+
     targets = batch.targets(call.targets, "queries", "candidates")
     if targets is not call.targets:
         call = replace(call, targets=targets)
@@ -93,10 +96,15 @@ def _local_loss(
         if not batch.sizes["queries"]:
             return nothing([getattr(call, name) for name in LEAVES], reduction), None
 
-        one, completion = one_cell_a_row(call)
-        p, engine = lowered(one, kind if one is call else kind_of(one))
-        loss = computed_loss(p, reduction, engine)
-        return loss if completion is None else completion(loss), p.targets
+        return _computed(call, reduction, kind)
+
+
+def _computed(call: Call, reduction: Reduction, kind: Hashable | None) -> tuple[Tensor, TargetRows]:
+    """The loss of a call's rows, and their targets; the arguments as of `_local_loss`."""
+    one, completion = one_cell_a_row(call)
+    p, engine = lowered(one, kind if one is call else kind_of(one))
+    loss = computed_loss(p, reduction, engine)
+    return loss if completion is None else completion(loss), p.targets
 
 
 def _of_negatives(batch: Batch, call: Call) -> Tensor:
