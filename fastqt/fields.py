@@ -26,13 +26,13 @@ class Differentiable:
     queries: Tensor
     needs_type: ClassVar[type[Any]]
 
-    _values: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    _values: ClassVar[attrgetter[Any]]
     _place_of_scale: ClassVar[int | None]
 
     def __init_subclass__(cls) -> None:
         if "needs_type" in vars(cls):
             names = cls.needs_type._fields
-            cls._values = staticmethod(attrgetter(*names))
+            cls._values = attrgetter(*names)
             cls._place_of_scale = names.index("scale") if "scale" in names else None
 
     def inputs(self) -> tuple[Tensor | None, ...]:
