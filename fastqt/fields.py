@@ -26,7 +26,7 @@ class Differentiable:
     queries: Tensor
     needs_type: ClassVar[type[Any]]
 
-    _values: ClassVar[attrgetter[Any]]
+    _values: ClassVar[Any]  # picks the inputs of a problem
     _place_of_scale: ClassVar[int | None]
 
     def __init_subclass__(cls) -> None:
