@@ -198,7 +198,7 @@ def place_of(j, k, mask, by_column):
 
 
 @planned
-@triton.jit
+@triton.jit(do_not_specialize=["targets"])
 def candidate_gradient_kernel(
     queries,
     scale,

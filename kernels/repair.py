@@ -18,7 +18,8 @@ from torch import Tensor
 from fastqt.kernels.cells import LOG2_E, ExactCells, RowState
 from fastqt.kernels.launch import (
     ROWS_AT_ONCE,
-    block,
+    TILES_AT_ONCE,
+    cdiv,
     compute_dtype,
     multiprocessors,
     on_device,
@@ -387,7 +388,8 @@ def repair_rows(
     blocks_n = row_tiles(tile.rows, REPAIR)
     splits = min(max(multiprocessors(queries) // blocks_n, 1), blocks)
 
-    of_tiles = queries.new_empty(2, blocks, tile.rows, dtype=scale.dtype)
+    # Both begin at multiples of 16 bytes, so that nothing is compiled for one that does not.
+    of_tiles = queries.new_empty(2, 4 * cdiv(blocks * tile.rows, 4), dtype=scale.dtype)
     first, *second = ((matrix.stride(0) // unit, matrix.stride(1)) for matrix in matrices)
 
     with on_device(queries):
@@ -435,7 +437,7 @@ def repair_rows(
             BLOCK_M=REPAIR.columns,
             BLOCK_D=step,
             BLOCK_ROWS=ROWS_AT_ONCE,
-            BLOCK=block(blocks, 128),
+            BLOCK=TILES_AT_ONCE,
             BLOCK_COLUMNS=512,
             negatives=negatives,
             bias=tile.bias,

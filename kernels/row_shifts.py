@@ -25,7 +25,7 @@ from fastqt.problem import Problem
 
 
 @planned
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns"])
 def row_shifts_kernel(
     queries,
     candidates,

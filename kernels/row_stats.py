@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ROW_SCORE, ExactCells, RowState
-from fastqt.kernels.launch import ROWS_AT_ONCE, block, cdiv, on_device
+from fastqt.kernels.launch import ROWS_AT_ONCE, TILES_AT_ONCE, cdiv, on_device
 from fastqt.kernels.plan import planned
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
@@ -123,7 +123,7 @@ def conclude_rows(
 
 
 @planned
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks", "first_row"])
 def row_stats_kernel(
     tile_row_sums,  # (blocks of columns, rows) float32: sums of E
     row_shift_log2,  # (N,) float32
@@ -197,7 +197,7 @@ def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_r
             LOG_SUM_EXP=state.of_log_sum_exp,
             COSINES=state.of_cosines,
             BLOCK_ROWS=ROWS_AT_ONCE,
-            BLOCK=block(blocks, 128),
+            BLOCK=TILES_AT_ONCE,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
-from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, block, cdiv, on_device
+from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, TILES_AT_ONCE, cdiv, on_device
 from fastqt.kernels.plan import planned
 from fastqt.kernels.row_stats import load_target, sum_tiles
 
@@ -64,7 +64,7 @@ def softplus_sums(
 
 
 @planned
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks", "first_row"])
 def sigmoid_row_stats_kernel(
     tile_row_sums,  # (blocks of columns, rows) float32: sums of log(1 + exp S)
     target_starts,
@@ -147,7 +147,7 @@ def sigmoid_row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState,
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             BLOCK_ROWS=ROWS_AT_ONCE,
-            BLOCK=block(blocks, 128),
+            BLOCK=TILES_AT_ONCE,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -148,7 +148,8 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], 
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
         aligned = False
-        if parameter.is_constexpr or value is None or (_is_int(value) and value == 1):
+        is_one = _is_int(value) and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
             signature[parameter.name], constants[(place,)] = "constexpr", value
         elif isinstance(value, Tensor):
             # An allocation begins at a multiple of 256 bytes, a part of one where its offset says.
