@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from emulator import matrices
 from emulator.asynchronous import BulkCopies, MBarriers, Products, TensorMap
-from emulator.blocks import Translated, order_of_execution, translate
+from emulator.blocks import Translated, translate
+from emulator.flow import order_of_execution
 from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared
 from emulator.order import Clocks
 from emulator.ptx import Kernel
@@ -181,7 +182,7 @@ class Machine:
         at = chosen.block_of_code
         if at >= len(self.code):
             self._end(chosen)
-            return others + self._released(chosen)
+            return others + self._released()
 
         code = self.code[at]
         self.executed[at] += chosen.n
@@ -203,7 +204,7 @@ class Machine:
             stays = [] if leaves.all() else [chosen.some(~leaves, at + 1)]
             if leaves.any():
                 self._end_some(chosen.number[leaves])
-                return [*others, *stays, *self._released(chosen)]
+                return [*others, *stays, *self._released()]
             return [*others, *stays]
         return [*others, *self._barrier(chosen, end.operands, at)]
 
@@ -244,10 +245,10 @@ class Machine:
         self.whole_warps(threads, len(self.code[at].block.instructions) - 1)
         threads.block_of_code = at + 1
         self.waiting.setdefault((number, count), []).append(threads)
-        return self._released(threads)
+        return self._released()
 
-    def _released(self, cause: Threads) -> list[Threads]:
-        """Threads whose barrier is complete, because of some that have arrived or ended."""
+    def _released(self) -> list[Threads]:
+        """Threads whose barrier is complete, now that some have arrived or ended."""
         ready: list[Threads] = []
         alive = self.alive.reshape(self.blocks, self.threads).sum(1)
         for (number, count), waiting in list(self.waiting.items()):
@@ -273,7 +274,6 @@ class Machine:
                 ready += (
                     [joined] if self.schedule == "lockstep" else [x for x in self._by_warps(joined) if x.n]
                 )
-        del cause
         return ready
 
     # What instructions call.

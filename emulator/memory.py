@@ -62,7 +62,6 @@ class Memory:
 
     def place(self, threads: Any, address: Array) -> Array:
         """Addresses, as a thread gives them, as those of regions."""
-        del threads
         return address.astype(np.int64)
 
     def load(self, threads: Any, address: Array, where: Array | None, width: int, count: int) -> list[Array]:
@@ -116,7 +115,6 @@ class Memory:
 
     def traffic(self, threads: Any, lanes: Array, places: Array, size: int) -> dict[str, int]:
         """What an access moves: sectors of 32 bytes, of which each warp asks for some."""
-        del size
         return {"global sectors": np.unique(threads.warp[lanes].astype(np.int64) << 42 | places // 32).size}
 
     def _checked(
@@ -248,8 +246,7 @@ class Copies:
         )
 
     def commit(self, threads: Any, where: Array | None) -> None:
-        del where
-        self.groups[threads.number] += 1
+        self.groups[threads.number if where is None else threads.number[where]] += 1
 
     def wait(self, threads: Any, pending: int) -> None:
         """All but the last `pending` groups of each thread arrive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -37,7 +38,7 @@ class Reports:
     def add(self, report: Report, threads: int = 1) -> None:
         self.count[report] += threads
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Report]:
         return iter(self.count)
 
     def __len__(self) -> int:
