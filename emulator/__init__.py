@@ -6,9 +6,10 @@ reads of what nobody has written or of copies that are not waited for, different
 address, warps that have parted where they must be together, and threads that wait for ever. It counts what
 is executed. It says nothing of time.
 
-`ptx` reads a kernel. `blocks` translates its basic blocks to functions on numpy arrays: `flow` knows which block
-follows which, `writer` the variables, and `instructions` and `memory_instructions` what each instruction becomes.
-`machine` runs a grid of them. `memory` and `order` check accesses; `matrices` and `asynchronous` are the matrix
-instructions of a warp and what Hopper does beside its threads. Instructions that no kernel here has are unknown,
-and refused: most when a kernel is translated, a few forms of known ones when they are executed.
+`ptx` reads a kernel. `blocks` translates its basic blocks to functions on numpy arrays: `flow` knows which
+block follows which, `writer` the variables, and `instructions` and `memory_instructions` what each
+instruction becomes. `machine` runs a grid of them. `memory` and `order` check accesses; `matrices` and
+`asynchronous` are the matrix instructions of a warp and what Hopper does beside its threads. Instructions
+that no kernel here has are unknown, and refused: most when a kernel is translated, a few forms of known
+ones when they are executed.
 """
