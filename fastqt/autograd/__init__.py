@@ -69,7 +69,8 @@ def static_grad_scale(dtype: torch.dtype, reduction: str) -> float:
     """The loss scaling of gradients that are kept until the upstream gradient is known.
 
     The gradients of a mean over a few thousand rows are subnormal numbers of float16. No gradient scaler
-    could bring their lost digits back, so they are kept 64 times as large.
+    could bring their lost digits back, so they are kept 64 times as large. One above 1,023, of a loss that is
+    scaled by 1, then overflows: plain PyTorch's has the range up to 65,504.
     """
     return 2.0**6 if dtype is torch.float16 and reduction == "mean" else 1.0
 

@@ -1,18 +1,17 @@
-"""The engine of the one-launch CUDA kernel. The operator is replaced by the kernel compiled for the CPU."""
+"""The engine of the one-launch CUDA kernel, which is compiled for the CPU here."""
 
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
 import fastqt
-from fastqt.engines import ENGINES, cuda, ops, plans
-from tests.csrc.building import ROOT, why_no_modules
-from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
+from fastqt.engines import ENGINES, cuda, plans
+from tests.csrc.building import why_no_modules
+from tests.csrc.cuda.on_a_cpu import kernel_on_a_cpu
 from tests.shared.cases import CASES, Case
 from tests.shared.tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
@@ -29,56 +28,10 @@ TAKEN = [
 by_case = pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
 
 
-def array(x: torch.Tensor | None) -> np.ndarray | None:
-    if x is None:
-        return None
-    x = x.detach()
-    return x.view(torch.int16).numpy().view(np.uint16) if x.dtype is torch.bfloat16 else x.numpy()
-
-
-def schema() -> str:
-    """What csrc/cuda/small_contrastive.cu declares."""
-    text = (ROOT / "csrc" / "cuda" / "small_contrastive.cu").read_text()
-    found = re.search(r"m\.def\((.*?)\);", text, re.DOTALL)
-    assert found is not None
-    return "".join(re.findall(r'"(.*?)"', found[1]))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def kernel_on_a_cpu() -> Iterator[None]:
-    kernels = HostKernels(build())
-
-    def small_contrastive(*arguments):
-        queries, candidates, row_negatives, partners, mix, scale, scale_value, diagonal = arguments[:8]
-        starts, columns, weights, row_weights, row_weight, tf32, *results = arguments[8:]
-        names = ("logsumexp", "mass", "loss", "total", "queries", "candidates", "row_negatives", "scale")
-        given = {name: out for name, out in zip(names, results, strict=True) if out is not None}
-        dtype = queries.dtype
-        p = Small(
-            "tf32" if tf32 and dtype is torch.float32 else str(dtype).removeprefix("torch."),
-            *map(array, (queries, candidates, starts, columns, weights)),
-            DIAGONALS[diagonal],
-            scale=scale_value if scale is None else array(scale),
-            row_negatives=array(row_negatives),
-            partners=array(partners),
-            mix=mix,
-            row_weights=row_weight if row_weights is None else array(row_weights),
-            wanted=tuple(name for name in given if name in names[4:]),
-        )
-        found = kernels.run(p, blocks=2, seed=1)
-        for name, out in given.items():
-            out.copy_(torch.from_numpy(found[name]))
-
-    library = torch.library.Library("fastqt", "FRAGMENT")
-    if ops.cuda_error is not None:
-        library.define(schema())
-    library.impl("small_contrastive_", small_contrastive, "CPU")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "cuda_error", None)
-        # The registry asks for a GPU; everything after it works on the CPU's tensors.
-        patch.setattr(cuda, "why_not", lambda p, device, dtype: p and cuda._why_not_this(p))
+def on_a_cpu() -> Iterator[None]:
+    with kernel_on_a_cpu():
         yield
-    library._destroy()
 
 
 def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> list[torch.Tensor]:

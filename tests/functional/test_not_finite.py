@@ -11,24 +11,36 @@ import pytest
 import torch
 
 import fastqt
+from tests.csrc.building import why_no_modules
+from tests.csrc.cuda.on_a_cpu import kernel_on_a_cpu
 from tests.shared.draws import Seeded
 from tests.shared.problems import ALL_DTYPES, DTYPES, Maker
 
 LOSSES = {"softmax": fastqt.contrastive_loss, "sigmoid": fastqt.sigmoid_loss}
 FLOATING = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "bias")
-MOST = 1e3  # of the sizes of scales and embeddings, so that nothing overflows by itself
+MOST = 1e3  # of the sizes of scales, embeddings and weights of targets, so that nothing overflows by itself
+# What a problem can have that the one-launch kernel does not take.
+NOT_OF_CUDA = ("negatives", "bias", "row_scores", "mask", "query_groups", "candidate_groups", "guide")
 
 
 def tensors(arguments):
     return {name: x for name in FLOATING if isinstance(x := arguments.get(name), torch.Tensor)}
 
 
-def spoiled(number, dtypes):
+def weights_of(targets):
+    """The weights of targets that are given as a matrix."""
+    if not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
+        return []
+    return [targets if targets.layout is torch.strided else targets.values()]
+
+
+def spoiled(number, dtypes, without=()):
     """A problem of which one element, row or all of a tensor is not finite; None where that tells nothing."""
     problem, chance = Maker(Seeded(number), dtypes).problem, random.Random(number)
-    arguments = dict(problem.arguments)
+    arguments = {name: x for name, x in problem.arguments.items() if name not in without}
     scale = abs(float(arguments.get("scale", 1.0)))
-    sizes = [x.nan_to_num(posinf=0, neginf=0).abs().sum() for x in tensors(arguments).values()]
+    sized = [*tensors(arguments).values(), *weights_of(arguments.get("targets"))]
+    sizes = [x.nan_to_num(posinf=0, neginf=0).abs().sum() for x in sized]
     # The products of a scale of 0 are not computed: such a loss does not depend on the embeddings.
     if problem.refusals or problem.autocast or not 0 < scale < MOST or max(sizes) > MOST:
         return None
@@ -53,14 +65,26 @@ def finite(problem, arguments, backend):
     return loss.isfinite().tolist(), alone.isfinite().tolist(), all(g.isfinite().all() for g in gradients)
 
 
-def check(backend, numbers, dtypes):
-    drawn = [problem for number in numbers if (problem := spoiled(number, dtypes)) is not None]
+def is_taken(backend, problem, arguments):
+    """Whether an engine computes such a problem at all."""
+    try:
+        LOSSES[problem.link](**arguments, backend=backend)
+    except ValueError as error:
+        if "is not available: it does not know" in str(error):
+            return False
+        raise
+    return True
+
+
+def check(backend, numbers, dtypes, without=()):
+    drawn = [problem for number in numbers if (problem := spoiled(number, dtypes, without)) is not None]
+    drawn = [problem for problem in drawn if is_taken(backend, *problem)]
     found = []
     for problem, arguments in drawn:
         wanted = finite(problem, arguments, "reference")
         found.append(not all(wanted[0] if isinstance(wanted[0], list) else [wanted[0]]))
         assert finite(problem, arguments, backend) == wanted, problem
-    assert len(drawn) > len(numbers) / 5
+    assert len(drawn) > len(numbers) / (5 if not without else 20)
     assert sum(found) > len(drawn) / 2  # of the others' losses no spoiled element is a part
 
 
@@ -69,6 +93,12 @@ def check(backend, numbers, dtypes):
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=pytest.mark.slow)])
 def test_what_is_not_finite_is_so_in_plain_pytorch_too(backend):
     check(backend, range(600 if backend == "cpu" else 100), ALL_DTYPES if backend == "cpu" else DTYPES)
+
+
+@pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
+def test_in_the_one_launch_kernel():
+    with kernel_on_a_cpu():
+        check("cuda", range(600), DTYPES, without=NOT_OF_CUDA)
 
 
 @pytest.mark.slow
