@@ -51,7 +51,8 @@ class Walked:
         """row_weight * sum_i loss_i, and its gradients."""
         weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64, device=p.queries.device)
         losses, gradients = self._rows_and_gradients(p, weights, needs)
-        return (row_weight * losses.sum()).to(p.queries.dtype), gradients
+        # A copy, as torch 2.11's compiler gives an output that is another tensor itself a gradient of 0.
+        return (row_weight * losses.sum()).to(p.queries.dtype, copy=True), gradients
 
     def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any:
         """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
