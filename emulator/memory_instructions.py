@@ -11,6 +11,9 @@ from emulator.instructions import OfRegisters
 from emulator.kinds import SPACES, bits_of, storage
 from emulator.ptx import Address, Instruction, Operand, TensorAddress
 
+# Copies of a box into shared memory. A block's own memory has the same addresses in its cluster's.
+LOADS = [("tensor", "2d", where, "global") for where in ("shared__cta", "shared__cluster")]
+
 
 class Instructions(OfRegisters):
     """All instructions: those between threads and on memory are added."""
@@ -186,7 +189,7 @@ class Instructions(OfRegisters):
             self.line(f"m.bulk.commit(th, {where})")
         elif "wait_group" in i.modifiers:
             self.line(f"m.bulk.wait(th, {int(str(i.operands[0]))})")
-        elif i.modifiers[2:6] == ("tensor", "2d", "shared__cta", "global"):
+        elif i.modifiers[2:6] in LOADS and not {"multicast__cluster", "cta_group__2"} & set(i.modifiers):
             to, maps, coordinates = self.address(i.operands[0], 32), *self.box(i.operands[1])
             barrier = self.address(i.operands[2], 32)
             self.line(f"m.bulk.load(th, {to}, {maps}, {coordinates}, {barrier}, {where})")

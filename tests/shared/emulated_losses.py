@@ -25,6 +25,7 @@ from torch import Tensor
 
 import fastqt
 from emulator.machine import StoppedError
+from fastqt.engines import reference
 from tests.shared.emulation import Edit, Emulation, emulated
 from tests.shared.launches import GPUS, warp_specialized_table
 
@@ -213,15 +214,22 @@ def emulate(
 def run(
     name: str, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
 ) -> dict[str, Any]:
-    """One loss: its errors and those of plain PyTorch, and what the emulator reports."""
+    """One loss: its errors and those of plain PyTorch, and what the emulator reports.
+
+    In 16 bits "reference" is plain PyTorch that computes in float32, as the reference engine does; "eager" is
+    plain PyTorch in 16 bits.
+    """
     loss = LOSSES[name]
     exact = value_and_gradients(loss, torch.float64, "reference")
-    eager = value_and_gradients(loss, None, "reference")
+    in_float32 = value_and_gradients(loss, None, "reference")
+    with mock.patch.object(reference, "dtype_for", lambda p, dtype: dtype):
+        eager = value_and_gradients(loss, None, "reference")
     emulation, ours = emulate(loss, arch, schedule, seed, edit)
     return {
         "name": name,
         "arch": arch,
         "errors": None if ours is None else errors(ours, exact),
+        "reference": errors(in_float32, exact),
         "eager": errors(eager, exact),
         "dtype": loss.dtype if loss.precision == "highest" else "tf32",
         "finite": ours is not None and all(math.isfinite(x.double().sum()) for x in ours),

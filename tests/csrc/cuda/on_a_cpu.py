@@ -1,4 +1,4 @@
-"""The engine `cuda` on a CPU: its operator is replaced by the one-launch kernel that a C++ compiler has built."""
+"""The engine `cuda` on a CPU: its operator is the one-launch kernel, built by a C++ compiler."""
 
 import re
 from collections.abc import Iterator
