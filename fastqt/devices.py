@@ -1,8 +1,17 @@
-"""What CUDA answers for the current device alone, asked about any device."""
+"""What CUDA is asked about a device: what it answers for the current one alone, and what never changes."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
+
+
+@functools.cache
+def properties(device: torch.device) -> Any:
+    """Those of a tensor's GPU, with its name. torch takes several microseconds to look them up."""
+    return torch.cuda.get_device_properties(device)
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 
+from fastqt.devices import properties
 from fastqt.kernels.launch import INTERPRETED, Config
 
 DEFAULT = {
@@ -56,12 +57,11 @@ def score_config(
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
 
-    name = torch.cuda.get_device_name(device)
-    for entry in tables().get(name, {}).get(str(dtype).removeprefix("torch."), ()):
+    gpu = properties(device)
+    for entry in tables().get(gpu.name, {}).get(str(dtype).removeprefix("torch."), ()):
         if entry["most_scores"] >= N * M and entry["most_width"] >= D:
             return Config(**entry["config"])
 
-    gpu = torch.cuda.get_device_properties(device)
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if gpu.shared_memory_per_block_optin < 160 * 1024:
         return SMALL_MEMORY

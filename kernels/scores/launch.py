@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fastqt.devices import properties
 from fastqt.kernels.launch import (
     DESCRIBED_BYTES,
     INTERPRETED,
@@ -218,7 +218,7 @@ def resident_programs(queries: Tensor, tiles: int, config: Config, step: int) ->
     if INTERPRETED:
         return min(tiles, multiprocessors(queries))
     stage = (config.rows + config.columns) * step * queries.element_size()
-    gpu = torch.cuda.get_device_properties(queries.device)
+    gpu = properties(queries.device)
     resident = max(gpu.shared_memory_per_block_optin // (config.stages * stage), 1)
     return min(tiles, resident * gpu.multi_processor_count)
 

@@ -6,12 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastqt.devices import properties
 from fastqt.engines.triton.softmax import SAMPLE
 from fastqt.kernels import tuning
 from fastqt.kernels.scores import column_tiles, launch, row_tiles
 
 H100 = SimpleNamespace(
-    major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024, name="H100"
+    name="an H100 without a table",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    shared_memory_per_block_optin=227 * 1024,
 )
 
 
@@ -20,13 +25,14 @@ def config_for(monkeypatch):
     """`score_config` as an H100 without a table has it."""
     for module in (tuning, launch):
         monkeypatch.setattr(module, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an H100 without a table")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
+    properties.cache_clear()
 
     def config(N: int, dtype: torch.dtype = torch.bfloat16, **epilogue: bool) -> tuning.Config:
         return tuning.score_config(torch.device("cuda"), dtype, N, N, 768, **epilogue)
 
-    return config
+    yield config
+    properties.cache_clear()
 
 
 def test_large_tiles_where_there_are_enough(config_for):

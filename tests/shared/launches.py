@@ -240,6 +240,7 @@ def standing_in(
     """Triton and torch's questions find `gpu`; what would be launched there is handed over instead."""
     from triton.runtime.jit import JITFunction
 
+    from fastqt import devices
     from fastqt.engines.triton import scores
     from fastqt.kernels import tuning
 
@@ -268,7 +269,6 @@ def standing_in(
         (JITFunction, "run", launch),
         (torch.cuda, "device", lambda _: contextlib.nullcontext()),
         (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "get_device_name", lambda _: gpu.name),
         (torch.cuda, "get_device_properties", lambda _: properties),
         (scores, "score_config", config),
         *([] if table is None else [(tuning, "tables", lambda: table)]),
@@ -276,6 +276,19 @@ def standing_in(
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new))
+        stack.callback(devices.properties.cache_clear)
+        devices.properties.cache_clear()
+        yield
+
+
+@contextlib.contextmanager
+def all_is_free(gpu: Gpu) -> Iterator[None]:
+    """The memory of a GPU that is only described holds nothing."""
+    with (
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(gpu.memory, gpu.memory)),
+        mock.patch.object(torch.cuda, "memory_reserved", return_value=0),
+        mock.patch.object(torch.cuda, "memory_allocated", return_value=0),
+    ):
         yield
 
 
@@ -287,6 +300,7 @@ def described(
     events: list[Event] = []
     with (
         standing_in(gpu, descriptors, events.append, table),
+        all_is_free(gpu),
         mock.patch.object(Tensor, "is_cuda", True, create=True),
         _Noting(events),
     ):

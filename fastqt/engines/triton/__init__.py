@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastqt.engines.reference import check_targets
 from fastqt.engines.triton import operands as memory
+from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.operands import Operands, weighted_sum
 from fastqt.problem import (
     AnyProblem,
@@ -96,18 +97,21 @@ def gradients_in_forward(p: Problem) -> bool:
     return True
 
 
+@asked_again_if_none_is_left
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     computed = _computed(p, 1.0, Needs())
     return Rows(computed.loss, (computed.logsumexp, computed.mass))
 
 
+@asked_again_if_none_is_left
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     computed = _computed(p, row_weight, needs)
     return weighted_sum(computed.loss, row_weight), computed.gradients()
 
 
+@asked_again_if_none_is_left
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i. Taking the sums once more is cheaper than reading them."""
     return _computed(p, row_weights, needs).gradients()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastqt.engines import reference_clip
 from fastqt.engines.triton import walks
+from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.loop import SUM_ROWS
 from fastqt.engines.triton.operands import Operands, fitting, ranges, scale_on, weighted_sum
 from fastqt.engines.triton.scores import Norms, Scores
@@ -44,6 +45,7 @@ def gradients_in_forward(p: ClipProblem) -> bool:
     return True
 
 
+@asked_again_if_none_is_left
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
     pairs = _pairs(p)
@@ -51,6 +53,7 @@ def forward(p: ClipProblem) -> Rows:
     return Rows(sums_of_pairs[3], (sums_of_pairs[:3],))
 
 
+@asked_again_if_none_is_left
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     pairs = _pairs(p)
@@ -61,6 +64,7 @@ def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> t
     )
 
 
+@asked_again_if_none_is_left
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     (sums,) = saved
@@ -68,6 +72,7 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     return _gradients(pairs, Norms.of(pairs), sums, row_weights, needs)
 
 
+@asked_again_if_none_is_left
 def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
     if not p.has_cells:
@@ -83,6 +88,7 @@ def sums(p: ClipProblem) -> ClipSums:
     return ClipSums(_pair_scores(p, norms), row_others, column_others)
 
 
+@asked_again_if_none_is_left
 def gradients_from(
     p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
 ) -> Gradients:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastqt.devices import is_capturing
+from fastqt.devices import properties
+from fastqt.engines.triton.free_memory import room_within
 from fastqt.kernels.cells import RowNegatives
 from fastqt.problem import Gradients, Inputs, Needs, Problem, room_of
 
@@ -133,11 +134,10 @@ class Operands:
     @property
     def room_beside_products(self) -> int:
         """Bytes for all else: at least half of the room, and at most half of the free memory."""
-        most, device = self.room, self.p.queries.device
-        if device.type == "cuda" and not is_capturing(device):
-            free, _ = torch.cuda.mem_get_info(device)
-            reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            most = min(most, int(free + reusable) // 2)
+        most, queries = self.room, self.p.queries
+        if queries.is_cuda:
+            whole = self.N * self.width * queries.element_size()
+            most = room_within(most, queries.device, whole)
         return max(most - self.product_bytes, most // 2)
 
     def gradients(self) -> Gradients:
@@ -192,7 +192,7 @@ def fast_bytes(x: Tensor) -> int:
     """What memory="fast" may take on the device of `x`."""
     if not x.is_cuda:
         return FAST_BYTES
-    total: int = torch.cuda.get_device_properties(x.device).total_memory
+    total: int = properties(x.device).total_memory
     return max(FAST_BYTES, total // FAST_SHARE)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.heights import rows_that_fit
 from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges, weighted_sum
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
@@ -30,6 +31,7 @@ def gradients_in_forward(p: ThreeBlockProblem) -> bool:
     return True
 
 
+@asked_again_if_none_is_left
 def forward(p: ThreeBlockProblem) -> Rows:
     """The loss of each row."""
     walk = _Walk(p, 1.0, ThreeBlockNeeds())
@@ -37,6 +39,7 @@ def forward(p: ThreeBlockProblem) -> Rows:
     return Rows(walk.operands.loss, ())
 
 
+@asked_again_if_none_is_left
 def forward_with_gradients(
     p: ThreeBlockProblem, row_weight: float, needs: ThreeBlockNeeds
 ) -> tuple[Tensor, ThreeBlockGradients]:
@@ -46,6 +49,7 @@ def forward_with_gradients(
     return weighted_sum(walk.operands.loss, row_weight), walk.gradients()
 
 
+@asked_again_if_none_is_left
 def backward(
     p: ThreeBlockProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: ThreeBlockNeeds
 ) -> ThreeBlockGradients:

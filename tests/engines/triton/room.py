@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fastqt import engines
-from tests.shared.launches import GPUS, Case, problem_of, standing_in
+from tests.shared.launches import GPUS, Case, all_is_free, problem_of, standing_in
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 OF_SIGLIP = {"targets": "own", "diagonal": "keep", "link": "sigmoid", "bias": True, "scale": True}
@@ -55,7 +55,7 @@ def peak(case: Case) -> tuple[int, int]:
         problem, needs = problem_of(case)
         computation = engines.ENGINES["triton"].computation(problem)
         on_gpu = mock.patch.object(Tensor, "is_cuda", True, create=True)
-        with standing_in(GPU, False, lambda _: None), on_gpu, Peak() as allocated:
+        with standing_in(GPU, False, lambda _: None), all_is_free(GPU), on_gpu, Peak() as allocated:
             _, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
     given = [g for g in gradients if g is not None]
     return allocated.most, sum(g.numel() * g.element_size() for g in given)

@@ -1,0 +1,115 @@
+"""What a loss on a GPU makes its host do, without a GPU: CPU tensors are taken for a GPU's.
+
+python -m tests.shared.host_calls                  # what a call of each loss asks torch about the GPU
+
+Triton's launches run up to the call of the driver, torch's products are left out, and its other operations
+are those of a CPU, on a few rows. A process of its own runs this, in which Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+os.environ.pop("TRITON_INTERPRET", None)  # before anything imports fastqt.kernels
+
+import torch
+from torch import Tensor
+
+from tests.shared.absent_driver import absent_driver
+
+N, D = 64, 64
+GPU = SimpleNamespace(
+    name="a GPU that is not there",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    shared_memory_per_block_optin=227 * 1024,
+    total_memory=79 * 2**30,
+)
+FREE = 70 * 2**30
+PLENTY: dict[str, Any] = {
+    "mem_get_info": (FREE, GPU.total_memory),
+    "memory_reserved": 0,
+    "memory_allocated": 0,
+    "get_device_properties": GPU,
+    "current_device": 0,
+    "is_current_stream_capturing": False,
+}
+
+
+@contextlib.contextmanager
+def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[collections.Counter[str]]:
+    """CPU tensors are taken for a GPU's, with each question about it counted; `launched` as of the driver."""
+    from fastqt.engines import triton
+    from fastqt.engines.triton import scores
+    from fastqt.kernels import tuning
+
+    asked: collections.Counter[str] = collections.Counter()
+
+    def answer(name: str, *_: Any) -> Any:
+        asked[name] += 1
+        return PLENTY[name]
+
+    def config(_: torch.device, *shape: Any) -> Any:
+        return tuning.score_config(torch.device("cuda"), *shape)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(absent_driver(launched))
+        replaced: list[tuple[Any, str, Any]] = [
+            *((torch.cuda, name, functools.partial(answer, name)) for name in PLENTY),
+            (torch.cuda, "device", lambda _: contextlib.nullcontext()),
+            (triton, "why_not", lambda *_: None),
+            (scores, "score_config", config),
+        ]
+        for module in ("loop", "two_walks", "rows", "three_block"):
+            owner = importlib.import_module(f"fastqt.engines.triton.{module}")
+            replaced.append((owner, "multiply", lambda *_, **__: None))
+        for owner, name, new in replaced:
+            stack.enter_context(mock.patch.object(owner, name, new))
+        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True, create=True))
+        yield asked
+
+
+def losses() -> dict[str, Callable[[], Tensor]]:
+    """Some losses of a batch of bfloat16, of which both sides want gradients."""
+    import fastqt
+
+    f, g = leaves = [torch.zeros(N, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    plain = functools.partial(fastqt.contrastive_loss, *leaves, backend="triton")
+    own = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
+    return {
+        "InfoNCE": functools.partial(plain, scale=20.0, **own),
+        "InfoNCE of cosines": functools.partial(fastqt.info_nce_loss, f, g, backend="triton"),
+        "InfoNCE, low memory": functools.partial(plain, scale=20.0, memory="low", **own),
+        "QuickThoughts": plain,
+        "dense targets": functools.partial(plain, torch.eye(N, dtype=torch.bfloat16), diagonal="keep"),
+        "CLIP": functools.partial(fastqt.clip_loss, f, g, scale=20.0, backend="triton"),
+        "SigLIP": functools.partial(fastqt.siglip_loss, f, g, scale=10.0, bias=-10.0, backend="triton"),
+        "MixCSE released": functools.partial(
+            fastqt.mixcse_loss, f, g, form="released", memory="fast", backend="triton"
+        ),
+    }
+
+
+def main() -> None:
+    found = {}
+    with taken_for_a_gpu() as asked:
+        for name, loss in losses().items():
+            for call in ("first", "second"):
+                asked.clear()
+                loss().backward()
+                found[f"{name}, {call} call"] = dict(asked)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
