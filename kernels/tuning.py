@@ -9,10 +9,9 @@ from importlib import resources
 from typing import Any
 
 import torch
-import triton
 
 from fastqt.devices import properties
-from fastqt.kernels.launch import INTERPRETED, Config
+from fastqt.kernels.launch import INTERPRETED, Config, cdiv
 
 DEFAULT = {
     torch.bfloat16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
@@ -32,6 +31,9 @@ NARROW = {
     torch.bfloat16: Config(rows=128, columns=64, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=64, width=32, group=8, warps=8, stages=3),
 }
+# The epilogues that a table has tiles for. An entry without a name is from before there were others than the
+# plain one, whose largest tiles would spill registers in any other.
+EPILOGUES = PLAIN, FEW_COLUMNS, HEAVY, WIDE = "plain", "few_columns", "heavy", "wide"
 WHEN_INTERPRETED = Config(rows=16, columns=32, width=16, group=2)
 # Programs that repair rows hold all scores twice. A tile has few rows, because most of them need no repair.
 REPAIR = WHEN_INTERPRETED if INTERPRETED else Config(rows=64, columns=128, width=32, warps=8, stages=3)
@@ -49,17 +51,19 @@ def score_config(
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
-    The first entry of the GPU's table that covers the problem is used. Only such an entry can ask for the
-    warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the registers that a
-    large tile takes. One that sums up columns, or reads a value of each, is better off with few of them;
-    a wide one reads several.
+    The first entry of the GPU's table that covers the problem and has its epilogue is used. Only such an
+    entry can ask for the warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the
+    registers that a large tile takes. One that sums up columns, or reads a value of each, is better off with
+    few of them; a wide one reads several.
     """
     if INTERPRETED or device.type != "cuda":
         return WHEN_INTERPRETED
 
     gpu = properties(device)
+    epilogue = epilogue_of(heavy, few_columns, wide)
     for entry in tables().get(gpu.name, {}).get(str(dtype).removeprefix("torch."), ()):
-        if entry["most_scores"] >= N * M and entry["most_width"] >= D:
+        covers = entry["most_scores"] >= N * M and entry["most_width"] >= D
+        if covers and entry.get("epilogue", PLAIN) == epilogue:
             return Config(**entry["config"])
 
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
@@ -68,11 +72,20 @@ def score_config(
     if wide and (gpu.major == 10 or dtype is torch.float32) and dtype in NARROW:
         return NARROW[dtype]
 
-    tiles = triton.cdiv(N, HOPPER.rows) * triton.cdiv(M, HOPPER.columns)
+    tiles = cdiv(N, HOPPER.rows) * cdiv(M, HOPPER.columns)
     large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
         return DEFAULT[dtype]
     return HOPPER_TALL if few_columns else HOPPER
+
+
+def epilogue_of(heavy: bool, few_columns: bool, wide: bool) -> str:
+    """How a table names an epilogue: by what takes the most registers of it."""
+    if wide:
+        return WIDE
+    if heavy:
+        return HEAVY
+    return FEW_COLUMNS if few_columns else PLAIN
 
 
 def sample_config(config: Config) -> Config:

@@ -1,10 +1,12 @@
 """Finds the fastest tiles for the scores' kernel on a GPU; fastqt.kernels.tuning reads the table it writes.
 
-python -m benchmarks.tune                                   # all dtypes in 5 minutes, into kernels/tuned/
+python -m benchmarks.tune                                   # all dtypes in 10 minutes, into kernels/tuned/
 python -m benchmarks.tune --dtype bfloat16 --minutes 3
 python -m benchmarks.tune --dry-run --out DIR               # tiny problems on a CPU, in Triton's interpreter
 
-On Hopper the warp-specialised kernel is tried as well, and chosen where it is the fastest.
+Each epilogue that `fastqt.kernels.tuning` tells from others has tiles of its own, because the values that it
+keeps beside a tile's take registers. On Hopper the warp-specialised kernel is tried for plain exponentials as
+well, and chosen where it is the fastest.
 A dtype's table is replaced as soon as one of its shapes has been measured. The tables of other dtypes stay.
 """
 
@@ -24,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.gpu.peers import Inputs, Shape, make_inputs
+from benchmarks.gpu.peers import Shape
+from benchmarks.gpu.tune_scores import EPILOGUES, Scores
 from benchmarks.measure.machine import slug
 from benchmarks.measure.timing import Clock, first_line
 from benchmarks.paths import ROOT
@@ -41,9 +43,6 @@ MOST_ACCUMULATORS = 128  # float32 for each thread; more would spill
 FINALISTS = 4  # configs that are measured again, in turns and with every group
 ROLE_TILES = ((128, 256), (256, 128), (128, 128))  # of the warp-specialised kernel
 ROLE_STEPS = ((64, 4), (32, 8), (64, 3), (128, 2), (64, 6))  # their widths, and as many stages as fit
-TOLERANCE = 1e-3  # relative error of row sums against float32; a config beyond it is dropped as wrong
-STORED_TOLERANCE = 2**-7  # likewise of what is stored, in bfloat16 for one
-CHECKED_ROWS = 256  # the first ones, and as many last ones
 ANY = 2**62
 
 
@@ -105,21 +104,31 @@ def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of the table: the shape that is measured stands for all problems within the limits."""
+    """An entry of the table: what is measured stands for all problems of an epilogue within the limits."""
 
     shape: Shape
     most_scores: int
     most_width: int
+    epilogue: str = "plain"
+
+    @property
+    def name(self) -> str:
+        return self.shape.name if self.epilogue == "plain" else f"{self.shape.name}, {self.epilogue}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    cells: tuple[Cell, ...]  # a problem takes the first one whose limits it is within
-    space: Space
+    cells: tuple[Cell, ...]  # a problem takes the first one of its epilogue whose limits it is within
+    space: Space  # of the plain epilogue
+    other_space: Space  # of the others: fewer configs, as the time is short
     rounds: int
     compiled_rows: int = 256  # size of the problem for which configs are compiled ahead; a multiple of 16
 
+    def space_of(self, epilogue: str) -> Space:
+        return self.space if epilogue == "plain" else self.other_space
 
+
+OTHERS = tuple(name for name in EPILOGUES if name != "plain")
 PLAN = Plan(
     (
         Cell(Shape(1024, 1024, 768), 2**21, ANY),
@@ -127,73 +136,23 @@ PLAN = Plan(
         Cell(Shape(8192, 8192, 2400), 2**27, ANY),
         Cell(Shape(16384, 16384, 1024), ANY, 1024),
         Cell(Shape(4096, 65536, 4096), ANY, ANY),
+        *(Cell(Shape(8192, 8192, 768), ANY, ANY, epilogue) for epilogue in OTHERS),
     ),
     Space(),
+    Space((128, 256), (64, 128, 256), (64, 32), (8,), (4, 3), (8, 16), warp_specialized=False),
     rounds=10,
 )
 DRY_PLAN = Plan(
-    (Cell(Shape(10, 10, 8), 2**8, ANY), Cell(Shape(12, 20, 16), ANY, ANY)),
+    (
+        Cell(Shape(10, 10, 8), 2**8, ANY),
+        Cell(Shape(12, 20, 16), ANY, ANY),
+        *(Cell(Shape(12, 20, 16), ANY, ANY, epilogue) for epilogue in OTHERS),
+    ),
     Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,), warp_specialized=False),
+    Space((16,), (16, 32), (16,), (4,), (2,), (2,), (False,), warp_specialized=False),
     rounds=1,
     compiled_rows=16,
 )
-
-
-class Scores:
-    """The scores' kernel as the engine launches it: it stores E and its sums, with one target per row."""
-
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = shape
-        self.inputs: Inputs = make_inputs(shape, dtype, device)
-        self.scale = torch.ones((), device=device)
-        self.row_shift_log2 = torch.zeros(shape.N, device=device)
-        self.starts = torch.arange(shape.N + 1, device=device)
-        self.columns = self.inputs.labels.int()
-        self.exponentials = torch.empty(shape.N, shape.M, dtype=dtype, device=device)
-
-    def launch(self, config: Config, i: int) -> Tensor:
-        """The row sums of the i-th set of inputs, for each tile of columns."""
-        from fastqt.kernels.scores import Tile, column_tiles, exp_scores
-
-        f, g = (x.detach() for x in self.inputs[i])
-        N, M = self.shape.N, self.shape.M
-        sums = self.row_shift_log2.new_empty(column_tiles(M, config), N)
-        tile = Tile(0, N, g, 0, True, self.starts, self.inputs.labels, self.columns, self.columns)
-        exp_scores(
-            tile,
-            f,
-            self.scale,
-            self.row_shift_log2,
-            config,
-            exponentials=self.exponentials,
-            tile_row_sums=sums,
-        )
-        return sums
-
-    def why_not(self, config: Config) -> str | None:
-        """Why the launch would be another kernel's than the config asks for, or None."""
-        from fastqt.kernels.scores import Tile, warp_specialized_launch
-        from fastqt.kernels.scores.epilogues import EXP
-
-        if not config.warp_specialized:
-            return None
-        f, g = (x.detach() for x in self.inputs[0])
-        asked = Tile(0, self.shape.N, g), f, config, EXP, {"out": self.exponentials}
-        return warp_specialized_launch.why_not(*asked)
-
-    def is_right(self, config: Config) -> bool:
-        """Whether the first and the last rows of E, and their sums, equal plain PyTorch's."""
-        f, g = (x.detach().float() for x in self.inputs[0])
-        every = torch.arange(self.shape.N, device=f.device)
-        row = torch.cat([every[:CHECKED_ROWS], every[CHECKED_ROWS:][-CHECKED_ROWS:]])
-        E = (f[row] @ g.T).exp()
-        column = torch.arange(self.shape.M, device=f.device)
-        E.masked_fill_((row[:, None] == column) | (self.inputs.labels[row][:, None] == column), 0)
-        self.exponentials.fill_(math.nan)
-        sums, wanted = self.launch(config, 0).sum(0)[row], E.sum(1)
-        of_sums = (sums - wanted).abs() <= TOLERANCE * wanted
-        of_cells = (self.exponentials[row].float() - E).abs() <= STORED_TOLERANCE * E
-        return bool(of_sums.all()) and bool(of_cells.all())
 
 
 @dataclass
@@ -207,13 +166,14 @@ class Tuned:
 
 
 def tune(
-    scores: Scores, plan: Plan, itemsize: int, shared_bytes: int, clock: Clock, end: float
+    scores: Scores, plan: Plan, cell: Cell, itemsize: int, shared_bytes: int, clock: Clock, end: float
 ) -> Tuned | None:
-    """The fastest config for a shape that is found before `end`; None if none works."""
+    """The fastest config for a cell that is found before `end`; None if none works."""
     dropped = 0
     first_look: list[tuple[float, Config]] = []
 
-    configs = plan.space.configs(itemsize, shared_bytes)
+    space = plan.space_of(cell.epilogue)
+    configs = space.configs(itemsize, shared_bytes)
     look_until = end - 0.2 * (end - time.monotonic())
     tried = 0
 
@@ -231,7 +191,7 @@ def tune(
     if not first_look:
         return None
     best = sorted(first_look, key=lambda look: look[0])[:FINALISTS]
-    finalists = [replace(config, group=group) for _, config in best for group in plan.space.groups]
+    finalists = [replace(config, group=group) for _, config in best for group in space.groups]
 
     times: dict[Config, list[float]] = {config: [] for config in finalists}
     for config in finalists:
@@ -271,9 +231,10 @@ def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float 
 
 def compile_share(plan: Plan, dtype: torch.dtype, device: torch.device, share: int, shares: int) -> None:
     """Compiles every `shares`-th config into Triton's cache, on a problem with the same divisibilities."""
-    for D in sorted({cell.shape.D for cell in plan.cells}):
-        scores = Scores(Shape(plan.compiled_rows, plan.compiled_rows, D), dtype, device)
-        for config in plan.space.configs(dtype.itemsize, shared_memory(device))[share::shares]:
+    rows = plan.compiled_rows
+    for epilogue, D in sorted({(cell.epilogue, cell.shape.D) for cell in plan.cells}):
+        scores, space = Scores(Shape(rows, rows, D), dtype, device, epilogue), plan.space_of(epilogue)
+        for config in space.configs(dtype.itemsize, shared_memory(device))[share::shares]:
             attempt(scores, config, Clock(device), 1)
 
 
@@ -305,7 +266,7 @@ def plan_for(device: torch.device) -> Plan:
     capability = torch.cuda.get_device_capability(device)
     descriptors = PLAN.space.descriptors if capability >= (9, 0) else (False,)
     space = replace(PLAN.space, descriptors=descriptors, warp_specialized=capability[0] == 9)
-    return replace(PLAN, space=space)
+    return replace(PLAN, space=space, other_space=replace(PLAN.other_space, descriptors=descriptors))
 
 
 def shared_memory(device: torch.device) -> int:
@@ -323,33 +284,33 @@ def entries(
     for k, cell in enumerate(plan.cells):
         now = time.monotonic()
         if table and now > end:
-            say(f"{dtype}: time ended before {cell.shape.name}")
+            say(f"{dtype}: time ended before {cell.name}")
             return
 
-        scores = Scores(cell.shape, dtype, device)
+        scores = Scores(cell.shape, dtype, device, cell.epilogue)
         cell_end = now + (end - now) / (len(plan.cells) - k)
 
-        tuned = tune(scores, plan, dtype.itemsize, shared_memory(device), clock, cell_end)
+        tuned = tune(scores, plan, cell, dtype.itemsize, shared_memory(device), clock, cell_end)
         if tuned is None:
-            say(f"{dtype} {cell.shape.name}: no config works")
+            say(f"{dtype} {cell.name}: no config works")
             continue
 
-        f, g = (x.detach() for x in scores.inputs[0])
+        f, g = scores.pair(0)
         product = statistics.median(
-            clock.seconds(lambda f=f, g=g, scores=scores: torch.mm(f, g.T, out=scores.exponentials))
+            clock.seconds(lambda f=f, g=g, scores=scores: torch.mm(f, g.T, out=scores.stored))
             for _ in range(1 + plan.rounds)
         )
 
         del scores, f, g
         clock.free()
         say(
-            f"{dtype} {cell.shape.name}: {tuned.seconds * 1e3:.3f} ms, "
+            f"{dtype} {cell.name}: {tuned.seconds * 1e3:.3f} ms, "
             f"{tuned.seconds / product:.2f} × torch.mm, {tuned.config}, "
             f"{tuned.tried} tried, {tuned.dropped} dropped"
         )
 
         limits = {"most_scores": cell.most_scores, "most_width": cell.most_width}
-        table.append({**limits, "config": asdict(tuned.config)})
+        table.append({"epilogue": cell.epilogue, **limits, "config": asdict(tuned.config)})
         yield list(table)
 
 
@@ -366,7 +327,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", action="append", choices=DTYPES, help="may be given several times; all by default"
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="time for all dtypes together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time for all dtypes together")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"{TUNED.relative_to(ROOT)} by default")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny problems on a CPU, in Triton's interpreter"

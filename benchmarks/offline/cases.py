@@ -321,6 +321,16 @@ CASES = (
         ),
     ),
     Case(
+        "sigmoid, bf16, biases, tuned",
+        N=4000,
+        bias=True,
+        link="sigmoid",
+        tuned=True,
+        archs=(90,),
+        wanted=("scores_kernel EPILOGUE=SIGMOID out tile_row_sums bias tile_column_sums",),
+        loads_ahead=False,
+    ),
+    Case(
         "sigmoid, bf16, groups, mask",
         bias=True,
         groups=True,

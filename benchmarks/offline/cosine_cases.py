@@ -85,6 +85,17 @@ COSINES = (
         ),
     ),
     Case(
+        "cosines, both ways, bf16, tuned",
+        clip=True,
+        normalize=True,
+        tuned=True,
+        archs=(90,),
+        wanted=(
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums query_inverse_norms",
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors query_inverse_norms",
+        ),
+    ),
+    Case(
         "cosines, both ways, tf32",
         dtype="float32",
         clip=True,

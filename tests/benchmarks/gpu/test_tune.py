@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import tune
+from benchmarks.gpu import tune, tune_scores
 from benchmarks.gpu.peers import Shape
+from fastqt.devices import properties
 from fastqt.kernels import launch, tuning
 from fastqt.kernels.launch import Config
 
@@ -23,22 +24,49 @@ def tuned(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(tuning, "resources", SimpleNamespace(files=lambda package: folder))
     monkeypatch.setattr(tuning, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "interpreter")
-    tuning.tables.cache_clear()
+    gpu = SimpleNamespace(name="interpreter", major=9, multi_processor_count=132)
+    gpu.shared_memory_per_block_optin = 227 * 1024
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    for cached in (tuning.tables, properties):
+        cached.cache_clear()
     yield folder
-    tuning.tables.cache_clear()
+    for cached in (tuning.tables, properties):
+        cached.cache_clear()
 
 
 @pytest.mark.slow
 def test_tuned_table_is_read_back(tuned, capsys):
     assert tune.main(["--dry-run", "--dtype", "float32", "--out", str(tuned)]) == 0
-    first, second = json.loads((tuned / "interpreter.json").read_text())["scores"]["float32"]
+    first, second, *others = json.loads((tuned / "interpreter.json").read_text())["scores"]["float32"]
     gpu = torch.device("cuda")
     for N, D, entry in ((10, 8, first), (16, 8, first), (17, 8, second), (4096, 768, second)):
         found = tuning.score_config(gpu, torch.float32, N, N, D)
         assert found == Config(**entry["config"])
         assert found in {Config(16, columns, 16, group, 4, 2) for columns in (16, 32) for group in (2, 1)}
-    assert "2 of 2 entries" in capsys.readouterr().out
+    flags = {"few_columns": True}, {"heavy": True, "few_columns": True}, {"heavy": True, "wide": True}
+    assert [entry["epilogue"] for entry in others] == list(tuning.EPILOGUES[1:])
+    for epilogue, entry in zip(flags, others, strict=True):
+        assert tuning.score_config(gpu, torch.float32, 99, 99, 8, **epilogue) == Config(**entry["config"])
+    assert "5 of 5 entries" in capsys.readouterr().out
+
+
+def test_an_entry_holds_for_its_epilogue_alone(tuned):
+    """One without a name is of a table from before there were others than plain exponentials."""
+    gpu, shape = torch.device("cuda"), (torch.bfloat16, 8192, 8192, 768)
+    entries = [
+        {"most_scores": tune.ANY, "most_width": tune.ANY, "config": {"rows": rows}, **named}
+        for rows, named in ((1, {}), (2, {"epilogue": "heavy"}))
+    ]
+    tune.write_table(tuned / "x.json", "interpreter", "bfloat16", entries)
+    assert tuning.score_config(gpu, *shape) == Config(rows=1)
+    assert tuning.score_config(gpu, *shape, heavy=True) == Config(rows=2)
+    assert tuning.score_config(gpu, *shape, heavy=True, few_columns=True) == Config(rows=2)
+    assert tuning.score_config(gpu, *shape, few_columns=True) == tuning.HOPPER_TALL
+    assert tuning.score_config(gpu, *shape, heavy=True, wide=True) == tuning.DEFAULT[torch.bfloat16]
+
+
+def test_every_epilogue_is_measured():
+    assert tuple(tune.EPILOGUES) == tuning.EPILOGUES
 
 
 def test_tables_of_other_dtypes_stay(tuned):
@@ -48,13 +76,27 @@ def test_tables_of_other_dtypes_stay(tuned):
 
 
 def test_every_problem_has_a_tile_once_all_cells_are_measured():
-    *_, last = tune.PLAN.cells
-    assert last.most_scores >= 2**40
-    assert last.most_width >= 2**20
-    for cell in tune.PLAN.cells:  # and each shape reaches its own entry first
-        N, M, D = asdict(cell.shape).values()
-        covering = [c for c in tune.PLAN.cells if c.most_scores >= N * M and c.most_width >= D]
-        assert covering[0] is cell
+    for epilogue in tuning.EPILOGUES:
+        cells = [cell for cell in tune.PLAN.cells if cell.epilogue == epilogue]
+        assert cells[-1].most_scores >= 2**40
+        assert cells[-1].most_width >= 2**20
+        for cell in cells:  # and each shape reaches its own entry first
+            N, M, D = asdict(cell.shape).values()
+            covering = [c for c in cells if c.most_scores >= N * M and c.most_width >= D]
+            assert covering[0] is cell
+
+
+def test_the_defaults_are_tried_for_every_epilogue():
+    configs = tune.PLAN.other_space.configs(2, 232_448)
+    defaults = (
+        tuning.HOPPER,
+        tuning.HOPPER_TALL,
+        tuning.DEFAULT[torch.bfloat16],
+        tuning.NARROW[torch.bfloat16],
+    )
+    assert set(defaults) < set(configs)
+    assert tuning.DEFAULT[torch.float32] in tune.PLAN.other_space.configs(4, 232_448)
+    assert not any(config.warp_specialized for config in configs)
 
 
 def test_configs_fit_the_device():
@@ -120,7 +162,9 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
         return 0.1 if config.rows == 64 or config.stages == 5 else 1.0 + differences
 
     scores = FakeScores(seconds)
-    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() + 60)
+    found = tune.tune(
+        scores, tune.PLAN, tune.PLAN.cells[0], 2, 232_448, FakeClock(scores), time.monotonic() + 60
+    )
     assert found.config == best
     assert found.tried == len(tune.PLAN.space.configs(2, 232_448))
     assert 0 < found.dropped < found.tried
@@ -130,7 +174,9 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
 def test_the_kernel_of_roles_is_chosen_where_it_is_fastest(tuned, capsys):
     """A table names it, the reader gives it back; where its launch is refused, it is not timed."""
     scores = FakeScores(lambda config: 0.5 if config.warp_specialized else 1.0)
-    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() + 60)
+    found = tune.tune(
+        scores, tune.PLAN, tune.PLAN.cells[0], 2, 232_448, FakeClock(scores), time.monotonic() + 60
+    )
     assert found.config.warp_specialized
     assert found.config.columns == 256
     assert "no Gluon" in capsys.readouterr().err
@@ -158,14 +204,17 @@ def test_a_refused_launch_is_not_timed():
 
 def test_tune_gives_a_result_even_if_time_is_up():
     scores = FakeScores(lambda config: 1.0)
-    found = tune.tune(scores, tune.PLAN, 2, 232_448, FakeClock(scores), time.monotonic() - 1)
+    found = tune.tune(
+        scores, tune.PLAN, tune.PLAN.cells[0], 2, 232_448, FakeClock(scores), time.monotonic() - 1
+    )
     assert found.tried < 10
     assert found.config.rows != 64
 
 
-def test_wrong_sums_and_cells_are_noticed(monkeypatch):
-    monkeypatch.setattr(tune, "CHECKED_ROWS", 4)
-    scores = tune.Scores(Shape(20, 24, 8), torch.float32, CPU)
+@pytest.mark.parametrize("epilogue", tuning.EPILOGUES)
+def test_wrong_sums_and_cells_are_noticed(monkeypatch, epilogue):
+    monkeypatch.setattr(tune_scores, "CHECKED_ROWS", 4)
+    scores = tune.Scores(Shape(20, 24, 8), torch.float32, CPU, epilogue)
     config = Config(rows=16, columns=16, width=16, group=2)
     assert launch.INTERPRETED
     assert scores.is_right(config)
@@ -176,7 +225,7 @@ def test_wrong_sums_and_cells_are_noticed(monkeypatch):
 
         def with_a_wrong_cell(config, i, row=row):
             sums = right(config, i)
-            scores.exponentials[row, 23] *= 1.02
+            scores.stored[row, 23] *= 1.02
             return sums
 
         monkeypatch.setattr(scores, "launch", with_a_wrong_cell)
