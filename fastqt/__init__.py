@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fastqt import options as options
     from fastqt import sentences as sentences
     from fastqt.cached import cached_backward
+    from fastqt.compiling import warm_up
     from fastqt.engines import show_config
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.guide import Guide
@@ -67,6 +68,7 @@ __all__ = [
     "simcse_loss",
     "smoothed",
     "supcon_loss",
+    "warm_up",
 ]
 
 
@@ -89,6 +91,7 @@ _HOMES = (
     "fastqt.guide",
     "fastqt.engines",
     "fastqt.cached",
+    "fastqt.compiling",
 )
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error

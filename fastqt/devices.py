@@ -1,17 +1,53 @@
-"""What CUDA is asked about a device: what it answers for the current one alone, and what never changes."""
+"""What CUDA is asked about a device: what it answers for the current one alone, and what never changes.
+
+A GPU may also be described: then tensors of the host stand for its own, and nothing is computed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
+
+_described: ContextVar[Any] = ContextVar("_described", default=None)
+
+
+@contextlib.contextmanager
+def described(gpu: Any) -> Iterator[None]:
+    """The tensors of this thread stand for those of a GPU with these properties."""
+    token = _described.set(gpu)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
+def is_described() -> bool:
+    """Whether tensors stand for those of a GPU, so that nothing is to be computed."""
+    # A tracer cannot read the variable, and what it compiles is for tensors that are there.
+    return not torch.compiler.is_compiling() and _described.get() is not None
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether a tensor is a GPU's, or stands for one."""
+    return x.is_cuda or is_described()
 
 
 @functools.cache
-def properties(device: torch.device) -> Any:
-    """Those of a tensor's GPU, with its name. torch takes several microseconds to look them up."""
+def known_properties(device: torch.device) -> Any:
+    """Those of a GPU, which torch takes several microseconds to look up."""
     return torch.cuda.get_device_properties(device)
+
+
+def properties(device: torch.device) -> Any:
+    """Those of a tensor's GPU, with its name, or of the one that is described."""
+    gpu = _described.get()
+    return known_properties(device) if gpu is None else gpu
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.devices import properties
+from fastqt.devices import on_gpu, properties
 from fastqt.torch_modes import tf32_allowed
 
 # Triton decides when kernels are decorated, so this is decided when the module is imported.
@@ -62,7 +62,7 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def multiprocessors(x: Tensor) -> int:
     """How many the device of `x` has. The interpreter gets few, so that each program has several tiles."""
-    return int(properties(x.device).multi_processor_count) if x.is_cuda else 4
+    return int(properties(x.device).multi_processor_count) if on_gpu(x) else 4
 
 
 def cdiv(n: int, step: int) -> int:

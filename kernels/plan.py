@@ -9,7 +9,9 @@ to see, go through Triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -32,6 +34,20 @@ _TRITONS_RUN = JITFunction.run
 _dtype = attrgetter("dtype")
 
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
+# Takes a kernel, what it is to be compiled for, which is equal where the code is, and the arguments.
+Instead = Callable[[JITFunction[Any], Hashable, tuple[Any, ...], dict[str, Any]], None]
+
+_instead: ContextVar[Instead | None] = ContextVar("_instead", default=None)
+
+
+@contextlib.contextmanager
+def handed_over(instead: Instead) -> Iterator[None]:
+    """What this thread would launch is handed over and not launched."""
+    token = _instead.set(instead)
+    try:
+        yield
+    finally:
+        _instead.reset(token)
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,11 @@ class Planned:
         except KeyError:
             layout = self._layouts[call] = _layout(self.jit_function, values, len(args), tuple(kwargs))
 
+        instead = _instead.get()
         if layout is None:
+            if instead is not None:
+                instead(self.jit_function, object(), args, kwargs)
+                return
             self.jit_function.run(*args, grid=grid, warmup=False, **kwargs)
             return
 
@@ -100,6 +120,10 @@ class Planned:
             *_sizes(layout.unspecialised(values)),
             *[(x.base.dtype, *x.block_shape) for x in layout.descriptors(values)],
         )
+
+        if instead is not None:
+            instead(self.jit_function, (self.jit_function.__name__, call, key), args, kwargs)
+            return
 
         loaded = layout.loaded.get(key)
         if loaded is None:

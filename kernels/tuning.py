@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastqt.devices import properties
+from fastqt.devices import is_described, properties
 from fastqt.kernels.launch import INTERPRETED, Config, cdiv
 
 DEFAULT = {
@@ -56,7 +56,7 @@ def score_config(
     registers that a large tile takes. One that sums up columns, or reads a value of each, is better off with
     few of them; a wide one reads several.
     """
-    if INTERPRETED or device.type != "cuda":
+    if INTERPRETED or (device.type != "cuda" and not is_described()):
         return WHEN_INTERPRETED
 
     gpu = properties(device)

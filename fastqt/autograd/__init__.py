@@ -19,6 +19,7 @@ from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.autograd.walked import Walked
 from fastqt.checks import check_not_recorded
+from fastqt.devices import on_gpu
 from fastqt.engines import Computation, Engine
 from fastqt.fields import Differentiable, with_tensors, without_tensors
 from fastqt.problem import Rows, loss_dtype, reduce
@@ -152,11 +153,11 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     ctx.gradients = None
     gradients = _found_again(ctx) if kept_once is None else kept_once
     # On a GPU it is cheaper to multiply by 1 than to wait for the value.
-    if not upstream.is_cuda and upstream.item() == ctx.grad_scale:
+    if not on_gpu(upstream) and upstream.item() == ctx.grad_scale:
         return gradients
 
     left = [g for g in gradients if g is not None]
-    if upstream.is_cuda and ctx.how.scaled_by is not None:
+    if on_gpu(upstream) and ctx.how.scaled_by is not None:
         left = ctx.how.scaled_by.scale_gradients(left, upstream, 1 / ctx.grad_scale)
     if left:
         factor = _without(ctx.grad_scale, upstream)

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from fastqt._version import __version__
+from fastqt.devices import is_described
 from fastqt.engines import (
     cpu,
     cpu_clip,
@@ -197,7 +198,7 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
     take them in. ValueError says why the one that was asked for cannot compute the problem.
     """
     device = p.queries.device
-    name = requested(backend)
+    name = "triton" if is_described() else requested(backend)
     if name is None:
         for engine in ENGINES.values():
             if engine.computes(p) and engine.module.why_not(p, device, dtype) is None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.devices import is_described
 from fastqt.engines import Engine, choose, requested
 from fastqt.problem import AnyProblem
 from fastqt.torch_modes import autocast_dtype, input_dtype, is_traced
@@ -36,7 +37,7 @@ def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None
 
     `a` and `b` are the embeddings, as they were given.
     """
-    if is_traced(a, b) or not a.is_cpu or a.is_nested or b.is_nested:
+    if is_traced(a, b) or not a.is_cpu or a.is_nested or b.is_nested or is_described():
         return None  # Only the CPU's engine has plans.
     return (
         problem,

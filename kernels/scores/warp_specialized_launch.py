@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastqt.kernels.launch import DESCRIBED_BYTES, INTERPRETED, Config, multiprocessors, on_device
+from fastqt.kernels.plan import planned
 from fastqt.kernels.scores.epilogues import EXP
 from fastqt.kernels.scores.tile import Tile
 
@@ -67,6 +69,14 @@ def _has_descriptor(x: Tensor) -> bool:
     return rows_apart and x.stride(1) == 1 and x.data_ptr() % 16 == 0
 
 
+@functools.cache
+def _kernel() -> Any:
+    """The kernel, as others are launched. Its module is imported by then, where this Triton can do that."""
+    from fastqt.kernels.scores.warp_specialized import warp_specialized_scores_kernel
+
+    return planned(warp_specialized_scores_kernel)
+
+
 def shared_bytes(config: Config, itemsize: int) -> int:
     """Of a program: the ring, two pieces of E for each group, and some for barriers and reductions."""
     ring = config.stages * (config.rows + config.columns) * config.width
@@ -81,8 +91,6 @@ def launch(
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from fastqt.kernels.scores.warp_specialized import warp_specialized_scores_kernel
-
     def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
         """Of blocks whose rows are as long as a pattern of shared memory in which no banks conflict."""
         layout = NVMMASharedLayout(min(columns * x.element_size(), 128), 8 * x.element_size())
@@ -92,7 +100,7 @@ def launch(
     out, half = operands["out"], config.rows // 2
     tiles = triton.cdiv(tile.rows, config.rows) * triton.cdiv(columns, config.columns)
     with on_device(queries):
-        warp_specialized_scores_kernel[(min(tiles, multiprocessors(queries)),)](
+        _kernel()[(min(tiles, multiprocessors(queries)),)](
             descriptor(queries, half, config.width),
             descriptor(tile.candidates, config.columns, config.width),
             scale,

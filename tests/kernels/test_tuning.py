@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastqt.devices import properties
+from fastqt.devices import known_properties
 from fastqt.engines.triton.softmax import SAMPLE
 from fastqt.kernels import tuning
 from fastqt.kernels.scores import column_tiles, launch, row_tiles
@@ -26,13 +26,13 @@ def config_for(monkeypatch):
     for module in (tuning, launch):
         monkeypatch.setattr(module, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
-    properties.cache_clear()
+    known_properties.cache_clear()
 
     def config(N: int, dtype: torch.dtype = torch.bfloat16, **epilogue: bool) -> tuning.Config:
         return tuning.score_config(torch.device("cuda"), dtype, N, N, 768, **epilogue)
 
     yield config
-    properties.cache_clear()
+    known_properties.cache_clear()
 
 
 def test_large_tiles_where_there_are_enough(config_for):

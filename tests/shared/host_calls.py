@@ -79,24 +79,28 @@ def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[col
         yield asked
 
 
-def losses() -> dict[str, Callable[[], Tensor]]:
-    """Some losses of a batch of bfloat16, of which both sides want gradients."""
+def leaves() -> list[Tensor]:
+    """Both sides of a batch of bfloat16."""
+    return [torch.zeros(N, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+
+
+def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Some losses of two matrices."""
     import fastqt
 
-    f, g = leaves = [torch.zeros(N, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
-    plain = functools.partial(fastqt.contrastive_loss, *leaves, backend="triton")
+    plain = functools.partial(fastqt.contrastive_loss, backend="triton")
     own = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
+    dense = {"targets": torch.eye(N, dtype=torch.bfloat16), "diagonal": "keep"}
+    mixed = {"form": "released", "memory": "fast", "backend": "triton"}
     return {
         "InfoNCE": functools.partial(plain, scale=20.0, **own),
-        "InfoNCE of cosines": functools.partial(fastqt.info_nce_loss, f, g, backend="triton"),
+        "InfoNCE of cosines": functools.partial(fastqt.info_nce_loss, backend="triton"),
         "InfoNCE, low memory": functools.partial(plain, scale=20.0, memory="low", **own),
         "QuickThoughts": plain,
-        "dense targets": functools.partial(plain, torch.eye(N, dtype=torch.bfloat16), diagonal="keep"),
-        "CLIP": functools.partial(fastqt.clip_loss, f, g, scale=20.0, backend="triton"),
-        "SigLIP": functools.partial(fastqt.siglip_loss, f, g, scale=10.0, bias=-10.0, backend="triton"),
-        "MixCSE released": functools.partial(
-            fastqt.mixcse_loss, f, g, form="released", memory="fast", backend="triton"
-        ),
+        "dense targets": functools.partial(plain, **dense),
+        "CLIP": functools.partial(fastqt.clip_loss, scale=20.0, backend="triton"),
+        "SigLIP": functools.partial(fastqt.siglip_loss, scale=10.0, bias=-10.0, backend="triton"),
+        "MixCSE released": functools.partial(fastqt.mixcse_loss, **mixed),
     }
 
 
@@ -106,7 +110,7 @@ def main() -> None:
         for name, loss in losses().items():
             for call in ("first", "second"):
                 asked.clear()
-                loss().backward()
+                loss(*leaves()).backward()
                 found[f"{name}, {call} call"] = dict(asked)
     print(json.dumps(found))
 

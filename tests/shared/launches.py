@@ -293,8 +293,8 @@ def standing_in(
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new))
-        stack.callback(devices.properties.cache_clear)
-        devices.properties.cache_clear()
+        stack.callback(devices.known_properties.cache_clear)
+        devices.known_properties.cache_clear()
         yield
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.devices import is_described, on_gpu
 from fastqt.engines.reference import check_targets
 from fastqt.engines.triton import operands as memory
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
@@ -38,7 +39,7 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
     """Why this engine cannot compute a problem; None if it can."""
     if not INSTALLED:
         return "triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1" and not is_described():
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
     return "it has no float64" if dtype is torch.float64 else None
 
@@ -120,7 +121,7 @@ def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: 
 def _computed(p: Problem, weights: float | Tensor, needs: Needs) -> Operands:
     from fastqt.engines.triton import rows, sigmoid, softmax, walks
 
-    if not p.queries.is_cuda:  # On a GPU the kernels assert it, so that nothing waits.
+    if not on_gpu(p.queries):  # On a GPU the kernels assert it, so that nothing waits.
         check_targets(p)
     operands = Operands(p, weights, needs)
     if needs_whole_rows(p):

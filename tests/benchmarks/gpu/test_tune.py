@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu import tune, tune_scores
 from benchmarks.gpu.peers import Shape
-from fastqt.devices import properties
+from fastqt.devices import known_properties
 from fastqt.kernels import launch, tuning
 from fastqt.kernels.launch import Config
 
@@ -27,10 +27,10 @@ def tuned(tmp_path, monkeypatch):
     gpu = SimpleNamespace(name="interpreter", major=9, multi_processor_count=132)
     gpu.shared_memory_per_block_optin = 227 * 1024
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    for cached in (tuning.tables, properties):
+    for cached in (tuning.tables, known_properties):
         cached.cache_clear()
     yield folder
-    for cached in (tuning.tables, properties):
+    for cached in (tuning.tables, known_properties):
         cached.cache_clear()
 
 
