@@ -79,9 +79,9 @@ def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[col
         yield asked
 
 
-def leaves() -> list[Tensor]:
+def leaves(rows: int = N) -> list[Tensor]:
     """Both sides of a batch of bfloat16."""
-    return [torch.zeros(N, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    return [torch.zeros(rows, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
 
 
 def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
