@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.devices import described, properties
+from fastqt.devices import AMD, described, properties, target_of
 from fastqt.engines import triton as engine
 
 
@@ -115,7 +115,7 @@ def warm_up(
                 torch.autograd.grad(made, leaves, torch.ones_like(made), allow_unused=True)
         kernels = compiler.kernels()
 
-    return Compiled(kernels, f"sm_{gpu.major}{gpu.minor}", time.perf_counter() - begin)
+    return Compiled(kernels, target_of(gpu), time.perf_counter() - begin)
 
 
 class _Compiler:
@@ -173,7 +173,7 @@ def _triton_for(target: str | None) -> Iterator[Any]:
 
     from fastqt.kernels.launch import INTERPRETED
 
-    if INTERPRETED or torch.version.hip:
+    if INTERPRETED or AMD:
         raise RuntimeError(
             "want a Triton that compiles, and it interprets kernels here; unset TRITON_INTERPRET"
             if INTERPRETED
@@ -182,7 +182,7 @@ def _triton_for(target: str | None) -> Iterator[Any]:
 
     if torch.cuda.is_available():
         gpu = properties(torch.device("cuda", torch.cuda.current_device()))
-        there = f"sm_{gpu.major}{gpu.minor}"
+        there = target_of(gpu)
         if target not in (None, there):
             raise ValueError(f"target: want {there!r}, the GPU that is there, or no GPU; got {target!r}")
         yield gpu

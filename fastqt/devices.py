@@ -1,5 +1,6 @@
 """What CUDA is asked about a device: what it answers for the current one alone, and what never changes.
 
+This is the one place that knows whose GPU it is; kernels and tiles ask what it can do.
 A GPU may also be described: then tensors of the host stand for its own, and nothing is computed.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+AMD = torch.version.hip is not None  # whose GPUs torch then calls "cuda"
 _described: ContextVar[Any] = ContextVar("_described", default=None)
 
 
@@ -48,6 +50,25 @@ def properties(device: torch.device) -> Any:
     """Those of a tensor's GPU, with its name, or of the one that is described."""
     gpu = _described.get()
     return known_properties(device) if gpu is None else gpu
+
+
+def generation(gpu: Any) -> int:
+    """NVIDIA's, which is the compute capability without its minor part, from a GPU's properties.
+
+    It is 0 for AMD's GPUs. torch gives them a compute capability of 9.4 or so, and none is a Hopper.
+    """
+    return 0 if AMD else gpu.major
+
+
+def shared_bytes(gpu: Any) -> int:
+    """The shared memory that a block can have, which AMD calls LDS, from a GPU's properties."""
+    # A block can have more than it gets by itself only where torch knows how much.
+    return getattr(gpu, "shared_memory_per_block_optin", 0) or gpu.shared_memory_per_block
+
+
+def target_of(gpu: Any) -> str:
+    """How compilers name a GPU, from its properties."""
+    return gpu.gcnArchName.split(":")[0] if AMD else f"sm_{gpu.major}{gpu.minor}"
 
 
 def is_capturing(device: torch.device) -> bool:

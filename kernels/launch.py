@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.devices import on_gpu, properties
+from fastqt.devices import AMD, on_gpu, properties
 from fastqt.torch_modes import tf32_allowed
 
 # Triton decides when kernels are decorated, so this is decided when the module is imported.
@@ -18,7 +18,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 ROWS_AT_ONCE = 8  # rows of a program that adds up the sums of tiles
 TILES_AT_ONCE = 64  # of a row, whose sums it adds up; not as many as there are, which would be compiled for
-WARP = 64 if torch.version.hip else 32  # threads; the most that any of a vendor's GPUs has
+WARP = 64 if AMD else 32  # threads; the most that any of a vendor's GPUs has
 
 DESCRIBED_BYTES = 2**40  # a row stride must be less where a tensor descriptor says where a matrix lies
 

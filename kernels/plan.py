@@ -26,6 +26,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fastqt.devices import AMD
 from fastqt.kernels.launch import INTERPRETED
 
 BELOW_16 = 15  # the bits that are 0 in a multiple of 16
@@ -151,7 +152,7 @@ class Planned:
 
 def planned(kernel: Any) -> Any:
     """Decorates a kernel, above `triton.jit`. In the interpreter and on AMD's GPUs it changes nothing."""
-    return kernel if INTERPRETED or torch.version.hip else Planned(kernel)
+    return kernel if INTERPRETED or AMD else Planned(kernel)
 
 
 def _layout(

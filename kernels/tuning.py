@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastqt.devices import is_described, properties
+from fastqt.devices import generation, is_described, properties, shared_bytes
 from fastqt.kernels.launch import INTERPRETED, Config, cdiv
 
 DEFAULT = {
@@ -67,13 +67,13 @@ def score_config(
             return Config(**entry["config"])
 
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
-    if gpu.shared_memory_per_block_optin < 160 * 1024:
+    if shared_bytes(gpu) < 160 * 1024:
         return SMALL_MEMORY
-    if wide and (gpu.major == 10 or dtype is torch.float32) and dtype in NARROW:
+    if wide and (generation(gpu) == 10 or dtype is torch.float32) and dtype in NARROW:
         return NARROW[dtype]
 
     tiles = cdiv(N, HOPPER.rows) * cdiv(M, HOPPER.columns)
-    large = gpu.major == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
+    large = generation(gpu) == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
         return DEFAULT[dtype]
     return HOPPER_TALL if few_columns else HOPPER

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fastqt.devices import target_of
 from fastqt.engines import ops
 
 FATBIN = struct.pack("<I", 0xBA55ED50)  # what a collection of code for GPUs begins with
@@ -95,7 +96,7 @@ def gpus() -> list[str]:
     found = []
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
-        found.append(f"{about.name}, sm_{about.major}{about.minor}, {about.total_memory >> 20:,} MiB")
+        found.append(f"{about.name}, {target_of(about)}, {about.total_memory >> 20:,} MiB")
     return found
 
 

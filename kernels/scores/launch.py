@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastqt.devices import properties
+from fastqt.devices import properties, shared_bytes
 from fastqt.kernels.launch import (
     DESCRIBED_BYTES,
     INTERPRETED,
@@ -219,7 +219,7 @@ def resident_programs(queries: Tensor, tiles: int, config: Config, step: int) ->
         return min(tiles, multiprocessors(queries))
     stage = (config.rows + config.columns) * step * queries.element_size()
     gpu = properties(queries.device)
-    resident = max(gpu.shared_memory_per_block_optin // (config.stages * stage), 1)
+    resident = max(shared_bytes(gpu) // (config.stages * stage), 1)
     return min(tiles, resident * gpu.multi_processor_count)
 
 

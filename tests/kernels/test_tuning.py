@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastqt import devices
 from fastqt.devices import known_properties
 from fastqt.engines.triton.softmax import SAMPLE
 from fastqt.kernels import tuning
@@ -54,6 +55,19 @@ def test_large_tiles_where_there_are_enough(config_for):
         "wide": (128, 256, True),
         "wide, float32": (128, 64, False),
     }
+
+
+def test_an_amd_gpu_is_no_hopper(config_for, monkeypatch):
+    """It has a compute capability of 9.4, as torch says, and LDS of 64 KiB, of which a block can have all."""
+    amd = SimpleNamespace(name="an MI300X", major=9, minor=4, multi_processor_count=304)
+    amd.shared_memory_per_block, amd.gcnArchName = 64 * 1024, "gfx942:sramecc+:xnack-"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: amd)
+    monkeypatch.setattr(devices, "AMD", True)
+    assert config_for(8192) == tuning.SMALL_MEMORY
+    assert devices.target_of(amd) == "gfx942"
+
+    amd.shared_memory_per_block = 160 * 1024  # an MI350X
+    assert config_for(8192) == tuning.DEFAULT[torch.bfloat16]
 
 
 def test_as_many_programs_as_are_resident(config_for):

@@ -1,0 +1,110 @@
+"""The Triton kernels as machine code for AMD's GPUs, which are not there: what they use of one.
+
+python -m benchmarks.offline.amd                # compiles what cases.py lists, writes results/amd.json
+python -m benchmarks.offline.amd --quick        # one launch of each kernel for one GPU, prints it
+
+Triton's own backend and the assembler that comes with it compile what the schedule would launch there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.offline.cases import CASES
+from benchmarks.offline.compile import chosen, compiler
+from tests.shared.launches import Case, Gpu, Launch, noted, specialised
+
+RESULTS = Path(__file__).parents[1] / "results" / "amd.json"
+WAVEFRONT = 64  # threads
+# `arch` is what torch answers as the compute capability there; `shared` is LDS.
+GPUS = {
+    "gfx90a": Gpu("AMD Instinct MI250X", 90, 110, 64 * 1024, 64 * 2**30),
+    "gfx942": Gpu("AMD Instinct MI300X", 94, 304, 64 * 1024, 192 * 2**30),
+    "gfx950": Gpu("AMD Instinct MI350X", 95, 256, 160 * 1024, 288 * 2**30),
+}
+# What the assembler says of a kernel. Scalar registers spill into lanes of vector registers, not into memory.
+SAID = {
+    "vgprs": "vgpr_count",
+    "agprs": "agpr_count",
+    "sgprs": "sgpr_count",
+    "vgpr_spills": "vgpr_spill_count",
+    "sgpr_spills": "sgpr_spill_count",
+    "scratch": "private_segment_fixed_size",  # bytes of a thread in memory
+}
+
+
+def launches(arch: str) -> Iterator[tuple[str, Launch]]:
+    """What all cases launch on a GPU, but for what NVIDIA's GPUs alone have, each specialisation once."""
+    seen = set()
+    for case in CASES:
+        if case.warp_specialized or case.descriptors or case.archs == (100,):
+            continue
+        for wanted in case.wanted:
+            launch = chosen(_noted(replace(case, descriptors=False), arch), wanted)
+            if launch is None:
+                continue
+            asked = repr((launch.kernel.__name__, specialised(launch), sorted(launch.options.items())))
+            if asked not in seen:
+                seen.add(asked)
+                yield f"{case.name}: {wanted}", launch
+
+
+def _noted(case: Case, arch: str) -> list[Any]:
+    return noted(case, GPUS[arch])
+
+
+def compiled(launch: Launch, arch: str) -> dict[str, Any]:
+    """What a kernel uses of a GPU: registers, bytes of LDS and of memory, and its matrix instructions."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, alignments = specialised(launch)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
+    kernel = triton.compile(source, target=GPUTarget("hip", arch, WAVEFRONT), options=launch.options)
+    text = kernel.asm["amdgcn"]
+    figures = {}
+    for name, of_assembler in SAID.items():
+        found = re.search(rf"\.{of_assembler}:\s+(\d+)", text)
+        if found is None:
+            raise RuntimeError(f"the assembler said nothing of {of_assembler}")
+        figures[name] = int(found[1])
+    products = len(re.findall(r"^\s*v_mfma", text, flags=re.MULTILINE))
+    return {**figures, "lds": kernel.metadata.shared, "matrix_instructions": products}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one launch of each kernel for gfx942")
+    quick = parser.parse_args().quick
+    # fastqt.kernels asks this when it is imported.
+    with mock.patch.object(torch.version, "hip", "offline"), compiler():
+        import triton
+
+        found: dict[str, dict[str, Any]] = {}
+        for arch in ["gfx942"] if quick else GPUS:
+            kernels = set()
+            for name, launch in launches(arch):
+                if quick and launch.kernel.__name__ in kernels:
+                    continue
+                kernels.add(launch.kernel.__name__)
+                figures = {"kernel": launch.kernel.__name__, **compiled(launch, arch)}
+                found[f"{arch}: {name}"] = figures
+        result = {"triton": triton.__version__, "specialisations": found}
+        if quick:
+            print(json.dumps(result))
+        else:
+            RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
