@@ -49,8 +49,11 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """The precision of products of elements of `dtype`: torch's setting counts for float32 alone."""
-    return "tf32" if dtype is torch.float32 and tf32_allowed() else "ieee"
+    """The precision of products of elements of `dtype`: torch's setting counts for float32 alone.
+
+    Of AMD's GPUs only one generation has TF32, and Triton refuses it for others.
+    """
+    return "tf32" if dtype is torch.float32 and not AMD and tf32_allowed() else "ieee"
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
