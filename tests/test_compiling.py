@@ -23,13 +23,13 @@ def printed(*words):
 
 
 def test_what_it_compiles_is_what_a_call_would():
-    found = json.loads(printed("-m", "tests.shared.warmed", "sources"))
-    assert len(found) > 5
-    for name, (warmed, called, told) in found.items():
+    by_loss = json.loads(printed("-m", "tests.shared.warmed", "sources"))
+    assert len(by_loss) > 5
+    for name, (warmed, called, told) in by_loss.items():
         assert warmed == called, name
         # What an earlier loss of the process has compiled is among what this one launches.
         assert {source.split()[0] for source in warmed} <= set(told), name
-    assert {"scale_gradients_kernel", "repair_rows_kernel"} < set(found["InfoNCE"][2])
+    assert {"scale_gradients_kernel", "repair_rows_kernel"} < set(by_loss["InfoNCE"][2])
 
 
 @pytest.mark.slow

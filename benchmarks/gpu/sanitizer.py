@@ -11,12 +11,17 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict
+from benchmarks.gpu.forced import large_tests
 from benchmarks.gpu.processes import run_section
-from benchmarks.gpu.sections import MEMORY, Options, Record, Verdict, check, check_record
+from benchmarks.gpu.sections import MEMORY, Options, Record, Section, Verdict, check, check_record
 from benchmarks.gpu.stages import SANITIZED
 from tests.shared.cases import CASES
 
+LARGE_WIDTH = 256  # the least that fills the stages of the kernel of roles
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
+ABSENT = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
+# The tools, and what each is given beside that: which kernels it looks at.
+TOOLS: dict[str, tuple[str, ...]] = {"memcheck": (), "racecheck": ("--kernel-name", "kns=_kernel")}
 
 
 def sanitized(options: Options) -> Iterator[Record]:
@@ -30,14 +35,22 @@ def sanitized(options: Options) -> Iterator[Record]:
         test = partial(problem_verdict, problem, torch.bfloat16, memory, options.device)
         yield check(f"overflow, {memory}", test)
 
+    # They take the longest, and the time may be short.
+    yield from large(options)
+
+
+def large(options: Options) -> Iterator[Record]:
+    """The calls that reach the kernels of large problems on Hopper, as small as these can be."""
+    for way, test in large_tests(options, "fast", LARGE_WIDTH).items():
+        yield check(f"{way}, fast", test)
+
 
 def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
     """The small calls, first without a tool, then under each of the tools, each within so many seconds."""
     section = replace(SANITIZED, seconds=seconds)
-    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    tool = path_of_tool()
     if tool is None:
-        reason = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
-        yield check_record("compute-sanitizer", Verdict(None, reason))
+        yield check_record("compute-sanitizer", Verdict(None, ABSENT))
         return
 
     alone = run_section(section, options)
@@ -47,24 +60,42 @@ def sanitizer(options: Options, seconds: float) -> Iterator[Record]:
             "the calls alone", Verdict(False if alone.status == "failed" else None, alone.message)
         )
 
-    # Without torch's allocator cache each tensor is its own allocation, whose bounds the tool knows.
-    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    for name, more in (("memcheck", ()), ("racecheck", ("--kernel-name", "kns=_kernel"))):
-        prefix = (
-            tool,
-            "--tool",
-            name,
-            "--error-exitcode",
-            str(ERROR_STATUS),
-            "--target-processes",
-            "application-only",
-            "--report-api-errors",
-            "no",
-            *more,
-        )
+    for name in TOOLS:
+        yield watched(tool, name, section, options)
 
-        outcome = run_section(section, options, prefix, environment)
-        yield check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))
+
+def memcheck_large(options: Options, seconds: float) -> Iterator[Record]:
+    """The calls of `large` under the tool that finds accesses out of bounds."""
+    tool = path_of_tool()
+    if tool is None:
+        yield check_record("compute-sanitizer", Verdict(None, ABSENT))
+        return
+    section = Section("sanitized, large tiles", seconds, "benchmarks.gpu.sanitizer:large")
+    yield watched(tool, "memcheck", section, options)
+
+
+def path_of_tool() -> str | None:
+    """Where the tool is."""
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+
+
+def watched(tool: str, name: str, section: Section, options: Options) -> Record:
+    """What one of the tools finds in a section."""
+    prefix = (
+        tool,
+        "--tool",
+        name,
+        "--error-exitcode",
+        str(ERROR_STATUS),
+        "--target-processes",
+        "application-only",
+        "--report-api-errors",
+        "no",
+        *TOOLS[name],
+    )
+    # Without torch's allocator cache each tensor is its own allocation, whose bounds the tool knows.
+    outcome = run_section(section, options, prefix, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    return check_record(name, sanitizer_verdict(outcome.exit_code, outcome.output))
 
 
 def sanitizer_verdict(exit_code: int | None, output: str) -> Verdict:

@@ -35,7 +35,7 @@ def waves(stage: str, options: Options) -> list[Wave]:
     """The sections of a stage in their order."""
     made = {
         "all": lambda: [*smoke(), *speed(options), checks(options)],
-        "first": lambda: [[BUILD], *smoke(), *warming(options), [profile(options)]],
+        "first": lambda: [[BUILD], *smoke(), *watched(warming(options)), [profile(options)]],
         "speed": lambda: [[MACHINE], [tuning(options)], *speed(options)],
         "checks": lambda: [[MACHINE], checks(options, SANITIZED_ALONE)],
     }
@@ -66,6 +66,8 @@ def smoke() -> list[Wave]:
             step("16-bit products into float32", "products:products"),
             *(step(f"scores {name}", "scores:scores", epilogue=name) for name in SCORES),
             *(step(f"loss {memory}", "losses:loss", memory=memory) for memory in MEMORY),
+            *(step(f"large tiles {memory}", "losses:large_tiles", memory=memory) for memory in MEMORY),
+            *(step(f"TF32 {memory}", "losses:tf32", memory=memory) for memory in MEMORY),
             step("one launch", "losses:one_launch"),
             step("graph", "losses:graph", exact=False),
             step("side stream", "losses:side_stream", exact=False),
@@ -90,6 +92,18 @@ def warming(options: Options) -> list[Wave]:
             for shape, memory in names
         ]
     ]
+
+
+def watched(planned: list[Wave]) -> list[Wave]:
+    """The same, and beside the last wave the sanitizer on the kernels of large problems.
+
+    It begins first, because it takes the longest.
+    """
+    *others, last = planned
+    path = "benchmarks.gpu.sanitizer:memcheck_large"
+    seconds = max(section.seconds for section in last)
+    section = Section("memcheck, large tiles", seconds, path, {"seconds": seconds - OVERHEAD})
+    return [*others, [section, *last]]
 
 
 def speed(options: Options) -> list[Wave]:

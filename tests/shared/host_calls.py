@@ -105,14 +105,14 @@ def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 
 def main() -> None:
-    found = {}
+    questions = {}
     with taken_for_a_gpu() as asked:
         for name, loss in losses().items():
             for call in ("first", "second"):
                 asked.clear()
                 loss(*leaves()).backward()
-                found[f"{name}, {call} call"] = dict(asked)
-    print(json.dumps(found))
+                questions[f"{name}, {call} call"] = dict(asked)
+    print(json.dumps(questions))
 
 
 if __name__ == "__main__":

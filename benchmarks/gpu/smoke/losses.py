@@ -12,6 +12,7 @@ from torch import Tensor
 import fastqt
 from benchmarks.gpu.correctness import Problem, problem_verdict, random_inputs, taken, truth
 from benchmarks.gpu.cuda_graphs import captured, host_graph
+from benchmarks.gpu.forced import large_tests
 from benchmarks.gpu.recorder import recorded_check
 from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict
 from benchmarks.gpu.smoke.compare import near
@@ -41,6 +42,25 @@ def loss(options: Options, memory: str) -> Iterator[Record]:
     asked = problem(options, 1500, 1000)
     test = partial(problem_verdict, asked, dtype_of(options), memory, options.device)
     yield recorded_check(f"loss and gradients, {memory}", test)
+
+
+def large_tiles(options: Options, memory: str) -> Iterator[Record]:
+    """The loss with Hopper's default for large problems, and with the kernel of roles."""
+    for way, test in large_tests(options, memory, 768).items():
+        yield recorded_check(f"{way}, {memory}", test)
+
+
+def tf32(options: Options, memory: str) -> Iterator[Record]:
+    """The loss of float32 where torch allows TF32, as most trainings in float32 do."""
+    asked = problem(options, 1500, 1000)
+    test = partial(problem_verdict, asked, torch.float32, memory, options.device)
+
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield recorded_check(f"loss and gradients in TF32, {memory}", test)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def one_launch(options: Options) -> Iterator[Record]:

@@ -9,10 +9,12 @@ from tests.engines.triton import absent_library
 
 pytestmark = [*absent_library.marks, pytest.mark.slow]
 KERNELS = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel", "query_gradient_kernel"}
+LARGE = {*KERNELS, "a kernel with descriptors", "warp_specialized_scores_kernel"}
 LAUNCHED = {
     "16-bit products into float32": set(),
     **{f"scores {name}": {"scores_kernel", "a kernel with descriptors"} for name in SCORES},
-    **dict.fromkeys(("loss fast", "loss low", "graph", "side stream"), KERNELS),
+    **dict.fromkeys(("loss fast", "loss low", "TF32 fast", "TF32 low", "graph", "side stream"), KERNELS),
+    **dict.fromkeys(("large tiles fast", "large tiles low"), LARGE),
     "one launch": {"small_contrastive_"},
     "vendor's products": set(),
 }

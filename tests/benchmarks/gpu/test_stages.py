@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -59,6 +60,13 @@ def test_a_sanitizer_has_time_for_the_calls_three_times():
     for stage in ("all", "checks"):
         (found,) = (s for wave in waves(stage, Options()) for s in wave if s.name == "sanitizer")
         assert 3 * (found.arguments["seconds"] + GRACE) <= found.seconds
+
+
+def test_the_first_stage_watches_the_kernels_of_large_problems():
+    (section,) = (s for wave in waves("first", Options()) for s in wave if s.name.startswith("memcheck"))
+    assert section.arguments["seconds"] + OVERHEAD <= section.seconds
+    (record,) = section.records(Options(dry_run=True))
+    assert record["ok"] is None or shutil.which("compute-sanitizer")
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -235,7 +235,8 @@ class Problem:
     memory: str | int = "fast"
     reduction: str = "mean"
     captured: bool = False  # in a CUDA graph
-    descriptors: bool = False  # read the operands of the scores' product
+    # Whether they read the operands of the scores' product; None: as the engine chooses.
+    descriptors: bool | None = False
     small: bool = False  # the kernel for small problems is built, and takes it
     warp_specialized: bool | None = None  # whether that kernel takes it; None where no table names it
 
