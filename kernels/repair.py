@@ -96,6 +96,7 @@ def exponentials_of_block(
             False,
             COMPUTE,
             PRECISION,
+            PRECISION == "tf32",
             BLOCK_N,
             BLOCK_M,
             BLOCK_D,

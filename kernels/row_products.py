@@ -23,6 +23,7 @@ from fastqt.kernels.scores.exclusions import (
 from fastqt.kernels.scores.launch import elements_at_once, far
 from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
 from fastqt.kernels.scores.tile import Tile
+from fastqt.kernels.tf32 import rounded_to_tf32
 
 ROWS, COLUMNS, WIDTH = 64, 64, 128  # of E and of the product, of a program
 
@@ -122,6 +123,7 @@ def row_products_kernel(
                 False,
                 COMPUTE,
                 PRECISION,
+                PRECISION == "tf32",
                 BLOCK_N,
                 BLOCK_M,
                 BLOCK_D,
@@ -149,7 +151,10 @@ def row_products_kernel(
             e = tl.exp2(x)
             if query_inverse_norms is not None:
                 e *= load_once(candidate_inverse_norms, columns)[None, :]
-            total = tl.dot(e.to(COMPUTE), g.to(COMPUTE), total, input_precision=PRECISION)
+            e, g = e.to(COMPUTE), g.to(COMPUTE)
+            if PRECISION == "tf32":
+                e, g = rounded_to_tf32(e), rounded_to_tf32(g)
+            total = tl.dot(e, g, total, input_precision=PRECISION)
 
         tl.store(at, total, mask=cells)
 

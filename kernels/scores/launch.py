@@ -159,7 +159,7 @@ def _launch(
             TensorDescriptor.from_tensor(tile.candidates, [config.columns, step]),
         )
 
-    out = operands.get("out")
+    out, products = operands.get("out"), precision(queries.dtype)
     with on_device(queries):
         scores_kernel[(resident_programs(queries, tiles, config, step),)](
             *matrices,
@@ -188,7 +188,8 @@ def _launch(
             ),
             UNIT=unit,
             COMPUTE=compute_dtype(queries.dtype),
-            PRECISION=precision(queries.dtype),
+            PRECISION=products,
+            ROUND=products == "tf32" and not tile.rounded,
             BLOCK_N=config.rows,
             BLOCK_M=config.columns,
             BLOCK_D=step,

@@ -40,6 +40,7 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
+from fastqt.kernels.tf32 import rounded_to_tf32
 
 
 @triton.jit
@@ -72,6 +73,7 @@ def score_tile(
     DESCRIPTORS: tl.constexpr,
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -84,6 +86,8 @@ def score_tile(
         for d in range(0, D, BLOCK_D):
             a = queries.load([first_query, d]).to(COMPUTE)
             b = candidates.load([first_candidate, d]).to(COMPUTE)
+            if ROUND:
+                a, b = rounded_to_tf32(a), rounded_to_tf32(b)
             scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
     else:
         stride_qn, stride_qd, stride_cm, stride_cd = strides
@@ -109,7 +113,10 @@ def score_tile(
                 a = tl.load(f, mask=(d + offs_d < D)[None, :], other=0.0)
                 b = tl.load(g, mask=(d + offs_d < D)[:, None], other=0.0)
 
-            scores = tl.dot(a.to(COMPUTE), b.to(COMPUTE), scores, input_precision=PRECISION)
+            a, b = a.to(COMPUTE), b.to(COMPUTE)
+            if ROUND:
+                a, b = rounded_to_tf32(a), rounded_to_tf32(b)
+            scores = tl.dot(a, b, scores, input_precision=PRECISION)
             f += BLOCK_D * stride_qd
             g += BLOCK_D * stride_cd
     return scores
@@ -142,6 +149,7 @@ def scores_kernel(
     UNIT: tl.constexpr,  # of elements, in which D, stride_qn and stride_cm are given
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUND: tl.constexpr,  # the operands to TF32, which is done to copies where these are read
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -216,6 +224,7 @@ def scores_kernel(
             DESCRIPTORS,
             COMPUTE,
             PRECISION,
+            ROUND,
             BLOCK_N,
             BLOCK_M,
             BLOCK_D,
