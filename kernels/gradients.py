@@ -20,7 +20,7 @@ def query_gradient_kernel(
     queries,
     candidates,
     scale,
-    product,  # (rows, D): E G; float32, or the memory of the queries' gradients
+    product,  # (rows, product_width): E G; float32, or the memory of the queries' gradients
     row_factors,  # (N,) float64
     weight_norm,  # () float64
     target_starts,
@@ -31,12 +31,13 @@ def query_gradient_kernel(
     row_negative_norms,
     row_negative_coefficients,
     query_gradient,  # (N, D)
-    weighted_queries,  # (rows, D)
+    weighted_queries,  # (rows, product_width), of which nothing is written beyond D
     row_negative_gradient,  # (N, D)
     scale_gradient,  # (N,) float32
     mix,
     prob_scale,
     width,
+    product_width,
     first_row,
     query_row_stride,
     query_stride,
@@ -90,7 +91,7 @@ def query_gradient_kernel(
         f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0).to(tl.float32)
 
         if WEIGHTED:
-            at = weighted_queries + at_row * width + d
+            at = weighted_queries + at_row * product_width + d
             tl.store(at, (query_weight * f).to(weighted_queries.dtype.element_ty), mask=inside)
 
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
@@ -104,7 +105,8 @@ def query_gradient_kernel(
                 by_row_negative += f * tl.load(r, mask=inside, other=0.0).to(tl.float32)
 
         if QUERIES or SCALE:
-            gradient = factor * tl.load(product + at_row * width + d, mask=inside, other=0.0).to(tl.float32)
+            of_columns = tl.load(product + at_row * product_width + d, mask=inside, other=0.0)
+            gradient = factor * of_columns.to(tl.float32)
 
             for t in range(first, last):
                 column = tl.load(target_columns + t)
@@ -134,7 +136,7 @@ def query_gradient_kernel(
             # registers.
             by_scale += f * gradient
             if QUERIES and query_inverse_norms is not None:
-                tl.store(product + at_row * width + d, gradient, mask=inside)
+                tl.store(product + at_row * product_width + d, gradient, mask=inside)
             elif QUERIES:
                 at = query_gradient + i * width + d
                 tl.store(at, (s * gradient).to(query_gradient.dtype.element_ty), mask=inside)
@@ -147,7 +149,7 @@ def query_gradient_kernel(
             store_through_norms(
                 query_gradient + i * width,
                 s,
-                product + at_row * width,
+                product + at_row * product_width,
                 norm,
                 by_scale,
                 queries + i * query_row_stride,
@@ -202,7 +204,7 @@ def place_of(j, k, mask, by_column):
 def candidate_gradient_kernel(
     queries,
     scale,
-    product,  # (columns, D): the sum of Eᵀ F over chunks, F weighted; float32, or the memory of the gradient
+    product,  # (columns, product_width): the sum of Eᵀ F over chunks, F weighted; may be the gradient
     weight_norm,
     target_coefficients,
     candidate_gradient,  # (columns, D)
@@ -211,6 +213,7 @@ def candidate_gradient_kernel(
     targets,
     first_column,
     width,
+    product_width,
     query_row_stride,
     query_stride,
     TARGETS: tl.constexpr,
@@ -250,7 +253,7 @@ def candidate_gradient_kernel(
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
-        gradient = factor * tl.load(product + j * width + d, mask=inside, other=0.0).to(tl.float32)
+        gradient = factor * tl.load(product + j * product_width + d, mask=inside, other=0.0).to(tl.float32)
 
         if TARGETS:
             for k in range(first, first + count):
@@ -269,13 +272,13 @@ def candidate_gradient_kernel(
         else:
             g = candidates + j * candidate_row_stride + d * candidate_stride
             along += tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
-            tl.store(product + j * width + d, gradient, mask=inside)
+            tl.store(product + j * product_width + d, gradient, mask=inside)
 
     if candidate_inverse_norms is not None:
         store_through_norms(
             candidate_gradient + j * width,
             s,
-            product + j * width,
+            product + j * product_width,
             norm,
             along,
             candidates + j * candidate_row_stride,
@@ -328,7 +331,7 @@ def query_gradient_epilogue(
     queries: Tensor,
     candidates: Tensor,
     scale: Tensor,
-    product: Tensor | None,  # (rows, D): E G; float32, or those rows of `query_gradient`
+    product: Tensor | None,  # (rows, at least D): E G; float32, or those rows of `query_gradient`
     cells: ExactCells,
     state: RowState,
     weight_norm: Tensor,  # () float64
@@ -337,14 +340,14 @@ def query_gradient_epilogue(
     rows: int,
     *,
     query_gradient: Tensor | None,  # (N, D), contiguous as the following
-    weighted_queries: Tensor | None,  # (rows, D)
+    weighted_queries: Tensor | None,  # (rows, as many as `product` has)
     row_negative_gradient: Tensor | None,  # (N, D)
     scale_gradient: Tensor | None,  # (N,) float32
     inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (M,) float32
 ) -> None:
     """Finishes the gradients of some rows; those that are None are not computed.
 
-    With inverse norms `product` is overwritten.
+    With inverse norms `product` is overwritten. Beyond D nothing is read or written.
 
     `prob_scale` is a power of 2 by which fp16 probabilities are scaled to keep small ones in range; other
     dtypes have 1. `weight_norm` is the size of the rows' weights.
@@ -353,6 +356,7 @@ def query_gradient_epilogue(
     matrix, partners, _, norms, coefficients = cells.row_negative_tensors
     # A score that is given is no part of an embedding's gradient.
     kind = NO_ROW_NEGATIVE if matrix is None else cells.row_negative_kind
+    product_width = next((x.shape[1] for x in (product, weighted_queries) if x is not None), D)
 
     with on_device(queries):
         query_gradient_kernel[(rows,)](
@@ -376,6 +380,7 @@ def query_gradient_epilogue(
             cells.mix,
             prob_scale,
             D,
+            product_width,
             first_row,
             *queries.stride(),
             *candidates.stride(),
@@ -395,7 +400,7 @@ def query_gradient_epilogue(
 def candidate_gradient_epilogue(
     queries: Tensor,
     scale: Tensor,
-    product: Tensor,  # (columns, D): Eᵀ F, F weighted; float32, or `candidate_gradient` itself
+    product: Tensor,  # (columns, at least D): Eᵀ F, F weighted; float32, or `candidate_gradient` itself
     weight_norm: Tensor,
     prob_scale: float,
     candidate_gradient: Tensor,  # (columns, D)
@@ -407,7 +412,7 @@ def candidate_gradient_epilogue(
     inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (columns,) float32
 ) -> None:
     """Finishes the gradients of some candidates. With inverse norms `product` is overwritten."""
-    columns, D = product.shape
+    columns, D = candidate_gradient.shape
 
     with on_device(queries):
         candidate_gradient_kernel[(columns,)](
@@ -422,6 +427,7 @@ def candidate_gradient_epilogue(
             len(coefficients),
             first_column,
             D,
+            product.shape[1],
             *queries.stride(),
             TARGETS=by_column is not None,
             **({} if by_column is None else by_column.operands),

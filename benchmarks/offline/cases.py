@@ -65,7 +65,7 @@ CASES = (
     ),
     Case(
         "bf16, D=75, diagonal kept",
-        N=4000,
+        N=1296,  # too few for copies, whose rows would be aligned
         D=75,
         diagonal="keep",
         negatives=64,
@@ -75,6 +75,35 @@ CASES = (
             "repair_rows_kernel out negatives",
         ),
         loads_ahead=False,  # a row begins anywhere, and no copy of so few bytes is asynchronous
+    ),
+    Case(
+        "bf16, D=300",  # products read copies, whose rows are aligned
+        N=4000,
+        D=300,
+        diagonal="keep",
+        negatives=64,
+        wanted=(
+            "copy_rows_kernel -ROUND",
+            "scores_kernel EPILOGUE=ROW_MAX",
+            "scores_kernel out tile_row_sums target_starts",
+            "repair_rows_kernel out negatives",
+            "query_gradient_kernel WEIGHTED",
+            "candidate_gradient_kernel TARGETS",
+        ),
+    ),
+    Case(
+        "both ways, fp16, D=50, low",
+        dtype="float16",
+        D=50,
+        memory="low",
+        clip=True,
+        wanted=("scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",),
+    ),
+    Case(
+        "tf32, D=300",
+        dtype="float32",
+        D=300,
+        wanted=("copy_rows_kernel ROUND", "scores_kernel out tile_row_sums -ROUND"),
     ),
     Case(
         "fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "repair_rows_kernel -out")
@@ -124,7 +153,7 @@ CASES = (
     ),
     Case(
         "bf16, low, D=75, biases, negatives",
-        N=4000,
+        N=1296,
         D=75,
         memory="low",
         diagonal="keep",
@@ -295,7 +324,7 @@ CASES = (
     ),
     Case(
         "sigmoid, bf16, biases",
-        N=4000,
+        N=1296,
         D=75,
         bias=True,
         link="sigmoid",

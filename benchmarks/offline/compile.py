@@ -32,7 +32,8 @@ from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_
 
 ROOT = Path(__file__).parents[2]
 
-INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "cp.async", "ex2.approx", "st.global.v4")
+PRODUCTS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
+INSTRUCTIONS = (*PRODUCTS, "cp.async", "ex2.approx", "st.global.v4", "ld.global.b16")
 USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 

@@ -46,6 +46,9 @@ def row_bytes(launch: Launch) -> Bytes:
         written = [arguments[side] for side in ("to_queries", "to_candidates") if arguments[side] is not None]
         return arguments["rows"] * arguments["N"] * (4 + sum(x.element_size() for x in written)), 0
 
+    if name == "copy_rows_kernel":
+        matrix, copy = arguments["matrix"], arguments["copy"]
+        return (matrix.numel() + copy.numel()) * copy.element_size(), 0
     if name == "bias_gradient_kernel":
         return 16 * arguments["columns"], 0
     if name not in ("row_shifts_kernel", "query_gradient_kernel", "candidate_gradient_kernel"):

@@ -2,12 +2,14 @@
 
 import importlib
 import pkgutil
+from unittest import mock
 
 import pytest
 import torch
 
 import fastqt
 import fastqt.kernels
+from fastqt.engines.triton import copies
 from fastqt.kernels.launch import elements_of_program
 from fastqt.kernels.upstream import scale_gradients
 from tests.kernels.races import watched
@@ -77,6 +79,11 @@ def three_blocks(D, dtype):
     return fastqt.mixcse_loss(rows_of(N, D, dtype), rows_of(N + 1, D, dtype)[:N], **options)
 
 
+def from_copies(D, dtype):
+    with mock.patch.object(copies, "LEAST_CELLS", 0):
+        return softmax(D + 1, dtype)
+
+
 LAUNCHES = {
     softmax: {*SOFTMAX, *GRADIENTS},
     cosines: {*SOFTMAX, *GRADIENTS, "inverse_norms_kernel"},
@@ -87,6 +94,7 @@ LAUNCHES = {
     whole_rows_of_sigmoids: {"loss_rows_kernel"},
     clip: SOFTMAX,
     three_blocks: {"three_block_rows_kernel", "three_block_gradients_kernel"},
+    from_copies: {"copy_rows_kernel"},
 }
 
 

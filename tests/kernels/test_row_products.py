@@ -8,6 +8,7 @@ import torch
 
 from fastqt.kernels import row_products
 from fastqt.kernels.row_products import multiply_overflowed_rows
+from tests.engines.triton.test_copies import nearest
 from tests.kernels.test_scores import EVERYTHING, SCALE, N, excluding
 from tests.shared.tolerances import FLOAT32, relative
 
@@ -39,3 +40,19 @@ def test_is_the_product_of_flagged_rows(rows, add, D, monkeypatch):
     E = torch.from_numpy(kept) * (S - math.log(2) * shifts.double()[:, None])[rows].exp()
     assert relative(product[flagged], E[flagged] @ candidates.double() + 2.0 * add) < FLOAT32
     assert product[~flagged].isnan().all()
+
+
+def test_operands_are_rounded_to_tf32():
+    """Exponentials too, which are in registers: a product of operands that are cut off is too small."""
+    tile, queries, candidates, _ = excluding(EVERYTHING, EVERYTHING, set(), 40)
+    state = SimpleNamespace(shift_overflowed=torch.ones(N, dtype=torch.int32), row_shift_log2=torch.zeros(N))
+    product = torch.empty(N, 40)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    multiply_overflowed_rows(tile, queries, torch.tensor(SCALE), state, product, add=False)
+    torch.set_float32_matmul_precision(before)
+
+    E = torch.from_numpy(SCALE * nearest(queries) @ nearest(candidates).T).exp()
+    rounded = nearest(E) @ nearest(candidates)
+    # An exponential that is near the middle of two values may be rounded to the other one.
+    assert relative(product, rounded) < relative(E.numpy() @ nearest(candidates), rounded) / 4

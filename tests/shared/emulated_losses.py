@@ -40,6 +40,9 @@ class Loss:
         options: of the loss; of a function of (N, M, generator) what it draws.
         descriptors, warp_specialized: which kernels make the scores.
         precision: torch's name for that of products of float32.
+        rounded: whether what is exact is the loss of embeddings that are rounded to TF32, as those of all
+            products are. Exact cells are not, so that the loss must not have any.
+        copied: whether products read copies, as those of large problems do.
         archs: the GPUs that it runs on.
     """
 
@@ -55,6 +58,8 @@ class Loss:
     descriptors: bool | None = None
     warp_specialized: bool = False
     precision: str = "highest"
+    rounded: bool = False
+    copied: bool = False
     archs: tuple[int, ...] = (80, 90)
 
 
@@ -100,13 +105,31 @@ def mixed(N: int, M: int, generator: torch.Generator) -> fastqt.Mixed:
 
 KEEP = {"targets": own, "diagonal": "keep"}
 EXCLUDED = {**KEEP, "mask": mask, "query_groups": query_groups, "candidate_groups": candidate_groups}
+IN_TF32: dict[str, Any] = {"dtype": "float32", "precision": "high"}
 LOSSES = {
     "plain": Loss(options={"scale": 0.3}),
     "half": Loss(dtype="float16", D=128, N=97, M=97, options={"scale": 0.2, "diagonal": "exclude"}),
     "single": Loss(dtype="float32", N=70, M=131, D=40, options={**KEEP, "scale": 0.4}),
-    "TF32": Loss(dtype="float32", precision="high", options={**KEEP, "scale": 0.2}),
+    "TF32": Loss(**IN_TF32, options={**KEEP, "scale": 0.2}),
+    "TF32, log-sum-exp": Loss(fastqt.log_sum_exp, rounded=True, **IN_TF32, options={"scale": 0.2}),
+    "TF32, copied": Loss(fastqt.log_sum_exp, rounded=True, copied=True, **IN_TF32, options={"scale": 0.2}),
+    "TF32, overflow": Loss(
+        fastqt.log_sum_exp, rounded=True, spread=4.0, **IN_TF32, options={"scale": 5.0, "memory": "low"}
+    ),
+    "TF32, clip": Loss(fastqt.clip_loss, **IN_TF32, options={"scale": 100.0}),
+    "TF32, sigmoid": Loss(fastqt.sigmoid_loss, **IN_TF32, copied=True, options={**KEEP, "scale": 0.2}),
     "deep": Loss(dtype="float16", N=100, M=100, D=256, options={"scale": 0.05}),
     "odd width": Loss(D=37, N=66, M=66, options={**KEEP, "scale": 0.3}),
+    "odd width, copied": Loss(D=300, N=66, M=66, copied=True, options={**KEEP, "scale": 0.01}),
+    "odd width, copied, low": Loss(
+        dtype="float16",
+        D=50,
+        K=70,
+        N=100,
+        M=130,
+        copied=True,
+        options={**KEEP, "scale": 0.2, "memory": "low"},
+    ),
     "low": Loss(dtype="float16", options={**KEEP, "scale": 0.2, "memory": "low"}),
     "groups and mask": Loss(options={**EXCLUDED, "scale": 0.2}),
     "groups and mask, low": Loss(options={**EXCLUDED, "scale": 0.2, "memory": "low"}),
@@ -170,11 +193,19 @@ def embeddings(loss: Loss) -> dict[str, Tensor]:
     return drawn
 
 
+def rounded_to_tf32(x: Tensor) -> Tensor:
+    """The nearest values with 11 significant bits, of two that are as near the larger one, float64."""
+    mantissa, exponent = torch.frexp(x.double().abs())
+    return torch.ldexp((2**11 * mantissa + 0.5).floor() / 2**11, exponent).copysign(x.double())
+
+
 def value_and_gradients(loss: Loss, dtype: torch.dtype | None, backend: str) -> list[Tensor]:
     """A loss and the gradients of whatever has one, of embeddings that are computed in another dtype."""
     generator = torch.Generator().manual_seed(1)
     options = {name: x(loss.N, loss.M, generator) if callable(x) else x for name, x in loss.options.items()}
     leaves = {name: x.to(dtype or x.dtype) for name, x in embeddings(loss).items()}
+    if loss.rounded and dtype is torch.float64:
+        leaves = {name: rounded_to_tf32(x) for name, x in leaves.items()}
     leaves |= {name: options[name] for name in DIFFERENTIABLE if isinstance(options.get(name), Tensor)}
     leaves = {name: x.detach().clone().requires_grad_() for name, x in leaves.items()}
     value = loss.function(**{**options, **leaves}, backend=backend).sum()
@@ -201,6 +232,7 @@ def emulate(
             mock.patch.object(triton, "why_not", return_value=None),
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.repair.multiprocessors", return_value=16),
+            mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
             emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
         ):
             try:

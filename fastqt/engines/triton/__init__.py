@@ -120,11 +120,15 @@ def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: 
 
 def _computed(p: Problem, weights: float | Tensor, needs: Needs) -> Operands:
     from fastqt.engines.triton import rows, sigmoid, softmax, walks
+    from fastqt.engines.triton.copies import Copies
 
     if not on_gpu(p.queries):  # On a GPU the kernels assert it, so that nothing waits.
         check_targets(p)
-    operands = Operands(p, weights, needs)
-    if needs_whole_rows(p):
+    whole_rows = needs_whole_rows(p)
+    # The vendor's products make the scores of whole rows.
+    copies = Copies.of(p, memory.room_for(p), rounds=not whole_rows)
+    operands = Operands(p, weights, needs, copies)
+    if whole_rows:
         rows.run(operands)
     elif p.link == "sigmoid":
         walks.run_cells(sigmoid.Sigmoid(operands))

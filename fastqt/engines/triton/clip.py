@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fastqt.engines import reference_clip
 from fastqt.engines.triton import walks
+from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.loop import SUM_ROWS
-from fastqt.engines.triton.operands import Operands, fitting, ranges, scale_on, weighted_sum
+from fastqt.engines.triton.operands import Operands, fitting, ranges, room_for, scale_on, weighted_sum
 from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.row_stats import row_stats
@@ -49,7 +50,7 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
     pairs = _pairs(p)
-    sums_of_pairs = _sums(pairs, Norms.of(pairs))
+    sums_of_pairs = _sums(pairs, Norms.of(pairs), _copies(pairs))
     return Rows(sums_of_pairs[3], (sums_of_pairs[:3],))
 
 
@@ -57,10 +58,10 @@ def forward(p: ClipProblem) -> Rows:
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     pairs = _pairs(p)
-    norms = Norms.of(pairs)
-    sums_of_pairs = _sums(pairs, norms)
+    norms, copies = Norms.of(pairs), _copies(pairs)
+    sums_of_pairs = _sums(pairs, norms, copies)
     return weighted_sum(sums_of_pairs[3], row_weight), _gradients(
-        pairs, norms, sums_of_pairs[:3], row_weight, needs
+        pairs, norms, copies, sums_of_pairs[:3], row_weight, needs
     )
 
 
@@ -69,7 +70,7 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     (sums,) = saved
     pairs = _pairs(p)
-    return _gradients(pairs, Norms.of(pairs), sums, row_weights, needs)
+    return _gradients(pairs, Norms.of(pairs), _copies(pairs), sums, row_weights, needs)
 
 
 @asked_again_if_none_is_left
@@ -78,14 +79,15 @@ def sums(p: ClipProblem) -> ClipSums:
     if not p.has_cells:
         return reference_clip.sums(p)
 
-    norms = Norms.of(_pairs(p))
+    pairs = _pairs(p)
+    norms, copies = Norms.of(pairs), _copies(pairs)
     new = p.queries.new_empty
     row_others, column_others = (new(len(x), dtype=torch.float64) for x in (p.queries, p.candidates))
     transposed = replace(p, queries=p.candidates, candidates=p.queries)
 
     problems = (_problem(side, NoTargets(), "log_sum_exp") for side in (p, transposed))
-    _sum_up(*_both_ways(problems, norms, (row_others, column_others), pairs=p.pairs != 0))
-    return ClipSums(_pair_scores(p, norms), row_others, column_others)
+    _sum_up(*_both_ways(problems, norms, copies, (row_others, column_others), pairs=p.pairs != 0))
+    return ClipSums(_pair_scores(p, norms, copies), row_others, column_others)
 
 
 @asked_again_if_none_is_left
@@ -123,7 +125,12 @@ def _problem(p: ClipProblem, targets: Targets, link: str = "softmax") -> Problem
     )
 
 
-def _sums(pairs: Problem, norms: Norms) -> Tensor:
+def _copies(pairs: Problem) -> Copies:
+    """The operands of products, which both directions and both walks share."""
+    return Copies.of(pairs, room_for(pairs))
+
+
+def _sums(pairs: Problem, norms: Norms, copies: Copies) -> Tensor:
     """What is known of each pair, (4, N) float64, from one walk over the scores.
 
     These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
@@ -131,7 +138,7 @@ def _sums(pairs: Problem, norms: Norms) -> Tensor:
     sums_of_pairs = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
 
     transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
-    rows, columns = _both_ways((pairs, transposed), norms, sums_of_pairs[:2], pairs=True)
+    rows, columns = _both_ways((pairs, transposed), norms, copies, sums_of_pairs[:2], pairs=True)
     _sum_up(rows, columns)
 
     torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=sums_of_pairs[2])
@@ -140,11 +147,11 @@ def _sums(pairs: Problem, norms: Norms) -> Tensor:
     return sums_of_pairs
 
 
-def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
+def _pair_scores(p: ClipProblem, norms: Norms, copies: Copies) -> Tensor:
     """(pairs,) float64, in the precision of exact cells."""
     if p.pairs == 0:
         return p.queries.new_empty(0, dtype=torch.float64)
-    scores = Scores(Operands(_pairs(p), 1.0, Needs()), pairs=True, norms=norms)
+    scores = Scores(Operands(_pairs(p), 1.0, Needs(), copies), pairs=True, norms=norms)
     scores.choose_shifts()
     return positive_scores(scores.cells.scores.double())
 
@@ -152,12 +159,14 @@ def _pair_scores(p: ClipProblem, norms: Norms) -> Tensor:
 def _both_ways(
     problems: Iterable[Problem],  # of rows, and of columns
     norms: Norms,
+    copies: Copies,
     logsumexps: Iterable[Tensor],  # of rows and of columns, float64, to be found
     *,
     pairs: bool,  # whether the diagonal's cells are exact cells
 ) -> tuple[Softmax, Softmax]:
     """The softmaxes of rows and of columns, with the shifts that they begin with."""
-    operands = (Operands(p, 1.0, Needs()) for p in problems)
+    by_side = copies, copies.transposed()
+    operands = (Operands(p, 1.0, Needs(), x) for p, x in zip(problems, by_side, strict=True))
     sides = norms, Norms(norms.candidates, norms.queries)
     rows, columns = (
         Softmax(o, Scores(o, pairs=pairs, logsumexp=logsumexp, norms=of_side))
@@ -192,7 +201,7 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
 
     row_and_column_scores(
         tile,
-        o.p.queries,
+        o.copies.queries,
         o.scale,
         (scores.state.row_shift_log2, column_shifts),
         scores.config,
@@ -212,9 +221,14 @@ def _chunk_rows(rows: Softmax) -> int:
 
 
 def _gradients(
-    pairs: Problem, norms: Norms, sums: Tensor, weights: float | Tensor, needs: Needs
+    pairs: Problem,
+    norms: Norms,
+    copies: Copies,
+    sums: Tensor,
+    weights: float | Tensor,
+    needs: Needs,
 ) -> Gradients:
-    operands = Operands(pairs, weights, needs)
+    operands = Operands(pairs, weights, needs, copies)
     # Of a cell's dL/dS each direction gives half.
     halves = operands.prob_scale / 2 * operands.weights / operands.weight_norm
     coefficients = torch.empty_like(halves, dtype=torch.float32)
@@ -270,7 +284,7 @@ class _RowsAndColumns:
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
         row_and_column_scores(
             tile,
-            o.p.queries,
+            o.copies.queries,
             o.scale,
             (self.row_shift_log2, self.column_shift_log2[columns]),
             self.scores.config,

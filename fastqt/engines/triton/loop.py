@@ -90,7 +90,8 @@ class Loop:
 
         weighted = None
         if any(block.gradient is not None for block in o.blocks):
-            weighted = o.p.queries.new_empty(height, o.D)
+            # Where it is wider than the embeddings, nothing writes the rest, nor reads it of the product.
+            weighted = o.p.queries.new_empty(height, o.copies.width)
 
         for rows in ranges(o.N, height):
             n = rows.stop - rows.start
@@ -132,9 +133,9 @@ class Loop:
                 with self.summed_columns(tile if in_one_walk else None) as tile_column_sums:
                     link.fill(tile, cells, part[begin:end], tile_column_sums)
                 if product is not None:
-                    multiply(product, cells, block.matrix[columns], add=block.first + columns.start > 0)
+                    multiply(product, cells, block.operand[columns], add=block.first + columns.start > 0)
                 if in_one_walk and block.product is not None:
-                    multiply(block.product[columns], cells.T, o.p.queries[rows], add=rows.start > 0)
+                    multiply(block.product[columns], cells.T, o.copies.queries[rows], add=rows.start > 0)
         link.conclude(rows, sums, product)
         self.finish_queries(rows, product, None)
 
@@ -149,13 +150,13 @@ class Loop:
         """What a row of E takes, with its sums by tiles, its part of dF's sum and its weighted query."""
         o, itemsize = self.operands, self.operands.p.queries.element_size()
         sums: int = 3 * 4 * column_tiles(o.width, self.scores.config)  # three of them while rows are repaired
-        return itemsize * aligned(o.width) + (4 + itemsize) * o.D + sums
+        return itemsize * aligned(o.width) + (4 + itemsize) * o.copies.width + sums
 
     def _tile_shape(self) -> tuple[int, int]:
         """Rows and columns of tiles that are nearly squares, whose products read and add the least."""
         o, config = self.operands, self.scores.config
         itemsize, room = o.p.queries.element_size(), o.room_beside_products
-        row_bytes = 4 * (o.D + column_tiles(o.width, config))  # of dF, of sums by tiles
+        row_bytes = 4 * (o.copies.width + column_tiles(o.width, config))  # of dF, of sums by tiles
         half = row_bytes / itemsize / 2
         square = int(math.sqrt(half * half + room / itemsize) - half)
         height = rows_that_fit(o, square, config)
@@ -181,7 +182,7 @@ class Loop:
         product = o.product_of_queries(rows, alone=True)
         if product is not None:
             for block in o.blocks:
-                multiply(product, E[:, block.columns], block.matrix, add=block.first > 0)
+                multiply(product, E[:, block.columns], block.operand, add=block.first > 0)
         return product
 
     def finish_queries(self, rows: slice, product: Tensor | None, weighted: Tensor | None) -> None:

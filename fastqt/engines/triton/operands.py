@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fastqt.devices import is_described, on_gpu, properties
 from fastqt.engines.triton.free_memory import room_within
-from fastqt.kernels.cells import RowNegatives
 from fastqt.problem import Gradients, Inputs, Needs, Problem, room_of
+
+if TYPE_CHECKING:
+    from fastqt.engines.triton.copies import Copies
+    from fastqt.kernels.cells import RowNegatives
 
 FAST_BYTES = 512 * 2**20  # beside inputs and gradients, the least
 FAST_SHARE = 85  # of the device's memory, where that is more: 1 GB on a GPU of 80 GiB
@@ -31,9 +35,10 @@ class Block:
     """Candidates or negatives: columns of E that are common to all rows."""
 
     matrix: Tensor  # (columns, D)
+    operand: Tensor  # (columns, width): the matrix as products read it
     first: int  # column of E
     gradient: Tensor | None
-    product: Tensor | None = None  # (columns, D) float32: the gradient's sum over chunks of rows
+    product: Tensor | None = None  # (columns, width) float32: the gradient's sum over chunks of rows
 
     @property
     def columns(self) -> slice:
@@ -43,8 +48,15 @@ class Block:
 class Operands:
     """A problem with its row weights, its gradients to come, and what is found of its rows."""
 
-    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+    def __init__(
+        self, p: Problem, weights: float | Tensor, needs: Needs, copies: Copies | None = None
+    ) -> None:
+        # This module is imported where Triton is not installed, and its modules with kernels are not.
+        from fastqt.engines.triton.copies import Copies
+        from fastqt.kernels.cells import RowNegatives
+
         self.p, self.needs = p, needs
+        self.copies = copies or Copies.of(p, room_for(p))
         self.N, self.D = p.queries.shape
         self.M = p.candidates.shape[0]
         new, dtype = p.queries.new_empty, p.queries.dtype
@@ -69,9 +81,11 @@ class Operands:
             self.scored_row_negatives = RowNegatives(None, p.row_scores, None, self.row_score_gradient)
         self.scale_gradient = new(self.N, dtype=torch.float32) if needs.scale else None  # a part a row
         self.bias_gradient = new(self.M, dtype=torch.float32) if needs.bias else None
-        self.blocks = [Block(p.candidates, 0, gradient_of(p.candidates, needs.candidates))]
-        if p.negatives is not None:
-            self.blocks.append(Block(p.negatives, self.M, gradient_of(p.negatives, needs.negatives)))
+        gradient = gradient_of(p.candidates, needs.candidates)
+        self.blocks = [Block(p.candidates, self.copies.candidates, 0, gradient)]
+        if p.negatives is not None and self.copies.negatives is not None:
+            gradient = gradient_of(p.negatives, needs.negatives)
+            self.blocks.append(Block(p.negatives, self.copies.negatives, self.M, gradient))
         self.width = self.blocks[-1].columns.stop  # the columns of E, of candidates and negatives
         self.logsumexp, self.mass, self.loss = (new(self.N, dtype=torch.float64) for _ in range(3))
 
@@ -89,6 +103,11 @@ class Operands:
         return norm
 
     @property
+    def padded(self) -> bool:
+        """Whether the operands of products are wider than the embeddings."""
+        return self.copies.width != self.D
+
+    @property
     def differentiates(self) -> bool:
         """Whether a gradient is wanted that is not known with the loss of each row."""
         return any(self.needs._replace(row_scores=False))
@@ -96,14 +115,17 @@ class Operands:
     def product_of(self, gradient: Tensor, *, alone: bool) -> Tensor:
         """Where a gradient's product is stored, float32 or in the gradient's own memory.
 
+        It is as wide as the operands of products, which may be wider than the gradient.
+
         A product that is `alone`, to which no other is added, is rounded to bfloat16: it lacks the exact
         cells, so that little of the gradient is rounded twice. float16 has too little range for E's sums, and
         what is subtracted from gradients of cosines must not be rounded before.
         """
         rounded = alone and gradient.dtype is torch.bfloat16 and not self.p.normalize
-        if gradient.dtype is torch.float32 or rounded:
+        dtype = gradient.dtype if rounded else torch.float32
+        if gradient.dtype is dtype and not self.padded:
             return gradient
-        return gradient.new_empty(gradient.shape, dtype=torch.float32)
+        return gradient.new_empty(len(gradient), self.copies.width, dtype=dtype)
 
     def make_products(self, *, alone: bool = False) -> None:
         """Makes room for the sums over chunks of rows; there is one chunk if they are `alone`."""
@@ -116,20 +138,20 @@ class Operands:
         if self.query_gradient is not None:
             return self.product_of(self.query_gradient[rows], alone=alone and len(self.blocks) == 1)
         if self.needs.scale:
-            return self.p.queries.new_empty(rows.stop - rows.start, self.D, dtype=torch.float32)
+            return self.p.queries.new_empty(rows.stop - rows.start, self.copies.width, dtype=torch.float32)
         return None
 
     @functools.cached_property
     def room(self) -> int:
-        """Bytes that may be taken beside inputs and gradients."""
-        return room_of(self.p.memory, fast_bytes(self.p.queries), LOW_BYTES)
+        """Bytes that may be taken beside inputs, their copies and gradients."""
+        return room_for(self.p) - self.copies.bytes
 
     @property
     def product_bytes(self) -> int:
         """What `make_products` takes."""
-        if self.p.queries.dtype is torch.float32:
+        if self.p.queries.dtype is torch.float32 and not self.padded:
             return 0
-        return sum(4 * block.matrix.numel() for block in self.blocks if block.gradient is not None)
+        return sum(4 * block.operand.numel() for block in self.blocks if block.gradient is not None)
 
     @property
     def room_beside_products(self) -> int:
@@ -188,6 +210,11 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
     else:
         out.addmm_(a.float(), b.float(), beta=int(add))
+
+
+def room_for(p: Problem) -> int:
+    """Bytes that a problem's computation may take beside inputs and gradients."""
+    return room_of(p.memory, fast_bytes(p.queries), LOW_BYTES)
 
 
 def fast_bytes(x: Tensor) -> int:

@@ -28,7 +28,7 @@ def run(o: Operands) -> None:
     queries, itemsize = p.queries, p.queries.element_size()
     width = o.width + (p.row_negatives is not None)
     cell_bytes = 4 if itemsize == 4 else 4 + itemsize
-    height = chunk_rows(o, cell_bytes * aligned(width) + 4 * o.D)
+    height = chunk_rows(o, cell_bytes * aligned(width) + 4 * o.copies.width)
 
     S = queries.new_empty(height, aligned(width), dtype=torch.float32)
     dS = S if itemsize == 4 else queries.new_empty(S.shape)
@@ -41,12 +41,12 @@ def run(o: Operands) -> None:
         o.bias_gradient.zero_()
 
     for rows in ranges(o.N, height):
-        f, scores = queries[rows], S[: rows.stop - rows.start, :width]
+        f, scores = o.copies.queries[rows], S[: rows.stop - rows.start, :width]
         for block in o.blocks:
-            multiply(scores[:, block.columns], f, block.matrix.T, add=False)
+            multiply(scores[:, block.columns], f, block.operand.T, add=False)
 
         if p.row_negatives is not None:
-            scores[:, -1] = (f.float() * p.row_negatives[rows].float()).sum(1)
+            scores[:, -1] = (queries[rows].float() * p.row_negatives[rows].float()).sum(1)
 
         out = dS[: len(scores), :width] if any(o.needs) else None
         statistics = o.logsumexp, o.mass, o.loss
@@ -60,7 +60,7 @@ def run(o: Operands) -> None:
     factor = _factor(o)
     for block in o.blocks:
         if block.gradient is not None and block.product is not None:
-            torch.mul(block.product, factor, out=block.gradient)
+            torch.mul(block.product[:, : o.D], factor, out=block.gradient)
 
 
 def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: Tensor) -> None:
@@ -69,7 +69,7 @@ def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: T
 
     for block in o.blocks:
         if block.product is not None:
-            multiply(block.product, dS[:, block.columns].T, f, add=rows.start > 0)
+            multiply(block.product, dS[:, block.columns].T, o.copies.queries[rows], add=rows.start > 0)
 
     if o.bias_gradient is not None:
         by_column = dS[:, : o.M].sum(0, dtype=torch.float32)
@@ -80,9 +80,10 @@ def _differentiate(o: Operands, row_negatives: Tensor | None, rows: slice, dS: T
     if o.query_gradient is None and o.scale_gradient is None:
         return
 
-    product = f.new_empty(f.shape, dtype=torch.float32)
+    padded = f.new_empty(len(f), o.copies.width, dtype=torch.float32)
     for block in o.blocks:
-        multiply(product, dS[:, block.columns], block.matrix, add=block.first > 0)
+        multiply(padded, dS[:, block.columns], block.operand, add=block.first > 0)
+    product = padded[:, : o.D]
     if row_negatives is not None:
         product.addcmul_(dS[:, -1:].float(), row_negatives[rows].float())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class Scores:
         p = operands.p
         self.norms = norms or Norms.of(p)
 
-        shape = operands.N, operands.width, operands.D
+        shape = operands.N, operands.width, operands.copies.width
         wide = p.normalize and (p.mask is not None or both_ways)
         heavy = p.mask is not None or p.link == "sigmoid" or wide
         few_columns = pairs is not None or p.normalize
@@ -96,16 +96,20 @@ class Scores:
     def tile(self, block: Block, rows: slice, columns: slice | None = None) -> Tile:
         """Some rows of E against a block, or against some of its columns."""
         p, height = self.operands.p, rows.stop - rows.start
-        columns = columns or slice(0, block.matrix.shape[0])
-        matrix = block.matrix[columns]
+        columns = columns or slice(0, block.operand.shape[0])
+        matrix = block.operand[columns]
 
         of_queries, of_columns = self.norms.of_pair(block, columns)
-        norms = {"query_inverse_norms": of_queries, "candidate_inverse_norms": of_columns}
+        of_operands: dict[str, Any] = {
+            "query_inverse_norms": of_queries,
+            "candidate_inverse_norms": of_columns,
+            "rounded": self.operands.copies.rounded,
+        }
 
         if self.pairs is not None:
-            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=self.pairs, **norms)
+            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=self.pairs, **of_operands)
         if block.first:
-            return Tile(rows.start, height, matrix, **norms)
+            return Tile(rows.start, height, matrix, **of_operands)
         return Tile(
             rows.start,
             height,
@@ -119,7 +123,7 @@ class Scores:
             *self.groups,
             p.mask,
             None if p.bias is None else p.bias[columns],
-            **norms,
+            **of_operands,
         )
 
     def tile_row_sums(self, rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:

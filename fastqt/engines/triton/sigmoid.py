@@ -41,7 +41,7 @@ class Sigmoid:
         o = self.operands
         sigmoid_scores(
             tile,
-            o.p.queries,
+            o.copies.queries,
             o.scale,
             self.row_weights,
             self.scores.config,

@@ -68,13 +68,13 @@ class Softmax:
         if product is not None:
             for block in o.blocks:
                 tile, add = scores.tile(block, rows), block.first > 0
-                multiply_overflowed_rows(tile, o.p.queries, o.scale, scores.state, product, add=add)
+                multiply_overflowed_rows(tile, o.copies.queries, o.scale, scores.state, product, add=add)
 
     def repair(self, rows: slice, E: Tensor | None = None) -> None:
         """Computes those rows again whose shift was too far off, against their true maximum."""
         o, scores = self.operands, self.scores
         tiles = [scores.tile(block, rows) for block in o.blocks]
-        repair_rows(tiles, o.p.queries, o.scale, scores.cells, scores.state, E)
+        repair_rows(tiles, o.copies.queries, o.scale, scores.cells, scores.state, E)
 
     def fill_weighted(self, tile: Tile, out: Tensor, tile_column_sums: Tensor | None) -> None:
         """Fills a tile of E times its rows' factors, once the rows are concluded."""
@@ -112,7 +112,7 @@ class Softmax:
         o, scores = self.operands, self.scores
         exp_scores(
             tile,
-            o.p.queries,
+            o.copies.queries,
             o.scale,
             scores.state.row_shift_log2,
             scores.config,
@@ -145,10 +145,11 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
     tile = Tile(
         0,
         o.N,
-        p.candidates[every],
+        o.copies.candidates[every],
         bias=bias,
         query_inverse_norms=of_queries,
         candidate_inverse_norms=None if of_sample is None else of_sample.contiguous(),
+        rounded=o.copies.rounded,
     )
-    max_scores(tile, p.queries, o.scale, maxima, config)
+    max_scores(tile, o.copies.queries, o.scale, maxima, config)
     return maxima

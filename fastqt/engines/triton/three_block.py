@@ -9,9 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.heights import rows_that_fit
-from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges, weighted_sum
+from fastqt.engines.triton.operands import (
+    Operands,
+    aligned,
+    multiply,
+    ranges,
+    room_for,
+    weighted_sum,
+)
 from fastqt.kernels.three_block import Lines, Mixtures, RowSums, three_block_rows
 from fastqt.kernels.three_block_gradients import three_block_gradients
 from fastqt.problem import (
@@ -67,9 +75,10 @@ class _Walk:
         targets = Diagonal().rows(len(u), len(u), u.device)
         rows = Problem(u, v, None, None, p.scale, targets, "keep", None, None, None, p.memory)
         wanted = Needs(queries=needs.queries, candidates=needs.candidates, scale=needs.scale)
-        self.p, self.needs, self.operands = p, needs, Operands(rows, weights, wanted)
+        self.p, self.needs = p, needs
 
-        o = self.operands
+        copies = Copies.of(rows, room_for(rows), rounds=False)
+        o = self.operands = Operands(rows, weights, wanted, copies)
         inputs = p.own_columns, p.next_columns, p.own_rows, p.next_rows
         shares = [x.detach().float().contiguous() for x in inputs]
         self.mixtures = Mixtures(*shares, o.scale, p.own_mixture_weight, p.third_block, p.masks_excluded)
@@ -103,13 +112,13 @@ class _Walk:
 
     def run(self) -> None:
         o = self.operands
-        v, N, width = o.p.candidates, o.N, aligned(o.N)
+        v, N, width = o.copies.candidates, o.N, aligned(o.N)
 
         queries, candidates = bool(self.needs.queries), bool(self.needs.candidates)
         folded = (queries or candidates, False) if self.joined else (queries, candidates)
         cell_bytes = 4 + sum(folded) * v.element_size()
 
-        fitting = o.room_beside_products // (cell_bytes * width + (4 + v.element_size()) * o.D)
+        fitting = o.room_beside_products // (cell_bytes * width + (4 + v.element_size()) * o.copies.width)
         # A chunk needs the lines above and below it, which are its own where it has all rows.
         step = rows_that_fit(o, fitting if fitting >= N else fitting - 2)
 
@@ -130,11 +139,11 @@ class _Walk:
 
         for block in o.blocks:
             if block.gradient is not None and block.product is not None:
-                torch.mul(block.product, self.factor, out=block.gradient)
+                torch.mul(block.product[:, : o.D], self.factor, out=block.gradient)
 
     def _around(self, rows: slice) -> tuple[int, Tensor]:
         """Those of the queries with the ones above and below them, and the first one's number."""
-        u, start, stop = self.operands.p.queries, rows.start - 1, rows.stop + 1
+        u, start, stop = self.operands.copies.queries, rows.start - 1, rows.stop + 1
         if rows.stop - rows.start == len(u):
             return 0, u
         if start >= 0 and stop <= len(u):
@@ -171,13 +180,13 @@ class _Walk:
             self.by_column += by_column
 
         if o.query_gradient is not None and to_queries is not None:
-            product = to_queries.new_empty(len(to_queries), o.D, dtype=torch.float32)
-            multiply(product, to_queries, o.p.candidates, add=False)
-            torch.mul(product, self.factor, out=o.query_gradient[rows])
+            product = to_queries.new_empty(len(to_queries), o.copies.width, dtype=torch.float32)
+            multiply(product, to_queries, o.copies.candidates, add=False)
+            torch.mul(product[:, : o.D], self.factor, out=o.query_gradient[rows])
 
         matrix, total = to_queries if self.joined else to_candidates, o.blocks[0].product
         if matrix is not None and total is not None:
-            multiply(total, matrix.T, o.p.queries[rows], add=rows.start > 0)
+            multiply(total, matrix.T, o.copies.queries[rows], add=rows.start > 0)
 
     def gradients(self) -> ThreeBlockGradients:
         """Those that are needed."""

@@ -48,7 +48,7 @@ def _walk_rows(loop: Loop) -> None:
     o, config = loop.operands, loop.scores.config
     lent = _largest(block.gradient for block in o.blocks)
     # Beside dF's sum there are sums by tiles, three of them while rows are repaired.
-    row_bytes = 4 * o.D + 3 * 4 * column_tiles(o.width, config)
+    row_bytes = 4 * o.copies.width + 3 * 4 * column_tiles(o.width, config)
     height, length = _tile_of_rows(
         o.N,
         max(block.matrix.shape[0] for block in o.blocks),
@@ -105,6 +105,7 @@ def _walk_columns(loop: Loop, block: Block, later: list[Block]) -> None:
         block.matrix.shape[0],
         o.N,
         o.D,
+        o.copies.width,
         multiprocessors(o.p.queries),
         o.p.queries.element_size(),
         block.gradient is not None,
@@ -113,6 +114,7 @@ def _walk_columns(loop: Loop, block: Block, later: list[Block]) -> None:
         operands.ROW_MULTIPLE,
         (config.rows, config.columns),
     )
+
     for columns, height in plan:
         unwritten = None if block.gradient is None else block.gradient[columns.stop :]
         lent, length = _largest((unwritten, elsewhere)), aligned(columns.stop - columns.start)
@@ -122,7 +124,7 @@ def _walk_columns(loop: Loop, block: Block, later: list[Block]) -> None:
 
 def _sum_columns(loop: Loop, block: Block, columns: slice, E: Tensor) -> None:
     """The gradients of some columns; E is room for a tile."""
-    o, queries, n = loop.operands, loop.operands.p.queries, columns.stop - columns.start
+    o, queries, n = loop.operands, loop.operands.copies.queries, columns.stop - columns.start
     product = None
     if block.gradient is not None:
         product = o.product_of(block.gradient[columns], alone=len(E) >= o.N)
@@ -141,6 +143,7 @@ def _tiles_of_columns(
     M: int,
     N: int,
     D: int,
+    width: int,  # of the sums' rows
     sms: int,
     itemsize: int,
     lends: bool,  # the columns' gradient, what of it is not written yet
@@ -156,13 +159,13 @@ def _tiles_of_columns(
         for columns in ranges(M, length):
             n = columns.stop - columns.start
             lent = max((M - columns.stop) * D if lends else 0, elsewhere)
-            cells = max(lent, (room - 4 * D * n) // itemsize)
+            cells = max(lent, (room - 4 * width * n) // itemsize)
             height = min(side_of_tiles(N, cells // aligned(n), n, D, sms, multiple, tile), N)
             time += sum(count * tile_time(rows, n, D, sms, tile) for rows, count in steps(N, height))
             parts.append((columns, height))
         return time, parts
 
-    lengths = within_a_wave(M, room // 2 // (4 * D), D, sms, max(multiple, tile[1]))
+    lengths = within_a_wave(M, room // 2 // (4 * width), D, sms, max(multiple, tile[1]))
     return min(map(plan, lengths), key=lambda timed: timed[0])[1]
 
 

@@ -96,6 +96,14 @@ def test_loads_run_ahead_of_products(found, gpu, case, wanted):
     assert (uses["cp.async"] > 0) == case.loads_ahead
 
 
+@pytest.mark.parametrize(("gpu", "case", "wanted"), SCORES)
+def test_single_elements_are_loaded_of_small_problems_alone(found, gpu, case, wanted):
+    """Larger ones have copies whose rows are aligned, where those of the embeddings are not."""
+    loads = result(found, gpu, case, wanted)["instructions"]["ld.global.b16"]
+    aligned = case.D % 8 == 0 or case.N**2 >= 2**21
+    assert (loads == 0) == aligned
+
+
 @pytest.mark.parametrize(("gpu", "case", "wanted"), [p for p in SCORES if "out" in p.values[2].split()])
 def test_exponentials_are_single_instructions_and_stored_in_full_width(found, gpu, case, wanted):
     uses = result(found, gpu, case, wanted)["instructions"]

@@ -21,10 +21,11 @@ LOSSES = {
     "softmax": {},
     "softmax, negatives": {"negatives": 8192, "diagonal": "keep"},
     "float16": {"dtype": "float16"},
+    "TF32": {"dtype": "float32"},
     "sigmoid": OF_SIGLIP,
     "CLIP": {"clip": True, "scale": True},
 }
-SHAPES = ((65536, 768), (16384, 1024), (8192, 2400))
+SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (16384, 300))
 MEMORY = ("fast", "low", 128 * 2**20, 2**29)
 
 
@@ -66,6 +67,7 @@ def name_of(loss: str, N: int, D: int, memory: str | int) -> str:
 
 
 def main() -> None:
+    torch.set_float32_matmul_precision("high")
     found = {
         name_of(loss, N, D, memory): peak(Case(loss, N=N, D=D, memory=memory, **options))
         for loss, options in LOSSES.items()
