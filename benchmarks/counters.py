@@ -33,6 +33,8 @@ PROBLEMS = {
     "sigmoid with biases, bf16": Loss(
         fastqt.sigmoid_loss, N=256, M=256, D=128, options={**KEEP, "scale": 0.1, "bias": bias}
     ),
+    "softmax, bf16, D=300": Loss(N=256, M=256, D=300, copied=True, options={**KEEP, "scale": 0.1}),
+    "softmax, bf16, D=300, no copies": Loss(N=256, M=256, D=300, options={**KEEP, "scale": 0.1}),
     "CLIP, bf16": Loss(fastqt.clip_loss, N=256, M=256, D=128, options={"scale": 20.0}),
 }
 ARCHS = (80, 90)
