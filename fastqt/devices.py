@@ -1,7 +1,7 @@
-"""What CUDA is asked about a device: what it answers for the current one alone, and what never changes.
+"""What devices can do, whose GPU one is, and what CUDA answers for the current device alone, asked about any.
 
-This is the one place that knows whose GPU it is; kernels and tiles ask what it can do.
-A GPU may also be described: then tensors of the host stand for its own, and nothing is computed.
+This is the one place that knows vendors; kernels and tiles ask what a GPU can do. A GPU may also be
+described: then tensors of the host stand for its own, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,27 @@ def shared_bytes(gpu: Any) -> int:
 def target_of(gpu: Any) -> str:
     """How compilers name a GPU, from its properties."""
     return gpu.gcnArchName.split(":")[0] if AMD else f"sm_{gpu.major}{gpu.minor}"
+
+NO_FLOAT64 = ("mps",)  # the types of devices on which torch makes no tensor of it
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """What a few numbers a row are added up in: float64, or float32 on a device that has no float64."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether tensors on `device` may be float64."""
+    if device.type == "xpu" and torch.xpu.is_available():
+        return bool(torch.xpu.get_device_properties(device).has_fp64)  # not on all of Intel's GPUs
+    return device.type not in NO_FLOAT64
+
+
+@functools.cache
+def has_assertions(kind: str) -> bool:
+    """Whether devices of this type can assert a condition by themselves, for which the host does not wait."""
+    key = torch._C._dispatch_key_for_device(kind)
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)
 
 
 def is_capturing(device: torch.device) -> bool:

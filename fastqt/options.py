@@ -20,7 +20,7 @@ Similarity: TypeAlias = Literal["dot", "euclidean"]
 MemoryMode: TypeAlias = Literal["fast", "low"]
 Memory: TypeAlias = MemoryMode | int
 """A mode, or a number of bytes."""
-Backend: TypeAlias = Literal["cpu", "cuda", "triton", "reference"]
+Backend: TypeAlias = Literal["cpu", "cuda", "triton", "torch", "reference"]
 
 MarginStrategy: TypeAlias = Literal["absolute", "relative"]
 """How a guide's threshold follows from the score of a pair."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -41,3 +44,15 @@ def is_traced(*tensors: Tensor) -> bool:
         if type(x) not in PLAIN:
             return True
     return torch.compiler.is_compiling()
+
+
+@contextmanager
+def undisturbed(x: Tensor) -> Iterator[None]:
+    """Where operations on tensors such as `x` compute in their dtypes, and nobody records them."""
+    kind, grad = x.device.type, torch.no_grad()
+    if not torch.amp.is_autocast_available(kind):
+        with grad:
+            yield
+        return
+    with grad, torch.autocast(kind, enabled=False):
+        yield

@@ -39,6 +39,7 @@ from torch import Tensor
 from fastqt._version import __version__
 from fastqt.devices import is_described
 from fastqt.engines import (
+    chunked,
     cpu,
     cpu_clip,
     cpu_three_block,
@@ -50,6 +51,7 @@ from fastqt.engines import (
     report,
     triton,
 )
+from fastqt.engines.chunked import clip as chunked_clip
 from fastqt.problem import (
     AnyProblem,
     ClipProblem,
@@ -152,6 +154,7 @@ class Engine:
 
 _CPU: dict[type[AnyProblem], Any] = {Problem: cpu, ClipProblem: cpu_clip, ThreeBlockProblem: cpu_three_block}
 _CUDA: dict[type[AnyProblem], Any] = {Problem: cuda, ClipProblem: cuda_clip}
+_TORCH: dict[type[AnyProblem], Any] = {Problem: chunked, ClipProblem: chunked_clip}
 
 
 def _of_reference(p: AnyProblem) -> Any:
@@ -177,6 +180,7 @@ ENGINES = {
             mixes=True,
             scales=triton.scaled,
         ),
+        Engine("torch", cast(EngineModule, chunked), lambda p: _TORCH.get(type(p))),
         Engine("reference", cast(EngineModule, reference), _of_reference, eager=True),
     )
 }

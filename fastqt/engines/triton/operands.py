@@ -23,8 +23,6 @@ FAST_SHARE = 85  # of the device's memory, where that is more: 1 GB on a GPU of 
 LOW_BYTES = 40 * 2**20
 ROW_MULTIPLE = 128
 
-TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
-
 # E holds this many times the probabilities in float16, whose range is too small for exponentials with a
 # rough shift. The logsumexp is found first there.
 FP16_PROB_SCALE = 2.0**15

@@ -10,18 +10,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastqt.engines.soundness import TARGETS_WANTED, sound
 from fastqt.engines.triton.heights import chunk_rows
-from fastqt.engines.triton.operands import TARGETS_WANTED, Operands, aligned, multiply, ranges
+from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
-from fastqt.problem import Problem
 
 
 def run(o: Operands) -> None:
     """Finds the losses and gradients of the operands."""
     p = o.p
     if p.queries.is_cuda:
-        torch._assert_async(_sound(p), TARGETS_WANTED)
+        torch._assert_async(sound(p), TARGETS_WANTED)
     if p.partners is not None:  # The mixed rows are small beside such targets.
         p = replace(p, row_negatives=mixed_rows(p.candidates, p.mix, p.partners), partners=None)
 
@@ -101,26 +101,3 @@ def _factor(o: Operands) -> Tensor:
 def _unscaled(o: Operands) -> Tensor:
     """What dS has to be multiplied by."""
     return (o.weight_norm / o.prob_scale).float()
-
-
-def _sound(p: Problem) -> Tensor:
-    """Whether a loss is defined for the targets, () bool."""
-    t, M = p.targets, p.candidates.shape[0]
-    if t.dense is not None:
-        sound = (t.dense >= 0).all()
-        if p.diagonal != "keep":
-            sound &= (t.dense.diagonal() == 0).all()
-        if p.mask is not None:
-            sound &= ~((t.dense != 0) & p.mask).any()
-        return sound
-
-    starts, columns, weights = t.compressed()
-    row = torch.arange(starts.numel() - 1, device=starts.device)
-    row = row.repeat_interleave(starts.diff(), output_size=columns.numel())
-
-    fault = (columns < 0) | (columns >= M)
-    if p.diagonal != "keep":
-        fault |= row == columns
-    if p.mask is not None:
-        fault |= p.mask[row, columns.clamp(0, M - 1)]
-    return (weights >= 0).all() & ~((weights != 0) & fault).any()

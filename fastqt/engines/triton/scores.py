@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.operands import TARGETS_WANTED, Block, Operands
+from fastqt.engines.soundness import TARGETS_WANTED
+from fastqt.engines.triton.operands import Block, Operands
 from fastqt.kernels.cells import ByColumn, ExactCells, RowNegatives, RowState
 from fastqt.kernels.norms import inverse_norms
 from fastqt.kernels.row_shifts import choose_row_shifts

@@ -1,0 +1,58 @@
+"""The engine "torch": a loss and its gradients in torch's own operations, on any device and in any dtype.
+
+It is for whatever the kernels do not take: other devices, float64 on a GPU, an installation without the
+compiled extension. `walk` explains how it computes, and `clip` is CLIP's softmax of rows and columns. Nothing
+here waits for a device. MixCSE's three blocks are composed of losses of one block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.engines.chunked.walk import Walk
+from fastqt.engines.soundness import require_sound_targets
+from fastqt.problem import AnyProblem, Gradients, Needs, Problem, Rows, loss_dtype
+from fastqt.torch_modes import undisturbed
+
+
+def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this engine cannot compute a problem: it always can."""
+    return None
+
+
+def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
+    """What inputs of a dtype are computed in: float32 for those of 16 bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
+    """Whether it takes embeddings as they are where their rows are to be normalised: yes."""
+    return True
+
+
+def gradients_in_forward(p: Problem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
+
+
+def forward(p: Problem) -> Rows:
+    """The loss of each row."""
+    require_sound_targets(p)
+    with undisturbed(p.queries):
+        found = Walk(p, 1.0, Needs()).run()
+    return Rows(found.loss, (found.logsumexp, found.mass))
+
+
+def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    require_sound_targets(p)
+    with undisturbed(p.queries):
+        found = Walk(p, row_weight, needs).run()
+    return (row_weight * found.loss.sum()).to(loss_dtype(p.queries)), found.gradients
+
+
+def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
+    with undisturbed(p.queries):
+        return Walk(p, row_weights, needs).run().gradients

@@ -1,0 +1,146 @@
+"""Target cells: those that are listed are computed apart from all others, with more digits.
+
+Once a positive is learnt, its dL/dS is P - T, the difference of two numbers close to 1. It is found from what
+the other cells have, so the exponential of the target's own score must not be among them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.devices import accumulation_dtype
+from fastqt.engines.chunked.embeddings import Embeddings, ranges
+from fastqt.problem import Problem
+
+BLOCK_BYTES = 8 * 2**20  # of the embeddings of cells that are scored at a time
+# Where more than one cell in so many is a target, scoring each by itself would take longer than it is worth,
+# unless the problem is small.
+CELLS_PER_TARGET = 64
+SMALL = 2**20  # products of elements
+
+
+def are_listed(p: Problem) -> bool:
+    """Whether the targets of a problem are few enough to be computed apart."""
+    if p.targets.columns is None or p.targets.background is not None:
+        return False
+    entries = len(p.targets.columns)
+    (N, D), M = p.queries.shape, len(p.candidates)
+    return entries * D <= SMALL or entries * CELLS_PER_TARGET <= N * M
+
+
+class Places:
+    """Where the targets of a chunk of rows are among its cells.
+
+    How many entries some rows have is only known without waiting for a device if that is a CPU, or where all
+    have as many. Otherwise every chunk looks at all entries, and those of other rows are at a place of no
+    interest, the one behind the last cell of a chunk of `height` rows.
+    """
+
+    def __init__(self, p: Problem, height: int, width: int) -> None:
+        t, N = p.targets, len(p.queries)
+        starts, columns, weights = t.compressed()
+        self._width, self._nowhere = width, height * width
+        self.rows = torch.repeat_interleave(starts.diff(), output_size=len(columns))
+        self.columns = columns.clamp(0, len(p.candidates) - 1)
+        self.is_target = weights != 0
+
+        edges = [*range(0, N, height), N]
+        self._edges: list[int] | None = None
+        if t.offsets is not None:
+            self._edges = [min(edge * len(t.offsets), len(columns)) for edge in edges]
+        elif starts.is_cpu:
+            self._edges = starts[edges].tolist()
+        self._height = height
+
+    def of_chunk(self, rows: slice) -> tuple[slice, Tensor]:
+        """Which entries to look at for some rows, and their places in the chunk's cells as one line."""
+        entries = slice(0, len(self.columns))
+        if self._edges is not None:
+            number = rows.start // self._height
+            entries = slice(self._edges[number], self._edges[number + 1])
+
+        row = self.rows[entries] - rows.start
+        inside = self.is_target[entries] & (row >= 0) & (row < rows.stop - rows.start)
+        return entries, (row * self._width + self.columns[entries]).where(inside, self._nowhere)
+
+
+class ListedTargets:
+    """Targets whose scores are computed from the embeddings, in the dtype of accumulation.
+
+    Attributes:
+        weights, scores: (entries,) T_ij and S_ij, 0 and minus infinity where there is no target.
+        rows: (entries,) the row of each.
+    """
+
+    def __init__(
+        self, p: Problem, queries: Embeddings, candidates: Embeddings, scale: float | Tensor, places: Places
+    ) -> None:
+        dtype = accumulation_dtype(p.queries.device)
+        self.places, self.rows, self._N = places, places.rows, len(p.queries)
+        self.weights = p.targets.compressed()[2].to(dtype)
+
+        scores = self.weights.new_empty(len(self.rows))
+        for entries in ranges(len(scores), max(BLOCK_BYTES // (24 * p.queries.shape[1]), 1)):
+            row, column = places.rows[entries], places.columns[entries]
+            f, g = p.queries[row].to(dtype), p.candidates[column].to(dtype)
+            products = (f * g).sum(1)
+            if queries.inverse_norms is not None and candidates.inverse_norms is not None:
+                products = products * queries.inverse_norms[row] * candidates.inverse_norms[column]
+            scores[entries] = products * scale
+        if p.bias is not None:
+            scores += p.bias[places.columns]
+        self.scores = scores.masked_fill_(~places.is_target, -torch.inf)
+
+    def row_sums(self, values: Tensor) -> Tensor:
+        """The sum of what the cells of each row have, (N,)."""
+        return values.new_zeros(self._N).index_add_(0, self.rows, values)
+
+    def logsumexp(self) -> Tensor:
+        """That of the targets' scores in each row, (N,); minus infinity where there are none.
+
+        With one target it is that target's score to the last digit.
+        """
+        largest = self.scores.new_full((self._N,), -torch.inf)
+        largest.scatter_reduce_(0, self.rows, self.scores, "amax")
+        shift = largest.masked_fill(largest.isneginf(), 0)
+        return shift + self.row_sums((self.scores - shift[self.rows]).exp()).log()
+
+    def where_targets(self, values: Tensor) -> Tensor:
+        """Values of cells, 0 for entries that are no targets."""
+        return values.masked_fill(~self.places.is_target, 0)
+
+
+class TargetTile:
+    """The targets of a chunk of rows as a matrix, where each cell may be one.
+
+    Args:
+        p: the problem.
+        height: the most rows of a chunk.
+    """
+
+    def __init__(self, p: Problem, height: int) -> None:
+        self.p, self.places = p, None
+        if p.targets.dense is None:
+            M = len(p.candidates)
+            self.places = Places(p, height, M)
+            self._cells = p.queries.new_empty(height * M + 1)
+
+    def of_chunk(self, rows: slice) -> Tensor:
+        """T's rows, in the dtype of the scores; the next call may overwrite them."""
+        t, dtype = self.p.targets, self.p.queries.dtype
+        if self.places is None:
+            assert t.dense is not None
+            T = t.dense[rows].to(dtype)
+        else:
+            entries, places = self.places.of_chunk(rows)
+            self._cells.zero_().index_copy_(0, places, t.compressed()[2][entries].to(dtype))
+            n = rows.stop - rows.start
+            T = self._cells[: n * len(self.p.candidates)].view(n, -1)
+        return T if t.background is None else T + t.background[rows, None].to(dtype)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), with all digits."""
+    return F.softplus(x, threshold=50)

@@ -1,0 +1,182 @@
+"""CLIP's loss in torch operations: a walk for the logsumexp of rows and columns, and one for the gradients.
+
+Both walk over chunks of whole rows of the scores. The first adds up the exponentials in each row, and in each
+column over the chunks. After it dL/dS of a cell depends on no other cell, and the second walk makes it and its
+two products: 8 N M D operations. The pairs are left out of the sums, and their dL/dS is given, so that it keeps
+its digits once a pair is learnt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.devices import accumulation_dtype
+from fastqt.engines import reference_clip
+from fastqt.engines.chunked.embeddings import Embeddings, ranges
+from fastqt.engines.chunked.walk import chunk_rows, scale_on
+from fastqt.problem import (
+    ClipProblem,
+    ClipSide,
+    ClipSums,
+    Gradients,
+    Inputs,
+    Needs,
+    Rows,
+    loss_dtype,
+    positive_scores,
+)
+from fastqt.torch_modes import undisturbed
+
+
+def gradients_in_forward(p: ClipProblem) -> bool:
+    """Whether a scalar loss takes its gradients in the forward pass."""
+    return True
+
+
+def forward(p: ClipProblem) -> Rows:
+    """The loss of each pair; saved are its score and the logsumexps of the others, as of `sums`."""
+    found = sums(p)
+    return Rows(_losses(found), tuple(found))
+
+
+def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
+    """row_weight * sum_i loss_i, and its gradients."""
+    found = sums(p)
+    total = (row_weight * _losses(found).sum()).to(loss_dtype(p.queries))
+    return total, _gradients(p, found, torch.full_like(found.row_others, row_weight), needs)
+
+
+def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    return _gradients(p, ClipSums(*saved), row_weights, needs)
+
+
+def sums(p: ClipProblem) -> ClipSums:
+    """The score of each pair of a rectangle, and the logsumexps of all other cells."""
+    if not p.has_cells:
+        return reference_clip.sums(p)
+    with undisturbed(p.queries):
+        return _Walk(p, Needs()).sums()
+
+
+def gradients_from(
+    p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+) -> Gradients:
+    """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
+    if not p.has_cells:
+        return reference_clip.gradients_from(p, rows, columns, pairs, needs)
+    with undisturbed(p.queries):
+        return _Walk(p, needs).gradients(rows, columns, pairs)
+
+
+def _losses(found: ClipSums) -> Tensor:
+    """The mean of both directions' losses of each pair."""
+    zero = torch.zeros_like(found.positive)
+    of_rows = torch.logaddexp(found.row_others - found.positive, zero)
+    return (of_rows + torch.logaddexp(found.column_others - found.positive, zero)) / 2
+
+
+def _gradients(p: ClipProblem, found: ClipSums, weights: Tensor, needs: Needs) -> Gradients:
+    """The gradients of the sum of weights_i loss_i."""
+    positive, halves = found.positive, weights / 2
+    rows, columns = (
+        ClipSide(torch.logaddexp(others, positive), halves)
+        for others in (found.row_others, found.column_others)
+    )
+    # P - 1 of a pair is minus what all others have.
+    of_others = (found.row_others - rows.logsumexp).exp() + (found.column_others - columns.logsumexp).exp()
+    return gradients_from(p, rows, columns, -halves * of_others, needs)
+
+
+class _Walk:
+    """A rectangle of scores, and the gradients that are needed of it."""
+
+    def __init__(self, p: ClipProblem, needs: Needs) -> None:
+        self.p, self.needs = p, needs
+        self.pairs = len(p.queries) if p.pairs is None else p.pairs
+        self.dtype, self.scale = accumulation_dtype(p.queries.device), scale_on(p.queries.device, p.scale)
+        self.queries = Embeddings(p.queries, p.normalize, needs.queries)
+        self.candidates = Embeddings(p.candidates, p.normalize, needs.candidates)
+
+        N, M = len(p.queries), len(p.candidates)
+        row_bytes = (2 * M + 3 * p.queries.shape[1]) * p.queries.element_size()
+        self.height = chunk_rows(N, p.memory, p.queries.device, row_bytes)
+        # Scores, and room for their exponentials.
+        self._scores, self._room = p.queries.new_empty(2, self.height, M)
+
+    def sums(self) -> ClipSums:
+        """The first walk."""
+        p, N, M = self.p, len(self.p.queries), len(self.p.candidates)
+        positive = p.queries.new_empty(self.pairs, dtype=self.dtype)
+        row_others = p.queries.new_empty(N, dtype=self.dtype)
+        column_others = p.queries.new_full((M,), -torch.inf, dtype=self.dtype)
+
+        for rows in ranges(N, self.height):
+            f = self.queries.rows(rows)
+            S = self._scored(f * self.scale)
+
+            of_pairs = self._pairs_of(S, rows)
+            if len(of_pairs):
+                own = slice(rows.start, rows.start + len(of_pairs))
+                g = self.candidates.rows(own).to(self.dtype)
+                positive[own] = (f[: len(g)].to(self.dtype) * g).sum(1) * self.scale
+                of_pairs.fill_(-torch.inf)
+
+            row_others[rows] = self._logsumexp(S, 1)
+            column_others = torch.logaddexp(column_others, self._logsumexp(S, 0))
+        return ClipSums(positive_scores(positive), row_others, column_others)
+
+    def gradients(self, rows: ClipSide, columns: ClipSide, pairs: Tensor) -> Gradients:
+        """The second walk, of known sums."""
+        queries, candidates = self.queries, self.candidates
+        row_shifts, row_weights = self._shifted(rows)
+        column_shifts, column_weights = self._shifted(columns)
+        of_scale = torch.zeros((), dtype=self.dtype, device=self.p.queries.device)
+
+        for chunk in ranges(len(self.p.queries), self.height):
+            f = queries.rows(chunk)
+            scaled = f * self.scale
+            S = self._scored(scaled)
+
+            dS = torch.sub(S, column_shifts, out=self._room[: len(f)]).exp_().mul_(column_weights)
+            dS.addcmul_(S.sub_(row_shifts[chunk, None]).exp_(), row_weights[chunk, None])
+            of_pairs = self._pairs_of(dS, chunk)
+            of_pairs.copy_(pairs[chunk.start : chunk.start + len(of_pairs)])
+
+            if candidates.inverse_norms is not None:
+                dS.mul_(candidates.inverse_norms)
+            if candidates.gradient is not None:
+                candidates.gradient.addmm_(dS.T, scaled)
+            if queries.gradient is None and not self.needs.scale:
+                continue
+            product = dS @ candidates.matrix
+            if self.needs.scale:
+                of_scale += (product * f).sum(1, dtype=self.dtype).sum()
+            if queries.gradient is not None:
+                queries.gradient[chunk] = queries.through_norms(chunk, product.mul_(self.scale))
+
+        candidates.finish()
+        scale = of_scale if self.needs.scale else None
+        return Inputs(queries.gradient, candidates.gradient, scale=scale)
+
+    def _scored(self, scaled: Tensor) -> Tensor:
+        """The scores of some rows."""
+        S = torch.mm(scaled, self.candidates.matrix.T, out=self._scores[: len(scaled)])
+        return S if self.candidates.inverse_norms is None else S.mul_(self.candidates.inverse_norms)
+
+    def _pairs_of(self, cells: Tensor, rows: slice) -> Tensor:
+        """A view of those of some rows' cells that are pairs."""
+        return cells[: max(self.pairs - rows.start, 0)].diagonal(rows.start)
+
+    def _logsumexp(self, S: Tensor, dim: int) -> Tensor:
+        """Over the rows or columns of some scores, in the dtype of accumulation."""
+        shift = S.amax(dim, keepdim=True)
+        shift.masked_fill_(shift.isneginf(), 0)
+        sums = torch.sub(S, shift, out=self._room[: len(S)]).exp_().sum(dim)
+        return shift.squeeze(dim).to(self.dtype) + sums.to(self.dtype).log()
+
+    def _shifted(self, side: ClipSide) -> tuple[Tensor, Tensor]:
+        """Shifts in the scores' dtype, and weights to which is given back what rounding took from the shifts."""
+        shifts = side.logsumexp.to(self._scores.dtype)
+        return shifts, (side.weights * (shifts - side.logsumexp).exp()).to(shifts.dtype)

@@ -1,0 +1,239 @@
+"""The walk over the scores: chunks of whole rows, three products each, gradients in the forward pass.
+
+With the rows f_i of the queries F, g_j of the candidates G and the scale s, the scores are S = s F Gᵀ. No more
+of them is ever in memory than a chunk of whole rows, of which the walk makes
+
+1. the scores S of the chunk, a product; cells that are excluded become minus infinity;
+2. E = exp(S - m), with each row's maximum m, and from the sums of E the losses of the rows, so that the
+   gradient of a cell is dL/dS_ij = factor_i E_ij (a sigmoid has E = sigmoid(S) and other factors);
+3. the gradient of the chunk's queries, dF = s factor (E G), the second product;
+4. what the chunk adds to that of all candidates, dG += Eᵀ (s factor F), the third.
+
+E is never multiplied by the row factors: they go to the smaller matrices. Each cell is computed once, in
+6 N M D operations in all, and the memory beside inputs and gradients is that of a chunk.
+
+The scores of listed targets are computed apart (see `cells`). In step 1 these cells become minus infinity, and
+between 2 and 3 their exact E is put in their place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastqt.devices import accumulation_dtype
+from fastqt.engines.chunked.cells import ListedTargets, Places, TargetTile, are_listed
+from fastqt.engines.chunked.embeddings import Embeddings, ranges
+from fastqt.engines.chunked.links import Chunk, Factors, Link, Sigmoid, Softmax
+from fastqt.problem import Gradients, Inputs, Needs, Problem, finite_scale, room_of
+from fastqt.steps import even_step
+
+# Bytes of what belongs to a chunk. On a CPU it stays near the caches; elsewhere launches should be few.
+ROOM = {"cpu": (24 * 2**20, 12 * 2**20)}
+ROOM_ELSEWHERE = (256 * 2**20, 40 * 2**20)
+LISTED_TILES, MATRIX_TILES = 1, 4  # as large as a chunk's scores, with listed targets and with a matrix
+
+
+class Result(NamedTuple):
+    """What a walk finds: of each row, in the dtype of accumulation, and the gradients that are needed."""
+
+    loss: Tensor  # (N,)
+    logsumexp: Tensor
+    mass: Tensor
+    gradients: Gradients
+
+
+def chunk_rows(N: int, memory: str | int, device: torch.device, row_bytes: int) -> int:
+    """How many of N rows a chunk has, where each takes `row_bytes`."""
+    room = room_of(memory, *ROOM.get(device.type, ROOM_ELSEWHERE))
+    return even_step(N, max(min(room, ROOM_ELSEWHERE[0]) // row_bytes, 1))
+
+
+def scale_on(device: torch.device, scale: float | Tensor) -> float | Tensor:
+    """A scale that tensors on `device` can be multiplied by.
+
+    The value is checked where it can be read without waiting for a device.
+    """
+    if isinstance(scale, Tensor) and not scale.is_cpu:
+        return scale.detach()
+    return finite_scale(scale)
+
+
+class Walk:
+    """A problem, and what is found of it.
+
+    Args:
+        p: the problem.
+        weights: how much each row's loss counts: of all rows the same, or (N,).
+        needs: which gradients are wanted.
+    """
+
+    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+        self.p, self.needs = p, needs
+        (self.N, self.D), self.M, device = p.queries.shape, len(p.candidates), p.queries.device
+        self.scale = scale_on(device, p.scale)
+        self.dtype = accumulation_dtype(device)
+
+        self.queries = Embeddings(p.queries, p.normalize, wanted=False)
+        self.blocks = [Embeddings(p.candidates, p.normalize, needs.candidates)]
+        if p.negatives is not None:
+            self.blocks.append(Embeddings(p.negatives, p.normalize, needs.negatives))
+        self.width = sum(len(block.matrix) for block in self.blocks)
+        self.row_negatives = None
+        if p.row_negatives is not None:
+            self.row_negatives = Embeddings(p.row_negatives, p.normalize, wanted=False)
+
+        listed = are_listed(p)
+        link: type[Softmax | Sigmoid] = Sigmoid if p.link == "sigmoid" else Softmax
+        tiles = (LISTED_TILES if listed else MATRIX_TILES) + link.takes_spare
+        row_bytes = (tiles * self.width + 3 * self.D) * p.queries.element_size()
+        self.height = chunk_rows(self.N, p.memory, device, row_bytes)
+
+        self.places = Places(p, self.height, self.width) if listed else None
+        self.target_tile = None if listed else TargetTile(p, self.height)
+        targets = None
+        if self.places is not None:
+            targets = ListedTargets(p, self.queries, self.blocks[0], self.scale, self.places)
+
+        if not isinstance(weights, Tensor):
+            weights = torch.full((self.N,), weights, dtype=self.dtype, device=device)
+        self.link: Link = link(p, weights, targets)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Allocates the chunk and the gradients."""
+        p, needs, new = self.p, self.needs, self.p.queries.new_empty
+        # One cell more than there are, to which what is of no interest is written.
+        self._cells = new(self.height * self.width + 1)
+        self._spare = new(self.height * self.width) if self.link.takes_spare else None
+
+        self.query_gradient = new(p.queries.shape) if needs.queries else None
+        self.row_negative_gradient = None
+        if p.row_negatives is not None and needs.row_negatives:
+            self.row_negative_gradient = new(p.row_negatives.shape)
+        self.row_score_gradient = None
+        if p.row_scores is not None and needs.row_scores:
+            self.row_score_gradient = torch.empty_like(p.row_scores)
+        self.bias_gradient = None
+        if p.bias is not None and needs.bias:
+            self.bias_gradient = torch.zeros_like(p.bias)
+        self.scale_gradient = torch.zeros((), dtype=self.dtype, device=p.queries.device)
+        self._product = new(self.height, self.D)
+
+    def run(self) -> Result:
+        """Visits all chunks."""
+        for rows in ranges(self.N, self.height):
+            f = self.queries.rows(rows)
+            scaled = f * self.scale
+
+            chunk, entries, places = self._scored(rows, f, scaled)
+            factors = self.link.conclude(chunk)
+
+            if any(self.needs):
+                self._restore_cells(rows, entries, places)
+                self._differentiate(chunk, f, scaled, factors)
+
+        for block in self.blocks:
+            block.finish()
+        return Result(self.link.loss, self.link.logsumexp, self.link.mass, self._gradients())
+
+    def _scored(self, rows: slice, f: Tensor, scaled: Tensor) -> tuple[Chunk, slice, Tensor | None]:
+        """The scores of some rows, and where listed targets are among them."""
+        n = len(f)
+        S = self._cells[: n * self.width].view(n, self.width)
+        first = 0
+        for block in self.blocks:
+            cells = S[:, first : first + len(block.matrix)]
+            torch.mm(scaled, block.matrix.T, out=cells)
+            if block.inverse_norms is not None:
+                cells.mul_(block.inverse_norms)
+            first += len(block.matrix)
+
+        T = None if self.target_tile is None else self.target_tile.of_chunk(rows)
+        self._exclude(S[:, : self.M], rows, T)
+        entries, places = slice(0, 0), None
+        if self.places is not None:
+            entries, places = self.places.of_chunk(rows)
+            self._cells.index_fill_(0, places, -torch.inf)
+
+        spare = None if self._spare is None else self._spare[: S.numel()].view_as(S)
+        return Chunk(rows, S, self._alone(rows, f), T, spare), entries, places
+
+    def _exclude(self, S: Tensor, rows: slice, T: Tensor | None) -> None:
+        """Adds biases to the candidates' scores, replaces the diagonal, and excludes cells."""
+        p = self.p
+        if p.bias is not None:
+            S.add_(p.bias)
+        if p.diagonal != "keep":
+            S.diagonal(rows.start).fill_(0 if p.diagonal == "zero" else -torch.inf)
+        if p.mask is not None:
+            S.masked_fill_(p.mask[rows], -torch.inf)
+        if p.query_groups is not None and p.candidate_groups is not None:
+            equal = p.query_groups[rows, None] == p.candidate_groups
+            # Listed targets have left already, and come back.
+            S.masked_fill_(equal if T is None else equal & (T == 0), -torch.inf)
+
+    def _alone(self, rows: slice, f: Tensor) -> Tensor | None:
+        """The score of the cell that each row has alone, in the dtype of accumulation."""
+        if self.p.row_scores is not None:
+            return self.p.row_scores[rows].to(self.dtype)
+        if self.row_negatives is None:
+            return None
+        g = self.row_negatives.rows(rows)
+        return (f.to(self.dtype) * g.to(self.dtype)).sum(1) * self.scale
+
+    def _restore_cells(self, rows: slice, entries: slice, places: Tensor | None) -> None:
+        """Makes E that of all cells: 0 on the replaced diagonal, exact at listed targets."""
+        n = rows.stop - rows.start
+        if self.p.diagonal == "zero":
+            self._cells[: n * self.width].view(n, -1)[:, : self.M].diagonal(rows.start).zero_()
+        if places is not None:
+            self._cells.index_copy_(0, places, self.link.of_listed(entries).to(self._cells.dtype))
+
+    def _differentiate(self, chunk: Chunk, f: Tensor, scaled: Tensor, factors: Factors) -> None:
+        """Adds what a chunk gives to the gradients."""
+        rows, E = chunk.rows, chunk.scores
+        row_factors = factors.of_rows.to(f.dtype)
+        if self.bias_gradient is not None:
+            self.bias_gradient.addmv_(E[:, : self.M].T, row_factors.to(self.bias_gradient.dtype))
+        if self.row_score_gradient is not None and factors.alone is not None:
+            self.row_score_gradient[rows] = factors.alone.to(self.row_score_gradient.dtype)
+
+        wants_product = self.query_gradient is not None or self.needs.scale
+        weighted = scaled * row_factors[:, None]
+        product, first = self._product[: len(f)], 0
+        for block in self.blocks:
+            cells = E[:, first : first + len(block.matrix)]
+            if block.inverse_norms is not None:
+                cells.mul_(block.inverse_norms)
+            if wants_product:
+                product.addmm_(cells, block.matrix, beta=int(first > 0))
+            if block.gradient is not None:
+                block.gradient.addmm_(cells.T, weighted)
+            first += len(block.matrix)
+
+        product.mul_(row_factors[:, None])
+        if self.row_negatives is not None and factors.alone is not None:
+            of_cells = factors.alone.to(f.dtype)[:, None]
+            product.addcmul_(self.row_negatives.rows(rows), of_cells)
+            if self.row_negative_gradient is not None:
+                gradient = self.row_negatives.through_norms(rows, scaled * of_cells)
+                self.row_negative_gradient[rows] = gradient
+
+        if self.needs.scale:
+            self.scale_gradient += (product * f).sum(1, dtype=self.dtype).sum()
+        if self.query_gradient is not None:
+            self.query_gradient[rows] = self.queries.through_norms(rows, product.mul_(self.scale))
+
+    def _gradients(self) -> Gradients:
+        return Inputs(
+            queries=self.query_gradient,
+            candidates=self.blocks[0].gradient,
+            negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
+            row_negatives=self.row_negative_gradient,
+            scale=self.scale_gradient if self.needs.scale else None,
+            bias=self.bias_gradient,
+            row_scores=self.row_score_gradient,
+        )
