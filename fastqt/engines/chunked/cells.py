@@ -15,19 +15,23 @@ from fastqt.engines.chunked.embeddings import Embeddings, ranges
 from fastqt.problem import Problem
 
 BLOCK_BYTES = 8 * 2**20  # of the embeddings of cells that are scored at a time
-# Where more than one cell in so many is a target, scoring each by itself would take longer than it is worth,
-# unless the problem is small.
+# Where more than one cell in so many is a target, scoring each by itself takes longer than the products, unless
+# the problem is small or has few targets a row.
 CELLS_PER_TARGET = 64
 SMALL = 2**20  # products of elements
+FEW = 2  # targets a row
+READABLE = ("cpu",)  # the types of devices whose values are read without a wait
 
 
 def are_listed(p: Problem) -> bool:
-    """Whether the targets of a problem are few enough to be computed apart."""
+    """Whether the targets of a problem are few enough to be computed apart, or none."""
+    if p.link == "log_sum_exp":
+        return True
     if p.targets.columns is None or p.targets.background is not None:
         return False
     entries = len(p.targets.columns)
     (N, D), M = p.queries.shape, len(p.candidates)
-    return entries * D <= SMALL or entries * CELLS_PER_TARGET <= N * M
+    return entries * D <= SMALL or entries <= FEW * N or entries * CELLS_PER_TARGET <= N * M
 
 
 class Places:
@@ -50,7 +54,7 @@ class Places:
         self._edges: list[int] | None = None
         if t.offsets is not None:
             self._edges = [min(edge * len(t.offsets), len(columns)) for edge in edges]
-        elif starts.is_cpu:
+        elif starts.device.type in READABLE:
             self._edges = starts[edges].tolist()
         self._height = height
 

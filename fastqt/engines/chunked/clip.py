@@ -179,4 +179,6 @@ class _Walk:
     def _shifted(self, side: ClipSide) -> tuple[Tensor, Tensor]:
         """Shifts in the scores' dtype, and weights to which is given back what rounding took from the shifts."""
         shifts = side.logsumexp.to(self._scores.dtype)
-        return shifts, (side.weights * (shifts - side.logsumexp).exp()).to(shifts.dtype)
+        # Scores whose logsumexp has no digit after the point have none to give back.
+        rounding = (shifts - side.logsumexp).exp().clamp(0.5, 2)
+        return shifts, (side.weights * rounding).to(shifts.dtype)

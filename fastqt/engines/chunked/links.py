@@ -20,6 +20,9 @@ from fastqt.problem import Problem
 
 # F.softplus is x itself from there on: exp(-threshold) beside it is below half a digit.
 SOFTPLUS_THRESHOLD = 50
+# exp(shift - logsumexp) is one over the sum of a row's exponentials, and below this only where scores are so
+# large that the shift has no digit after the point.
+LEAST_OF_EXPONENTIALS = 2.0**-40
 
 
 class Chunk(NamedTuple):
@@ -103,41 +106,42 @@ class Softmax:
         alone = None if alone is None else alone.masked_fill(empty, 0)
 
         # The shift is the row's maximum: E is at most 1, and the largest of all cells has all digits.
-        largest = torch.maximum(S.amax(1), of_targets.to(S.dtype))
-        if alone is not None:
-            largest = torch.maximum(largest, alone.to(S.dtype))
+        largest = S.amax(1)
+        exact = of_targets if alone is None else torch.maximum(of_targets, alone)
+        largest = torch.maximum(largest, _rounded_down(exact, S.dtype))
         largest.masked_fill_(largest.isneginf(), 0)
         S.sub_(largest[:, None])
 
         shift = self._shift[rows] = largest.to(mass.dtype)
         divergence = None if T is None else _sum_at_targets(T, T.log() - S[:, : T.shape[1]])
 
-        sums = S.exp_().sum(1).to(mass.dtype)
+        others = shift + S.exp_().sum(1).to(mass.dtype).log()
         if alone is not None:
-            sums += (alone - shift).exp()
-        others = self._others[rows] = shift + sums.log()
+            others = torch.logaddexp(others, alone)
+        self._others[rows] = others
         logsumexp = self.logsumexp[rows] = torch.logaddexp(of_targets, others)
 
         if self._sums_alone:
             self.loss[rows] = logsumexp
         elif divergence is not None:
-            self.loss[rows] = divergence + mass * sums.log()
+            self.loss[rows] = divergence + mass * (logsumexp - shift)
         else:
             # With o and x the logsumexps of others and targets, lse = x + log(1 + exp(o - x)): close to a
             # learnt target's score all digits of the difference are kept.
             distance = torch.logaddexp(others - of_targets, torch.zeros_like(others))
             self.loss[rows] = self._constant[rows] + mass * distance.masked_fill(empty, 0)
 
-        # E times this is P. It is 0 in a row of which every cell is excluded.
-        of_exponentials = (shift - logsumexp).exp().masked_fill(logsumexp.isneginf(), 0)
-        factors = self._weights[rows] * mass * of_exponentials
-        of_alone = None if alone is None else factors * (alone - shift).exp()
+        # A probability is E times exp(shift - lse). A row of which every cell is excluded has none.
+        logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.inf)
+        of_exponentials = mass * (shift - logsumexp).exp()
+        weights = self._weights[rows]
+        of_alone = None if alone is None else weights * mass * (alone - logsumexp).exp()
         if T is None:
-            return Factors(factors, of_alone)
+            return Factors(weights * of_exponentials, of_alone)
 
-        S.mul_((mass * of_exponentials).to(S.dtype)[:, None])
+        S.mul_(of_exponentials.to(S.dtype)[:, None])
         S[:, : T.shape[1]].sub_(T)
-        return Factors(self._weights[rows], of_alone)
+        return Factors(weights, of_alone)
 
     def of_listed(self, entries: slice) -> Tensor:
         listed = self._listed
@@ -150,7 +154,8 @@ class Softmax:
         share = (listed.scores[entries] - of_targets).exp()
         others = (self._others[row] - logsumexp).exp()
         of_scores = (mass * share - weights) - mass * others * share
-        return of_scores / (mass * (self._shift[row] - logsumexp).exp())
+        of_exponentials = (self._shift[row] - logsumexp).exp()
+        return of_scores / (mass * of_exponentials.clamp(min=LEAST_OF_EXPONENTIALS))
 
 
 class Sigmoid:
@@ -179,9 +184,13 @@ class Sigmoid:
         if alone is not None:
             loss += softplus(alone)
 
-        S.sigmoid_()
-        if T is not None:
-            S[:, : T.shape[1]].sub_(T)
+        if T is None:
+            S.sigmoid_()
+        else:
+            # sigmoid(S) - T = (1 - T) sigmoid(S) - T sigmoid(-S), which keeps its digits where T is 1.
+            torch.neg(S, out=spare).sigmoid_()
+            cells = S.sigmoid_()[:, : T.shape[1]]
+            cells.mul_(1 - T).sub_(spare[:, : T.shape[1]].mul_(T))
         return Factors(weights, None if alone is None else weights * alone.sigmoid())
 
     def of_listed(self, entries: slice) -> Tensor:
@@ -194,3 +203,12 @@ class Sigmoid:
 def _sum_at_targets(T: Tensor, values: Tensor) -> Tensor:
     """sum_j T_ij values_ij over the targets, (n,) in the dtype of accumulation."""
     return (T * values).masked_fill_(T == 0, 0).sum(1, dtype=accumulation_dtype(T.device))
+
+
+def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest numbers of `dtype` that are not above x: no exponential that is shifted by them overflows."""
+    if x.dtype is dtype:
+        return x
+    rounded = x.to(dtype)
+    below = torch.nextafter(rounded, torch.full_like(rounded, -torch.inf))
+    return below.where(rounded.to(x.dtype) > x, rounded)
