@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.devices import has_assertions
 from fastqt.torch_modes import input_dtype, is_traced
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -139,9 +140,10 @@ def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None
 
     Reading a condition from a GPU would make the host wait, and under torch.compile it would break the graph.
     There, a failed condition triggers an assertion on the device instead, which on a CPU is a RuntimeError.
+    For a device that cannot assert the host waits.
     The message reports the range of `given`, the values that were checked.
     """
-    if condition.is_cuda or is_traced(condition):
+    if is_traced(condition) or (not condition.is_cpu and has_assertions(condition.device.type)):
         torch._assert_async(condition, wanted)
     elif not condition:
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")

@@ -88,6 +88,8 @@ def has_float64(device: torch.device) -> bool:
 @functools.cache
 def has_assertions(kind: str) -> bool:
     """Whether devices of this type can assert a condition by themselves, for which the host does not wait."""
+    if kind == "cuda":  # also of a torch that is built for CPUs and only traces
+        return True
     key = torch._C._dispatch_key_for_device(kind)
     return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)
 

@@ -17,6 +17,7 @@ from fastqt.checks import (
     check_paired,
     check_tensor,
 )
+from fastqt.devices import accumulation_dtype
 from fastqt.options import MarginStrategy
 
 MARGIN_STRATEGIES: tuple[str, ...] = get_args(MarginStrategy)
@@ -152,10 +153,12 @@ def pair_thresholds(
 def scorable(x: Tensor, normalize: bool) -> Tensor:
     """A guide's embeddings as their inner products are taken: in float64, and for cosines at norm 1.
 
+    On a device that has no float64 they are float32.
+
     Sums in float64 differ by their order in digits that are rounded away. The score of a copy of the positive
     is then the positive's own, whoever has added it up.
     """
-    x = x.double()
+    x = x.to(accumulation_dtype(x.device))
     return F.normalize(x, dim=1) if normalize else x
 
 

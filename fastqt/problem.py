@@ -92,7 +92,7 @@ class Rows(NamedTuple):
     """What an engine finds of each row.
 
     Attributes:
-        loss: (N,) float64.
+        loss: (N,) float64, or float32 on a device that has no float64, as all that is found of rows.
         saved: what the engine's `backward` wants to be given again; of a `Problem` always the logsumexp
             and the target mass of each row, (N,) float64, which a sigmoid leaves undefined.
     """

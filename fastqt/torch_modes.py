@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,13 +46,7 @@ def is_traced(*tensors: Tensor) -> bool:
     return torch.compiler.is_compiling()
 
 
-@contextmanager
-def undisturbed(x: Tensor) -> Iterator[None]:
-    """Where operations on tensors such as `x` compute in their dtypes, and nobody records them."""
-    kind, grad = x.device.type, torch.no_grad()
-    if not torch.amp.is_autocast_available(kind):
-        with grad:
-            yield
-        return
-    with grad, torch.autocast(kind, enabled=False):
-        yield
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Where operations on tensors such as `x` compute in their own dtypes."""
+    # Some types of devices have no autocast that could be turned off.
+    return nullcontext() if autocast_dtype(x) is None else torch.autocast(x.device.type, enabled=False)

@@ -64,7 +64,7 @@ REFUSED = {
     "backend": (
         {"backend": "cudnn"},
         ValueError,
-        r"backend: want one of cpu, cuda, triton, reference, got 'cudnn'",
+        r"backend: want one of cpu, cuda, triton, torch, reference, got 'cudnn'",
     ),
     "scale nan": (
         {"scale": float("nan")},
@@ -246,7 +246,7 @@ def test_numbers_beyond_float32_are_taken_with_float64():
 
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
-    message = "FASTQT_BACKEND: want one of cpu, cuda, triton, reference, got 'gpu'"
+    message = "FASTQT_BACKEND: want one of cpu, cuda, triton, torch, reference, got 'gpu'"
     with pytest.raises(ValueError, match=message):
         fastqt.contrastive_loss(Q, C)
 

@@ -19,7 +19,7 @@ from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.autograd.walked import Walked
 from fastqt.checks import check_not_recorded
-from fastqt.devices import on_gpu
+from fastqt.devices import accumulation_dtype, is_described, on_gpu
 from fastqt.engines import Computation, Engine
 from fastqt.fields import Differentiable, with_tensors, without_tensors
 from fastqt.problem import Rows, loss_dtype, reduce
@@ -152,8 +152,8 @@ def _kept(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     kept_once: list[Tensor | None] | None = ctx.gradients
     ctx.gradients = None
     gradients = _found_again(ctx) if kept_once is None else kept_once
-    # On a GPU it is cheaper to multiply by 1 than to wait for the value.
-    if not on_gpu(upstream) and upstream.item() == ctx.grad_scale:
+    # On another device it is cheaper to multiply by 1 than to wait for the value.
+    if upstream.is_cpu and not is_described() and upstream.item() == ctx.grad_scale:
         return gradients
 
     left = [g for g in gradients if g is not None]
@@ -185,7 +185,7 @@ def _recomputed(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     saved = ctx.saved_tensors  # Reading them checks that nothing has changed them in place.
     p = ctx.problem if traced else with_tensors(ctx.problem, saved[: ctx.held])
     N = p.queries.shape[0]
-    weight = upstream.double() / N if reduction == "mean" else upstream.double()
+    weight = upstream.to(accumulation_dtype(upstream.device)) / (N if reduction == "mean" else 1)
     row_weights = weight if reduction == "none" else weight.expand(N)
     gradients = engine.backward(p, saved[ctx.held :], row_weights.contiguous(), needs)
     return _of_given(gradients, ctx.how.given, [x for x in p.inputs() if x is not None])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastqt.autograd.operators import Operators, as_tensors, fake_gradients, wanted
+from fastqt.devices import accumulation_dtype
 from fastqt.engines import ENGINES
 from fastqt.problem import Needs, Problem, Rows, loss_dtype
 
@@ -50,7 +50,8 @@ def _forward(p: Problem, engine: str) -> list[Tensor]:
 
 
 def _fake_forward(p: Problem, engine: str) -> list[Tensor]:
-    return [p.queries.new_empty(p.queries.shape[0], dtype=torch.float64) for _ in range(3)]
+    dtype = accumulation_dtype(p.queries.device)
+    return [p.queries.new_empty(p.queries.shape[0], dtype=dtype) for _ in range(3)]
 
 
 def _forward_with_gradients(p: Problem, engine: str, row_weight: float, needs: list[bool]) -> list[Tensor]:

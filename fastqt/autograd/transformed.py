@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import once_differentiable_error
+from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation
 from fastqt.fields import Rest, with_tensors, without_tensors
 from fastqt.problem import loss_dtype, reduce
@@ -80,7 +81,7 @@ class _Gradients(torch.autograd.Function):
     def forward(rest: Rest, how: How, upstream: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         p = with_tensors(rest, tensors)
         N = p.queries.shape[0]
-        weight = upstream.double() / N if how.reduction == "mean" else upstream.double()
+        weight = upstream.to(accumulation_dtype(p.queries.device)) / (N if how.reduction == "mean" else 1)
         inputs = p.inputs()
         needs = p.needs_type(*(x is not None for x in inputs))
         saved = how.engine.forward(p).saved

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd.operators import Operators, as_tensors, fake_gradients, wanted
+from fastqt.devices import accumulation_dtype
 from fastqt.problem import Rows
 from fastqt.torch_modes import is_traced
 
@@ -49,7 +50,8 @@ class Walked:
 
     def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]:
         """row_weight * sum_i loss_i, and its gradients."""
-        weights = torch.full((len(p.queries),), row_weight, dtype=torch.float64, device=p.queries.device)
+        dtype = accumulation_dtype(p.queries.device)
+        weights = torch.full((len(p.queries),), row_weight, dtype=dtype, device=p.queries.device)
         losses, gradients = self._rows_and_gradients(p, weights, needs)
         # A copy, as torch 2.11's compiler gives an output that is another tensor itself a gradient of 0.
         return (row_weight * losses.sum()).to(p.queries.dtype, copy=True), gradients
@@ -63,16 +65,17 @@ class Walked:
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         if not is_traced(p.queries):
             losses, gradients = self._walk(p, row_weights, needs)
-            return losses.double(), gradients
+            return losses.to(accumulation_dtype(losses.device)), gradients
 
         losses, *gradients = self.operator(*self._operators.arguments(p), row_weights, list(needs))
         return losses, wanted(gradients, needs)
 
     def _computed(self, p: Any, row_weights: Tensor | None, needs: list[bool]) -> list[Tensor]:
         losses, gradients = self._walk(p, row_weights, p.needs_type(*needs))
-        return [losses.double(), *as_tensors(gradients, p)]
+        return [losses.to(accumulation_dtype(losses.device)), *as_tensors(gradients, p)]
 
     def _fake(self, p: Any, row_weights: Tensor | None, needs: list[bool]) -> list[Tensor]:
         """What the operator returns, without values."""
         needed = [need and row_weights is not None for need in needs]
-        return [p.queries.new_empty(len(p.queries), dtype=torch.float64), *fake_gradients(p, needed)]
+        dtype = accumulation_dtype(p.queries.device)
+        return [p.queries.new_empty(len(p.queries), dtype=dtype), *fake_gradients(p, needed)]

@@ -224,7 +224,8 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
 def show_config() -> None:
     """Prints what fastqt computes with here: versions, BLAS, vector instructions, code for GPUs and GPUs.
 
-    For each backend it prints "usable" or the reason why not.
+    For each backend it prints "usable" or the reason why not, and for each device of this machine which
+    backend computes there, the first that can.
 
     Example:
         >>> import fastqt
@@ -232,6 +233,7 @@ def show_config() -> None:
         fastqt   ...
         torch    ...
         backend  reference  usable
+        device   cpu        computes with ...
     """
     found = report.gpus()
     rows = [
@@ -248,6 +250,20 @@ def show_config() -> None:
         print(f"{name:<8} {text}")
     for name in ENGINES:
         print(f"backend  {name:<10} {_why_not_here(name, bool(found)) or 'usable'}")
+    for device in report.devices():
+        print(f"device   {device.type:<10} {_used_on(device)}")
+
+
+def _used_on(device: torch.device) -> str:
+    """What computes problems of float32 on a device, in words."""
+    reasons = {name: engine.module.why_not(None, device, torch.float32) for name, engine in ENGINES.items()}
+    usable = [name for name, reason in reasons.items() if reason is None]
+    if usable[0] == "cuda":  # It takes small problems alone.
+        return f"computes with cuda, and beyond small batches with {usable[1]}"
+    if usable[0] != "torch":
+        return f"computes with {usable[0]}"
+    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None)
+    return f"computes with torch, in torch's own operations ({why})"
 
 
 def _why_not_here(name: str, has_gpu: bool) -> str | None:

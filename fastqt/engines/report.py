@@ -100,6 +100,13 @@ def gpus() -> list[str]:
     return found
 
 
+def devices() -> list[torch.device]:
+    """One device of each type that torch can use here."""
+    found = [torch.device("cpu")]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return found if accelerator is None else [*found, torch.device(accelerator.type, 0)]
+
+
 def why_no_gpu() -> str:
     """Why torch can use no GPU."""
     if torch.version.cuda is None and torch.version.hip is None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.functional.row_cells import (
     LEAST_NORM,
@@ -22,23 +23,24 @@ from fastqt.functional.row_cells import (
 )
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets
-from fastqt.torch_modes import input_dtype
+from fastqt.torch_modes import input_dtype, without_autocast
 
 FAR = 2.0  # standard deviations between embeddings and the origin, from which on they are moved to it
 
 
 def moments(*embeddings: Tensor | None) -> Tensor:
-    """The number of rows, the sums of their elements and of the squares of these, (2, D + 1) float64."""
+    """The number of rows, the sums of their elements and of the squares of these, (2, D + 1)."""
     with torch.no_grad():
         return torch.stack([_moments_of(x) for x in embeddings if x is not None]).sum(0)
 
 
 def _moments_of(x: Tensor) -> Tensor:
     x = x.to(loss_dtype(x))
-    count = x.new_full((2, 1), len(x), dtype=torch.float64)
+    dtype = accumulation_dtype(x.device)
+    count = x.new_full((2, 1), len(x), dtype=dtype)
     if not len(x):
         return torch.cat([count, count.new_zeros(2, x.shape[1])], 1)
-    variance, mean = (y.double() for y in torch.var_mean(x, 0, correction=0))
+    variance, mean = (y.to(dtype) for y in torch.var_mean(x, 0, correction=0))
     return torch.cat([count, len(x) * torch.stack([mean, variance + mean.square()])], 1)
 
 
@@ -60,7 +62,7 @@ def in_products(
     private = cells_alone(call)
 
     read_as = input_dtype(call.queries)
-    with torch.autocast(call.queries.device.type, enabled=False):
+    with without_autocast(call.queries):
         origin = None if normalize else _origin(of_all)
         queries, candidates = _moved(call.queries, origin, read_as), _moved(call.candidates, origin, read_as)
         own = -scale * _squares(queries, normalize)
@@ -133,5 +135,5 @@ def _squares(x: Tensor, normalize: bool) -> Tensor:
     x = x.to(loss_dtype(x))
     if not normalize:
         return x.square().sum(1)
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=accumulation_dtype(x.device))
     return (norms / norms.clamp(min=LEAST_NORM)).square().to(x.dtype)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation, reference
 from fastqt.guide import Guide, scorable
 from fastqt.problem import (
@@ -99,7 +100,7 @@ class Guided:
         self, p: GuidedProblem, row_weight: float, needs: Needs
     ) -> tuple[Tensor, Gradients]:
         """row_weight * sum_i loss_i, and its gradients."""
-        total, sums = p.queries.new_zeros((), dtype=torch.float64), _Sums(p, needs)
+        total, sums = p.queries.new_zeros((), dtype=accumulation_dtype(p.queries.device)), _Sums(p, needs)
         with _NamingRows(p):
             for first, chunk in _chunks(p, _height(p)):
                 part, found = self.engine.forward_with_gradients(chunk, row_weight, sums.needs)

@@ -15,6 +15,7 @@ from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import Problem, loss_dtype, unit_rows
+from fastqt.torch_modes import without_autocast
 
 
 def lowered(call: Call, kind: Hashable | None = None) -> tuple[Problem, engines.Engine]:
@@ -101,7 +102,7 @@ def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
         guided = Guided(engine.computation(p.unguided()))
         return autograd.loss_of(p, reduction, guided, FUNCTIONS[p.link], scaled_by=engine)
     if engine.eager:
-        with torch.autocast(p.queries.device.type, enabled=False):
+        with without_autocast(p.queries):
             if isinstance(p, GuidedProblem):
                 return reference_loss(p, reduction)
             return reference.contrastive_loss(p, reduction)

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.autograd.transformed import is_transformed
+from fastqt.devices import accumulation_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.problem import loss_dtype, reduce, unit_rows
-from fastqt.torch_modes import input_dtype, is_traced
+from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
 CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
 LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
@@ -61,8 +62,8 @@ def joined(first: Tensor, *others: Tensor) -> Tensor:
     """The logsumexp of each row of some scores (N, K), (N,); -inf with a gradient of 0 where all are -inf."""
     if not others and first.shape[1] == 1:
         return first[:, 0]
-    # From float64 it is rounded once, and the gradients of its parts add up to its own.
-    cells = torch.cat([x.double() for x in (first, *others)], 1)
+    # From more digits it is rounded once, and the gradients of its parts add up to its own.
+    cells = torch.cat([x.to(accumulation_dtype(x.device)) for x in (first, *others)], 1)
     none = cells.detach().isneginf().all(1)
     found = cells.masked_fill(none[:, None], 0).logsumexp(1)
     return found.masked_fill(none, -torch.inf).to(first.dtype)
@@ -70,7 +71,7 @@ def joined(first: Tensor, *others: Tensor) -> Tensor:
 
 def added_up_in_float64(scale: float | Tensor) -> float | Tensor:
     """A scale whose gradient is rounded once its parts, which may cancel each other, are added up."""
-    return scale.double() if isinstance(scale, Tensor) else scale
+    return scale.to(accumulation_dtype(scale.device)) if isinstance(scale, Tensor) else scale
 
 
 def columns_of(row_scores: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def scores_of_row_negatives(call: Call) -> Tensor:
     queries, candidates, rows, normalize = call.queries, call.candidates, call.row_negatives, call.normalize
     read_as, euclidean = input_dtype(queries), call.similarity == "euclidean"
     assert rows is not None
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         f = queries.to(read_as).to(loss_dtype(queries))
         if isinstance(rows, Mixed):
             partners = rows.partners_of(len(queries), len(candidates), queries.device)
@@ -92,7 +93,7 @@ def scores_of_row_negatives(call: Call) -> Tensor:
             read_as = rows.dtype
         rows = rows[:, None] if rows.dim() == 2 else rows
         # The square of a number that float32 holds is one of float64.
-        f = F.normalize(f.double(), dim=1).to(f.dtype) if normalize else f
+        f = F.normalize(f.to(accumulation_dtype(f.device)), dim=1).to(f.dtype) if normalize else f
         if is_transformed() or is_traced(queries, rows):
             similar = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
         else:
@@ -106,12 +107,13 @@ def _similar(queries: Tensor, rows: Tensor, normalize: bool, euclidean: bool) ->
     The queries have norm 1 already where rows are normalised.
     """
     if euclidean:
-        rows = F.normalize(rows.double(), dim=2).to(rows.dtype) if normalize else rows
+        exact = rows.to(accumulation_dtype(rows.device))
+        rows = F.normalize(exact, dim=2).to(rows.dtype) if normalize else rows
         return -(rows - queries[:, None]).square().sum(2)
     products = (rows @ queries[:, :, None]).squeeze(2)
     if not normalize:
         return products
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=accumulation_dtype(rows.device))
     return (products / norms.clamp(min=LEAST_NORM)).to(products.dtype)
 
 
@@ -137,7 +139,7 @@ class _Similar(torch.autograd.Function):
             return (*_differentiated(ctx, inputs, upstream[0], wanted, again=True), None, None, None)
         gradients = [x.new_empty(x.shape) if want else None for x, want in zip(inputs, wanted, strict=True)]
         for here in _chunks(*inputs):
-            with torch.autocast(upstream[0].device.type, enabled=False), torch.enable_grad():
+            with without_autocast(upstream[0]), torch.enable_grad():
                 leaves = [
                     x[here].detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)
                 ]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.problem import Rows
 
 # It takes a problem, the weights of its rows, (N,) float64, or None, and a tensor for each input that wants
@@ -33,20 +34,21 @@ class AddingWalk:
     def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]:
         """row_weight * sum_i loss_i, and its gradients."""
         gradients = _zeros(p, needs)
-        weights = p.queries.new_full((len(p.queries),), row_weight, dtype=torch.float64)
+        dtype = accumulation_dtype(p.queries.device)
+        weights = p.queries.new_full((len(p.queries),), row_weight, dtype=dtype)
         losses = self._walk(p, weights, gradients)
         return (row_weight * losses.sum()).to(p.queries.dtype), gradients
 
     def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any:
         """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
         gradients = _zeros(p, needs)
-        self._walk(p, row_weights.double(), gradients)
+        self._walk(p, row_weights.to(accumulation_dtype(row_weights.device)), gradients)
         return gradients
 
 
 def _zeros(p: Any, needs: Any) -> Any:
-    """The gradients before the walk; that of a scalar, a sum over all rows, in float64."""
-    of_scalar = torch.zeros((), dtype=torch.float64, device=p.queries.device)
+    """The gradients before the walk; that of a scalar, a sum over all rows, in the dtype of accumulation."""
+    of_scalar = torch.zeros((), dtype=accumulation_dtype(p.queries.device), device=p.queries.device)
     return p.needs_type(
         *[
             None if not need or x is None else torch.zeros_like(x) if x.dim() else of_scalar

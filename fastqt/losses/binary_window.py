@@ -20,7 +20,7 @@ from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
-from fastqt.torch_modes import is_traced
+from fastqt.torch_modes import is_traced, without_autocast
 
 GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequent than another.
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
@@ -162,7 +162,7 @@ def _contexts(window: Targets, candidates: Tensor, n: int) -> tuple[Tensor, Tens
         of_entries = weights.to(matrix.dtype)
         return F.embedding_bag(columns, matrix, starts[:-1], mode="sum", per_sample_weights=of_entries)
 
-    with torch.autocast(candidates.device.type, enabled=False):
+    with without_autocast(candidates):
         return sums(candidates.to(dtype)), sums(candidates.new_ones(len(candidates), 1, dtype=dtype))[
             :, 0
         ] > 0

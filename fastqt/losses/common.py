@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# In place of minus infinity, a logsumexp of no cells, of which torch's logsumexp has NaN for a gradient.
-NO_CELLS = -1e300
+from fastqt.devices import accumulation_dtype
 
 
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
@@ -20,12 +19,15 @@ def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> 
     the positive is `copies` times among the cells. The loss keeps its digits when the positive outweighs all
     others, and when one of the others does.
     """
-    most = torch.stack([x.double().clamp(min=NO_CELLS) for x in others]).logsumexp(0)
+    dtype = accumulation_dtype(positive.device)
+    # Of minus infinity alone, the logsumexp of no cells, torch's logsumexp has NaN for a gradient.
+    no_cells = torch.finfo(dtype).min / 1024
+    most = torch.stack([x.to(dtype).clamp(min=no_cells) for x in others]).logsumexp(0)
     # log(copies exp p + exp o) - p, with the constant part apart.
     constant = math.log(copies)
-    positive64 = positive.double()
+    exact = positive.to(dtype)
     # In log(exp p + exp o) - p two infinities cancel each other where p is infinite, as 0 * p says: NaN.
-    lead = most - positive64 - constant + 0 * positive64
+    lead = most - exact - constant + 0 * exact
     loss = F.softplus(lead, threshold=50) + constant
     return loss.to(positive.dtype)
 

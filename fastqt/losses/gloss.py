@@ -25,7 +25,7 @@ from fastqt.losses.gloss_factored import (
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Bags
-from fastqt.torch_modes import input_dtype, is_traced
+from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
 FUNCTION = "fastqt.gloss_pos_loss"
 PositionLoss: TypeAlias = Literal["sum", "mean"]
@@ -252,7 +252,7 @@ def factored_pos_loss(
     """
     if input_dtype(latents) not in (torch.float32, torch.float64) or is_traced(latents):
         return None
-    with torch.autocast(latents.device.type, enabled=False):
+    with without_autocast(latents):
         p = PositionalProblem(
             latents,
             positions,

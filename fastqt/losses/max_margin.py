@@ -20,6 +20,7 @@ from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
 from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
+from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
@@ -197,7 +198,7 @@ def _chunks(p: MaxMarginProblem) -> Iterator[_Chunk]:
     for begin in range(0, N, size):
         rows = slice(begin, min(begin + size, N))
         columns, taken = every_column[rows], every_taken[rows]
-        with torch.autocast(p.queries.device.type, enabled=False):
+        with without_autocast(p.queries):
             scores = p.queries[rows] @ p.candidates.T
         of_targets = scores.gather(1, columns)
         chunk_row, place = taken.nonzero(as_tuple=True)
@@ -228,7 +229,7 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
         if d_scores is None or row_weights is None:
             continue
         d_scores *= row_weights[chunk.rows, None].to(d_scores.dtype)
-        with torch.autocast(p.queries.device.type, enabled=False):
+        with without_autocast(p.queries):
             if d_queries is not None:
                 d_queries[chunk.rows] = d_scores @ p.candidates
             if d_candidates is not None:

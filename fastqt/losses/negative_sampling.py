@@ -13,6 +13,7 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
 from fastqt.checks import INTEGERS, check_embeddings, check_option, check_scale, check_tensor, require
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.fields import Differentiable
@@ -109,7 +110,7 @@ def _problem(
     require(((cells >= 0) & (cells < M)).all(), f"positives, negatives: want values in 0..{M - 1}", cells)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=torch.float64, device=queries.device)
+        scale = torch.tensor(scale, dtype=accumulation_dtype(queries.device), device=queries.device)
     return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), scale.to(queries.device), cells)
 
 
@@ -141,20 +142,21 @@ def _walk(
     Scores are summed in float64: the gradient of a positive that is told from all negatives is the
     exponential of minus its score, of which float32 would lose digits.
     """
-    losses = p.queries.new_zeros(len(p.queries), dtype=torch.float64)
+    dtype = accumulation_dtype(p.queries.device)
+    losses = p.queries.new_zeros(len(p.queries), dtype=dtype)
     d_queries = torch.empty_like(p.queries) if needs.queries else None
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
-    d_scale = torch.zeros((), dtype=torch.float64, device=p.queries.device) if needs.scale else None
+    d_scale = torch.zeros((), dtype=dtype, device=p.queries.device) if needs.scale else None
 
     for rows in _chunks(p):
-        f, cells = p.queries[rows].double(), p.cells[rows]
-        g = p.candidates[cells].double()
+        f, cells = p.queries[rows].to(dtype), p.cells[rows]
+        g = p.candidates[cells].to(dtype)
         products = (g @ f[:, :, None]).squeeze(2)
 
         # The sign with which a cell's score lowers its loss: +1 of the positive, -1 of negatives, 0 of none.
-        signs = -(cells != cells[:, :1]).double()
+        signs = -(cells != cells[:, :1]).to(dtype)
         signs[:, 0] = 1
-        scores = signs * p.scale.double() * products
+        scores = signs * p.scale.to(dtype) * products
         losses[rows] = -(F.logsigmoid(scores) * signs.abs()).sum(1)
         if row_weights is None:
             continue
@@ -162,7 +164,7 @@ def _walk(
         d_products = -signs * torch.sigmoid(-scores) * row_weights[rows, None]
         if d_scale is not None:
             d_scale += (d_products * products).sum()
-        d_products *= p.scale.double()
+        d_products *= p.scale.to(dtype)
         if d_queries is not None:
             d_queries[rows] = (d_products[:, None] @ g).squeeze(1).to(d_queries.dtype)
         if d_candidates is not None:

@@ -120,7 +120,7 @@ def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[Engine | None
 def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
     """What rows or columns give dL/dS."""
     # One that has no other cells has no weight either, and minus infinity would make it NaN.
-    return ClipSide(logsumexp.masked_fill(logsumexp == -torch.inf, 0), weights.double())
+    return ClipSide(logsumexp.masked_fill(logsumexp == -torch.inf, 0), weights.to(logsumexp.dtype))
 
 
 class _PairedSums(torch.autograd.Function):
@@ -148,7 +148,7 @@ class _PairedSums(torch.autograd.Function):
             p,
             _side(row_others, of_rows),
             _side(column_others, of_columns),
-            of_pairs.double(),
+            of_pairs.to(row_others.dtype),
             Needs(queries=wanted[0], candidates=wanted[1], scale=any(wanted[2:])),
         )
         of_scale = [None if found.scale is None else found.scale.to(x) for x in scale]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.options import Memory
 from fastqt.problem import room_of
 from fastqt.targets.base import TargetRows, Targets
@@ -129,7 +130,7 @@ def find_positives(
         columns=columns,
         column_labels=column_labels,
         pairs=int(counts.sum()),
-        log_counts=float(counts.double().log().sum()),
+        log_counts=float(counts.to(accumulation_dtype(counts.device)).log().sum()),
         room=room_of(memory, fast, low),
     )
 
@@ -141,7 +142,7 @@ class SameLabel(Targets):
         rows, columns = positives.listed()
         counts = rows.new_zeros(N).index_copy_(0, positives.rows, positives.counts)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        self._rows = TargetRows(starts, columns, 1 / counts[rows].double())
+        self._rows = TargetRows(starts, columns, 1 / counts[rows].to(accumulation_dtype(counts.device)))
 
     def check(self, N: int, M: int, diagonal: str) -> None:
         return

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import NamedTuple
 
+from fastqt.devices import accumulation_dtype
 from fastqt.fields import Differentiable
 from fastqt.losses.adding_walk import AddingWalk
 from fastqt.losses.positives import Block, Positives
-from fastqt.torch_modes import tf32_allowed
+from fastqt.torch_modes import tf32_allowed, without_autocast
 
 T = TypeVar("T")
 
@@ -119,9 +120,10 @@ LINKS: dict[str, Callable[[Tensor, Tensor], _NTXent | _SupCon]] = {"supcon": _Su
 @torch.no_grad()
 def _walk(p: SameLabelProblem, row_weights: Tensor | None, gradients: SameLabelGradients) -> Tensor:
     """The loss of each row, (N,) float64; adds the gradients of sum_i row_weights_i loss_i."""
-    losses = torch.zeros(len(p.queries), dtype=torch.float64, device=p.queries.device)
+    dtype = accumulation_dtype(p.queries.device)
+    losses = torch.zeros(len(p.queries), dtype=dtype, device=p.queries.device)
     # Autocast is off, for it would round the products to 16 bits.
-    with torch.autocast(p.queries.device.type, enabled=False):
+    with without_autocast(p.queries):
         for block in p.blocks:
             _visit(p, block, losses, row_weights, gradients)
     return losses
@@ -136,9 +138,9 @@ def _visit(
 ) -> None:
     """Writes the losses of a block's rows, and adds their gradients."""
     places = slice(*block.rows)
-    rows, counts = p.positives.rows[places], p.positives.counts[places].double()
+    rows, counts = p.positives.rows[places], p.positives.counts[places].to(losses.dtype)
     queries = p.queries[rows]
-    link = LINKS[p.link](p.others[rows].double(), counts)
+    link = LINKS[p.link](p.others[rows].to(losses.dtype), counts)
 
     tiles = list(_tiles(p, block, queries)) if len(block.columns) == 1 else None
     for tile in tiles or _tiles(p, block, queries):
@@ -176,7 +178,7 @@ def _tiles(p: SameLabelProblem, block: Block, queries: Tensor) -> Iterator[_Tile
         no_positive = positives.row_labels[rows, None] != positives.column_labels[begin:end]
         if positives.own is not None:
             no_positive |= positives.own[rows, None] == columns
-        yield _Tile(columns, products.double(), no_positive)
+        yield _Tile(columns, products.to(accumulation_dtype(products.device)), no_positive)
 
 
 def _scores(p: SameLabelProblem, tile: _Tile) -> Tensor:

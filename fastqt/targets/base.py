@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import check_number
+from fastqt.devices import accumulation_dtype
 
 IGNORE_INDEX = -100  # the class index that means "no target", as in `torch.nn.functional.cross_entropy`
 
@@ -25,9 +26,9 @@ class TargetRows:
     Attributes:
         starts: (N + 1,) int64; row i owns the entries starts[i] to starts[i + 1] - 1.
         columns: (nnz,) int64; the column of each entry.
-        weights: (nnz,) float64; the value T_ij of each entry.
+        weights: (nnz,) float64, or float32 on a device that has no float64; the value T_ij of each entry.
         dense: (N, M); T itself.
-        background: (N,) float64; a constant that is added to every cell of row i.
+        background: (N,) of the same dtype; a constant that is added to every cell of row i.
         offsets: (K,) int64; if given, T is banded: entry i K + k is in row i, and in column i + offsets[k]
             or of weight 0. Such targets are sound wherever their operator's `check` passes, but for a mask.
         cached: whether a cache of the library holds the tensors, so that nobody changes them.
@@ -42,10 +43,10 @@ class TargetRows:
     cached: bool = False
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row, column and float64 weight of the nonzero entries, each (nnz,); `background` is left out."""
+        """Row, column and weight of the nonzero entries, each (nnz,); `background` is left out."""
         if self.dense is not None:
             row, column = self.dense.nonzero(as_tuple=True)
-            return row, column, self.dense[row, column].double()
+            return row, column, self.dense[row, column].to(accumulation_dtype(row.device))
         starts, columns, weights = self.compressed()
         row = torch.repeat_interleave(starts.diff(), output_size=columns.numel())
         nonzero = weights != 0
@@ -80,7 +81,7 @@ class TargetRows:
         return (before[starts].diff() > 0).sum()
 
     def to_dense(self, N: int, M: int) -> Tensor:
-        """T as a matrix (N, M) float64, with `background` added."""
+        """T as a matrix (N, M) in the dtype of the weights, with `background` added."""
         row, column, weight = self.entries()
         T = weight.new_zeros(N, M).index_put((row, column), weight)
         return T if self.background is None else T + self.background[:, None]
@@ -158,13 +159,14 @@ def smoothed_rows(rows: TargetRows, N: int, M: int, smoothing: float, normalize:
     """T (N, M) with `smoothing` added to every cell, and then each row divided by its sum if `normalize`."""
     unit = SHRINK if normalize else 1.0
     device = (rows.compressed()[0] if rows.dense is None else rows.dense).device
-    background = torch.full((N,), smoothing * unit, dtype=torch.float64, device=device)
+    dtype = accumulation_dtype(device)
+    background = torch.full((N,), smoothing * unit, dtype=dtype, device=device)
     if rows.background is not None:
         background = background + rows.background * unit
     if rows.dense is not None:
         if not normalize:
             return TargetRows(dense=rows.dense, background=background)
-        dense = rows.dense.double() * unit
+        dense = rows.dense.to(dtype) * unit
         divisor = dense.sum(1) + M * background
         return TargetRows(dense=dense / divisor[:, None], background=background / divisor)
     starts, columns, weights = rows.compressed()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import FLOATING, check_paired, check_tensor, require
+from fastqt.devices import accumulation_dtype
 from fastqt.ids import as_ids
 from fastqt.targets import cache
 from fastqt.targets.base import (
@@ -40,7 +41,7 @@ class NoTargets(Targets):
 
 def _no_rows(N: int, M: int, device: torch.device) -> TargetRows:
     starts = torch.zeros(N + 1, dtype=torch.int64, device=device)
-    return TargetRows(starts, starts[:0], torch.zeros(0, dtype=torch.float64, device=device))
+    return TargetRows(starts, starts[:0], torch.zeros(0, dtype=accumulation_dtype(device), device=device))
 
 
 class Diagonal(Targets):
@@ -81,7 +82,8 @@ def _diagonal_rows(N: int, M: int, device: torch.device, first: int = 0) -> Targ
     columns = starts[:within]
     if first:
         columns = columns + first
-    return TargetRows(starts, columns, torch.ones_like(columns, dtype=torch.float64), offsets=columns[:1])
+    weights = torch.ones_like(columns, dtype=accumulation_dtype(device))
+    return TargetRows(starts, columns, weights, offsets=columns[:1])
 
 
 class _DiagonalOfShard(Targets):
@@ -126,7 +128,7 @@ class ClassIndices(Targets):
         indices = self.indices.to(device)
         has_target = indices != IGNORE_INDEX
         starts, _, _ = Diagonal().rows(N, N, device).compressed()  # which has as many entries
-        return TargetRows(starts, indices * has_target, has_target.double())
+        return TargetRows(starts, indices * has_target, has_target.to(accumulation_dtype(device)))
 
 
 class Bags(Targets):
@@ -156,7 +158,7 @@ class Bags(Targets):
         row = torch.repeat_interleave(starts.diff(), output_size=ids.numel())
         cells = (row * M + ids).sort().values
         # After the sort, an id that a row repeats follows itself. Its repetitions get weight 0.
-        weights = torch.ones_like(cells, dtype=torch.float64)
+        weights = torch.ones_like(cells, dtype=accumulation_dtype(device))
         weights[1:] = cells[1:] != cells[:-1]
         return TargetRows(starts, cells % M, weights)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import FLOATING, require
+from fastqt.devices import accumulation_dtype
 from fastqt.targets.base import TargetRows, Targets, check_shape
 
 
@@ -48,14 +49,18 @@ class Sparse(Targets):
         starts, columns = csr_tensor.crow_indices().long(), csr_tensor.col_indices().long()
         weights = csr_tensor.values()
         _check_indices(starts, columns, weights, self.shape[0])
-        self._rows = TargetRows(*_summed(starts, columns, weights.double(), self.shape[1]))
+        self._rows = TargetRows(
+            *_summed(starts, columns, weights.to(accumulation_dtype(weights.device)), self.shape[1])
+        )
 
     def check(self, N: int, M: int, diagonal: str) -> None:
         check_shape(self.shape, N, M)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
-        starts, columns, weights = (x.to(device) for x in self._rows.compressed())
-        return TargetRows(starts, columns, weights)
+        starts, columns, weights = self._rows.compressed()
+        return TargetRows(
+            starts.to(device), columns.to(device), weights.to(device, accumulation_dtype(device))
+        )
 
 
 def _check_indices(starts: Tensor, columns: Tensor, weights: Tensor, N: int) -> None:
@@ -73,12 +78,12 @@ def _check_indices(starts: Tensor, columns: Tensor, weights: Tensor, N: int) -> 
 def _summed(
     starts: Tensor,  # (N + 1,)
     columns: Tensor,  # (nnz,)
-    weights: Tensor,  # (nnz,) float64
+    weights: Tensor,  # (nnz,)
     M: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The rows with the sum of a cell's entries at its first one, and 0 at the others."""
     row = torch.repeat_interleave(starts.diff(), output_size=columns.numel())
-    if not columns.is_cuda:
+    if columns.is_cpu:
         rising = (columns[1:] > columns[:-1]) | (row[1:] != row[:-1])
         if bool(rising.all()) or bool(((columns < 0) | (columns >= M)).any()):
             return starts, columns, weights  # Engines name the row of a column outside.

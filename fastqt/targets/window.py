@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import shown
+from fastqt.devices import accumulation_dtype
 from fastqt.ids import as_ids
 from fastqt.targets import cache
 from fastqt.targets.base import (
@@ -206,13 +207,14 @@ class Window(Targets):
             ids = document_ids.to(device)
             valid = valid & (ids[columns] == ids[row][:, None])
         offset_weights = self._weights or (1.0,) * self._count
-        weights = torch.stack([valid[:, k].double() * weight for k, weight in enumerate(offset_weights)], 1)
+        dtype = accumulation_dtype(device)
+        weights = torch.stack([valid[:, k].to(dtype) * weight for k, weight in enumerate(offset_weights)], 1)
 
         if self._smoothing is not None:
             rows = rows_of_equal_length(columns, weights)
             return smoothed_rows(rows, N, M, self._smoothing, self.normalize)
         if self.normalize:
-            weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+            weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
         return replace(rows_of_equal_length(columns, weights), offsets=of_first_row)
 
 

@@ -70,7 +70,7 @@ def _has_descriptor(x: Tensor) -> bool:
 
 
 @functools.cache
-def _kernel() -> Any:
+def _imported() -> Any:
     """The kernel, as others are launched. Its module is imported by then, where this Triton can do that."""
     from fastqt.kernels.scores.warp_specialized import warp_specialized_scores_kernel
 
@@ -100,7 +100,7 @@ def launch(
     out, half = operands["out"], config.rows // 2
     tiles = triton.cdiv(tile.rows, config.rows) * triton.cdiv(columns, config.columns)
     with on_device(queries):
-        _kernel()[(min(tiles, multiprocessors(queries)),)](
+        _imported()[(min(tiles, multiprocessors(queries)),)](
             descriptor(queries, half, config.width),
             descriptor(tile.candidates, config.columns, config.width),
             scale,

@@ -108,12 +108,21 @@ def test_every_line_has_a_name_and_words(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     named = [line.split()[0] for line in lines_of(capsys)]
-    assert named == ["fastqt", "torch", "python", "threads", "blas", "simd", "cuda", "gpu", *["backend"] * 4]
+    once = ["fastqt", "torch", "python", "threads", "blas", "simd", "cuda", "gpu"]
+    assert named == [*once, *["backend"] * 5, "device"]
     triton = next(line for line in lines_of(capsys) if line.startswith("backend  triton"))
     assert "it needs a GPU, and " in triton
     assert "tensors" not in triton
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "backend  triton     usable" in lines_of(capsys)
+
+
+def test_a_device_names_what_computes_there_and_why(monkeypatch, capsys):
+    monkeypatch.setattr(report, "devices", lambda: [torch.device("cpu"), torch.device("mps", 0)])
+    lines = lines_of(capsys)
+    assert lines[-2] == "device   cpu        computes with cpu"
+    assert lines[-1].startswith("device   mps        computes with torch")
+    assert "cpu: the tensors are on mps:0" in lines[-1]
 
 
 def test_the_gpus_are_named(monkeypatch, capsys):

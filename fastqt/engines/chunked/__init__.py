@@ -13,7 +13,7 @@ from torch import Tensor
 from fastqt.engines.chunked.walk import Walk
 from fastqt.engines.soundness import require_sound_targets
 from fastqt.problem import AnyProblem, Gradients, Needs, Problem, Rows, loss_dtype
-from fastqt.torch_modes import undisturbed
+from fastqt.torch_modes import without_autocast
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -39,7 +39,7 @@ def gradients_in_forward(p: Problem) -> bool:
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     require_sound_targets(p)
-    with undisturbed(p.queries):
+    with torch.no_grad(), without_autocast(p.queries):
         found = Walk(p, 1.0, Needs()).run()
     return Rows(found.loss, (found.logsumexp, found.mass))
 
@@ -47,12 +47,12 @@ def forward(p: Problem) -> Rows:
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     require_sound_targets(p)
-    with undisturbed(p.queries):
+    with torch.no_grad(), without_autocast(p.queries):
         found = Walk(p, row_weight, needs).run()
     return (row_weight * found.loss.sum()).to(loss_dtype(p.queries)), found.gradients
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
-    with undisturbed(p.queries):
+    with torch.no_grad(), without_autocast(p.queries):
         return Walk(p, row_weights, needs).run().gradients

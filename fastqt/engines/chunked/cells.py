@@ -15,8 +15,8 @@ from fastqt.engines.chunked.embeddings import Embeddings, ranges
 from fastqt.problem import Problem
 
 BLOCK_BYTES = 8 * 2**20  # of the embeddings of cells that are scored at a time
-# Where more than one cell in so many is a target, scoring each by itself takes longer than the products, unless
-# the problem is small or has few targets a row.
+# Where more than one cell in so many is a target, scoring each by itself takes longer than the products,
+# unless the problem is small or has few targets a row.
 CELLS_PER_TARGET = 64
 SMALL = 2**20  # products of elements
 FEW = 2  # targets a row

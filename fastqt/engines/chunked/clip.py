@@ -1,9 +1,9 @@
 """CLIP's loss in torch operations: a walk for the logsumexp of rows and columns, and one for the gradients.
 
-Both walk over chunks of whole rows of the scores. The first adds up the exponentials in each row, and in each
-column over the chunks. After it dL/dS of a cell depends on no other cell, and the second walk makes it and its
-two products: 8 N M D operations. The pairs are left out of the sums, and their dL/dS is given, so that it keeps
-its digits once a pair is learnt.
+Both walk over chunks of whole rows of the scores. The first adds up the exponentials in each row, and in
+each column over the chunks. After it dL/dS of a cell depends on no other cell, and the second walk makes it
+and its two products: 8 N M D operations. The pairs are left out of the sums, and their dL/dS is given, so
+that it keeps its digits once a pair is learnt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastqt.problem import (
     loss_dtype,
     positive_scores,
 )
-from fastqt.torch_modes import undisturbed
+from fastqt.torch_modes import without_autocast
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -56,7 +56,7 @@ def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
     if not p.has_cells:
         return reference_clip.sums(p)
-    with undisturbed(p.queries):
+    with torch.no_grad(), without_autocast(p.queries):
         return _Walk(p, Needs()).sums()
 
 
@@ -66,7 +66,7 @@ def gradients_from(
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
     if not p.has_cells:
         return reference_clip.gradients_from(p, rows, columns, pairs, needs)
-    with undisturbed(p.queries):
+    with torch.no_grad(), without_autocast(p.queries):
         return _Walk(p, needs).gradients(rows, columns, pairs)
 
 
@@ -177,7 +177,7 @@ class _Walk:
         return shift.squeeze(dim).to(self.dtype) + sums.to(self.dtype).log()
 
     def _shifted(self, side: ClipSide) -> tuple[Tensor, Tensor]:
-        """Shifts in the scores' dtype, and weights to which is given back what rounding took from the shifts."""
+        """Shifts in the scores' dtype, and weights to which is given back what rounding took from them."""
         shifts = side.logsumexp.to(self._scores.dtype)
         # Scores whose logsumexp has no digit after the point have none to give back.
         rounding = (shifts - side.logsumexp).exp().clamp(0.5, 2)

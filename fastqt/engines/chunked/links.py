@@ -206,7 +206,7 @@ def _sum_at_targets(T: Tensor, values: Tensor) -> Tensor:
 
 
 def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest numbers of `dtype` that are not above x: no exponential that is shifted by them overflows."""
+    """The largest numbers of `dtype` that are not above x, so that no probability seems larger than 1."""
     if x.dtype is dtype:
         return x
     rounded = x.to(dtype)

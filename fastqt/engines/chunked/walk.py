@@ -1,7 +1,7 @@
 """The walk over the scores: chunks of whole rows, three products each, gradients in the forward pass.
 
-With the rows f_i of the queries F, g_j of the candidates G and the scale s, the scores are S = s F Gᵀ. No more
-of them is ever in memory than a chunk of whole rows, of which the walk makes
+With the rows f_i of the queries F, g_j of the candidates G and the scale s, the scores are S = s F Gᵀ. No
+more of them is ever in memory than a chunk of whole rows, of which the walk makes
 
 1. the scores S of the chunk, a product; cells that are excluded become minus infinity;
 2. E = exp(S - m), with each row's maximum m, and from the sums of E the losses of the rows, so that the
@@ -12,8 +12,8 @@ of them is ever in memory than a chunk of whole rows, of which the walk makes
 E is never multiplied by the row factors: they go to the smaller matrices. Each cell is computed once, in
 6 N M D operations in all, and the memory beside inputs and gradients is that of a chunk.
 
-The scores of listed targets are computed apart (see `cells`). In step 1 these cells become minus infinity, and
-between 2 and 3 their exact E is put in their place.
+The scores of listed targets are computed apart (see `cells`). In step 1 these cells become minus infinity,
+and between 2 and 3 their exact E is put in their place.
 """
 
 from __future__ import annotations

@@ -39,8 +39,10 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
     """Why this engine cannot compute a problem; None if it can."""
     if not INSTALLED:
         return "triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1" and not is_described():
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1" and not is_described():
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
+    if device.type not in ("cpu", "cuda"):
+        return f"the tensors are on {device}"
     return "it has no float64" if dtype is torch.float64 else None
 
 
