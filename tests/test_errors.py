@@ -175,7 +175,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("default_backend", ["cpu", "reference"])
+@pytest.mark.parametrize("default_backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name, default_backend, monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", default_backend)

@@ -11,7 +11,7 @@ from tests.shared import oracle
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 N, D = 9, 6
-by_backend = pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+by_backend = pytest.mark.parametrize("backend", ["cpu", "torch", "reference", "triton"])
 
 
 @by_backend

@@ -117,7 +117,7 @@ def sparse(starts, columns, values, M=4):
     return torch.sparse_csr_tensor(starts, columns, values, (len(starts) - 1, M), check_invariants=False)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_repeated_cells_of_a_sparse_matrix_are_summed(backend):
     """In and out of order; zeros, and a column that two rows end and begin with, are no repetitions."""
     starts = torch.tensor([0, 4, 7, 8, 8])

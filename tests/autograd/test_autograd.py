@@ -75,7 +75,7 @@ def repeated_inputs(rows: int, width: int, dtype: torch.dtype) -> list[torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", ["cpu", "reference", SLOW_TRITON])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference", SLOW_TRITON])
 @by_repeated
 @pytest.mark.pairwise
 def test_backward_passes_of_a_retained_graph_are_equal_to_the_bit(name, backend, dtype):
@@ -89,7 +89,7 @@ def test_backward_passes_of_a_retained_graph_are_equal_to_the_bit(name, backend,
         assert all(torch.equal(a, b) for a, b in zip(kept, gradients, strict=True)), upstream
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @by_repeated
 def test_gradcheck_finds_the_same_gradients_in_each_backward_pass(name, backend):
     """In float32, where other operations would be other roundings; by default gradcheck tolerates none."""

@@ -13,6 +13,8 @@ from torch import Tensor
 import fastqt
 from fastqt import engines
 from fastqt.engines import cpu, cpu_clip, cuda, reference_clip
+from fastqt.engines.chunked import clip as chunked_clip
+from fastqt.engines.chunked import walk
 from fastqt.problem import ClipProblem, Needs
 from tests.shared.clip_oracle import ALL, assembled, clip
 from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, relative
@@ -22,6 +24,9 @@ N, D = sum(SIZES), 16
 WEIGHTS = np.linspace(-0.5, 2, N)
 # Float32 has the products of the embeddings below exactly, so that little more is rounded than the results.
 WITHIN = {torch.float32: 1e-6, torch.float64: FLOAT64}
+by_module = pytest.mark.parametrize(
+    "module", [cpu_clip, chunked_clip, reference_clip], ids=lambda module: module.__name__
+)
 by_state = pytest.mark.parametrize("state", ["random", "converged"])
 by_blocks = pytest.mark.parametrize("blocks", [False, True], ids=["own first", "blocks"])
 by_dtype = pytest.mark.parametrize("dtype", WITHIN, ids=str)
@@ -83,6 +88,18 @@ def test_the_reference_adds_up_too(state, dtype, blocks):
 @by_blocks
 @by_dtype
 @by_state
+@pytest.mark.pairwise
+def test_so_they_do_in_torch_operations(state, dtype, blocks, normalize, monkeypatch):
+    """A few rows at a time."""
+    monkeypatch.setattr(walk, "ROOM", {"cpu": (800, 800)})
+    found = errors(chunked_clip, batch(state, dtype), blocks=blocks, normalize=normalize)
+    assert max(found) < WITHIN[dtype]
+
+
+@by_normalize
+@by_blocks
+@by_dtype
+@by_state
 def test_equals_clip_loss(state, dtype, blocks, normalize):
     """The loss of the whole batch in one process, by the same engine."""
     a, b, scale = (x.to(dtype).requires_grad_() for x in batch(state, dtype))
@@ -95,13 +112,17 @@ def test_equals_clip_loss(state, dtype, blocks, normalize):
 
 
 @by_blocks
-@pytest.mark.parametrize("module", [cpu_clip, reference_clip], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [cpu_clip, chunked_clip, reference_clip], ids=lambda module: module.__name__
+)
 @pytest.mark.parametrize("sizes", [(0, N), (5, 0, 9), (N, 0), (1,) * N, (N,)], ids=str)
 def test_shards_may_be_empty(module, sizes, blocks):
     assert max(errors(module, batch("random", torch.float64), sizes, blocks=blocks)) < FLOAT64
 
 
-@pytest.mark.parametrize("module", [cpu_clip, reference_clip], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [cpu_clip, chunked_clip, reference_clip], ids=lambda module: module.__name__
+)
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "scale"])
 def test_one_gradient_alone(module, wanted):
     inputs = batch("random", torch.float64)
@@ -112,7 +133,9 @@ def test_one_gradient_alone(module, wanted):
     assert sum(error == 1 for error in found) == 2  # the others, which stay 0
 
 
-@pytest.mark.parametrize("module", [cpu_clip, reference_clip], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [cpu_clip, chunked_clip, reference_clip], ids=lambda module: module.__name__
+)
 def test_layouts_of_embeddings(module):
     a, b, scale = batch("random", torch.float64)
     strided = (a.T.contiguous().T, torch.stack([b, b], 2)[..., 0], scale)
@@ -189,7 +212,7 @@ def test_tiles_of_rectangles():
 
 def test_a_scale_must_be_finite():
     a, b, _ = batch("random", torch.float64)
-    for module in (cpu_clip, reference_clip):
+    for module in (cpu_clip, chunked_clip, reference_clip):
         with pytest.raises(ValueError, match=r"scale: want a finite number, .* got inf"):
             module.sums(ClipProblem(a, b, torch.tensor(np.inf), pairs=0))
 
@@ -197,7 +220,7 @@ def test_a_scale_must_be_finite():
 def test_the_registry_finds_who_computes_rectangles():
     a, b, scale = batch("random", torch.float32)
     p = ClipProblem(a, b, scale, pairs=0)
-    for name, module in {"cpu": cpu_clip, "reference": reference_clip}.items():
+    for name, module in {"cpu": cpu_clip, "torch": chunked_clip, "reference": reference_clip}.items():
         assert engines.choose(name, p, a.dtype).computation(p) is module
     assert engines.choose(None, p, a.dtype).name == "cpu"
     assert "rectangle" in cuda._why_not_this(p)

@@ -106,6 +106,7 @@ def lines_of(capsys):
 
 def test_every_line_has_a_name_and_words(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     named = [line.split()[0] for line in lines_of(capsys)]
     once = ["fastqt", "torch", "python", "threads", "blas", "simd", "cuda", "gpu"]

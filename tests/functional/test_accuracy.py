@@ -54,9 +54,9 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize(("backend", "memory"), [("cpu", "fast"), ("cpu", "low"), ("torch", "fast")])
 @pytest.mark.parametrize("name", INPUTS)
-def test_error_is_at_most_eagers(name, memory):
+def test_error_is_at_most_eagers(name, backend, memory):
     make, offsets, diagonal = INPUTS[name]
     T = oracle.window(N, N, offsets)
     targets = fastqt.Window(offsets=offsets)
@@ -69,8 +69,9 @@ def test_error_is_at_most_eagers(name, memory):
         wanted = (exact.loss, exact.queries, exact.candidates)
         inputs = (queries.requires_grad_(), candidates.requires_grad_())
 
-        rows = fastqt.contrastive_loss(*inputs, targets, diagonal=diagonal, memory=memory, reduction="none")
-        mean = fastqt.contrastive_loss(*inputs, targets, diagonal=diagonal, memory=memory)
+        options = {"diagonal": diagonal, "memory": memory, "backend": backend}
+        rows = fastqt.contrastive_loss(*inputs, targets, reduction="none", **options)
+        mean = fastqt.contrastive_loss(*inputs, targets, **options)
         results = (rows.detach(), *torch.autograd.grad(mean, inputs))
         ours.append([error(a.double().numpy(), b) for a, b in zip(results, wanted, strict=True)])
 

@@ -11,7 +11,7 @@ from tests.shared.cases import CASES, D, N
 from tests.shared.tolerances import FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "torch", "reference")
 DTYPES = (torch.float32, torch.float64)
 by_name = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 by_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -51,6 +51,7 @@ CASES = {
 }
 LINKS = {"softmax": fastqt.contrastive_loss, "log_sum_exp": fastqt.log_sum_exp}
 ENGINES = [("cpu", torch.float64, FLOAT64), ("reference", torch.float64, FLOAT64)]
+ENGINES += [("torch", torch.float64, FLOAT64)]
 ENGINES += [("cpu", torch.float32, 5 * FLOAT32), ("triton", torch.float32, 5 * FLOAT32)]
 # A CPU rounds scores of up to 16 to bfloat16.
 SIXTEEN = [
@@ -184,7 +185,7 @@ def joined(scores: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_of_rows_of_norm_1(backend, link):
     """The distances of normalised rows; a row of zeros stays at the origin."""
     inputs = inputs_of(("negatives", "stacked", "scale"), torch.float64)
@@ -203,7 +204,7 @@ def test_of_rows_of_norm_1(backend, link):
         assert relative(a[keep], b[keep]) < 10 * FLOAT64
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_smoothed_targets_are_not_of_negatives(backend):
     inputs = inputs_of(("negatives", "bias"), torch.float64)
     given = {name: x.detach().numpy() for name, x in inputs.items()}
@@ -274,7 +275,7 @@ def test_refusals_name_the_argument(case):
         )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_a_row_without_candidates_has_no_gradient(backend):
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (torch.randn(n, 5, generator=generator, requires_grad=True) for n in (3, 4))

@@ -19,6 +19,7 @@ N, M, D, E, K = 13, 17, 6, 5, 4
 ENGINES = [
     ("cpu", torch.float64, FLOAT64),
     ("cpu", torch.float32, FLOAT32),
+    ("torch", torch.float64, FLOAT64),
     ("reference", torch.float64, FLOAT64),
     ("triton", torch.float32, FLOAT32),
     ("triton", torch.float16, THREE_ROUNDINGS[torch.float16]),
@@ -146,7 +147,7 @@ def test_is_the_oracles(diagonal, link, backend, dtype, tolerance):
 
 
 @pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_is_the_oracles_for_each_kind_of_guide(name, backend):
     problem = Problem("softmax", **GUIDES[name])
@@ -156,7 +157,7 @@ def test_is_the_oracles_for_each_kind_of_guide(name, backend):
 
 
 @pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
 def test_there_may_be_more_queries_than_candidates(diagonal, backend):
     problem = Problem("softmax", diagonal=diagonal, columns=7, thresholds=drawn(N, seed=20) / 2)

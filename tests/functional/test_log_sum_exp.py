@@ -51,6 +51,7 @@ SHAPES = {
 ENGINES = [
     ("cpu", torch.float64, FLOAT64),
     ("cpu", torch.float32, FLOAT32),
+    ("torch", torch.float64, FLOAT64),
     ("reference", torch.float64, FLOAT64),
 ]
 ENGINES += [("triton", torch.float32, FLOAT32), ("triton", torch.float16, THREE_ROUNDINGS[torch.float16])]

@@ -7,25 +7,26 @@ import pytest
 
 MEASURE = """
 import resource, torch, fastqt
-N, D, memory = {N}, {D}, {memory!r}
+N, D, options = {N}, {D}, {options!r}
 def peak():  # bytes; Linux counts KiB, macOS bytes
     import sys
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 small = torch.randn(64, D, requires_grad=True)
-fastqt.contrastive_loss(small, small.detach(), memory=memory).backward()  # loads what is loaded once
+fastqt.contrastive_loss(small, small.detach(), **options).backward()  # loads what is loaded once
 queries, candidates = (torch.randn(N, D).mul_(0.1).requires_grad_() for _ in range(2))
 grown = torch.ones(2 * N * D)  # the gradients' share, touched
 before = peak()
 del grown
-fastqt.contrastive_loss(queries, candidates, memory=memory).backward()
+fastqt.contrastive_loss(queries, candidates, **options).backward()
 print(peak() - before)
 """
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("memory", ["fast", "low", 2**24, 2**30])
 @pytest.mark.thinned(4)
-def test_peak_memory_above_inputs_and_gradients(memory):
+def test_peak_memory_above_inputs_and_gradients(memory, backend):
     """At N = 8,192 the score matrix alone would take 256 MiB."""
-    script = MEASURE.format(N=8192, D=32, memory=memory)
+    script = MEASURE.format(N=8192, D=32, options={"memory": memory, "backend": backend})
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(run.stdout) <= 64 * 2**20

@@ -90,9 +90,10 @@ def check(backend, numbers, dtypes, without=()):
 
 # NumPy, in which the interpreter computes, warns of what the test is about.
 @pytest.mark.filterwarnings("ignore:(invalid|overflow|divide by zero).* encountered:RuntimeWarning")
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["cpu", "torch", pytest.param("triton", marks=pytest.mark.slow)])
 def test_what_is_not_finite_is_so_in_plain_pytorch_too(backend):
-    check(backend, range(600 if backend == "cpu" else 100), ALL_DTYPES if backend == "cpu" else DTYPES)
+    numbers = {"cpu": 600, "torch": 300, "triton": 100}
+    check(backend, range(numbers[backend]), DTYPES if backend == "triton" else ALL_DTYPES)
 
 
 @pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
@@ -102,8 +103,9 @@ def test_in_the_one_launch_kernel():
 
 
 @pytest.mark.slow
-def test_in_more_problems():
-    check("cpu", range(1000, 11000), ALL_DTYPES)
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_in_more_problems(backend):
+    check(backend, range(1000, 11000), ALL_DTYPES)
 
 
 def embeddings(*sizes, dtype=torch.float32):
@@ -136,7 +138,7 @@ def test_a_tile_of_nothing_but_nan_counts(columns, gradients, dtype):
 
 @pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch", "reference"])
 def test_a_row_without_targets_has_no_gradient_from_a_nan(backend, dtype):
     queries, candidates = (x.to(dtype).requires_grad_() for x in embeddings(3, 4))
     targets = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0.5]])
@@ -153,7 +155,7 @@ def test_a_row_without_targets_has_no_gradient_from_a_nan(backend, dtype):
 
 @pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
 @pytest.mark.parametrize("memory", ["fast", "low"])
-@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch", "reference"])
 def test_a_row_without_targets_has_no_gradient_from_an_infinite_bias(backend, memory):
     queries, candidates = (x.requires_grad_() for x in embeddings(3, 4))
     bias = torch.tensor([0.0, 0.0, math.inf, 0.0], requires_grad=True)
@@ -167,7 +169,7 @@ def test_a_row_without_targets_has_no_gradient_from_an_infinite_bias(backend, me
 
 
 @pytest.mark.filterwarnings("ignore:invalid.* encountered:RuntimeWarning")
-@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch", "reference"])
 def test_a_bias_that_reaches_no_cell_has_no_gradient(backend):
     """The only cell of a column is the replaced one of the diagonal."""
     queries, candidates = embeddings(1, 1)
@@ -211,17 +213,17 @@ def test_clip(normalize, value, memory, reduction):
         a, b = embeddings(6, 6)
         (a if number % 2 else b)[chance.randrange(6), chance.randrange(5)] = value
         found = []
-        for backend in ("cpu", "reference"):
+        for backend in ("cpu", "torch", "reference"):
             x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
             loss = fastqt.clip_loss(
                 x, y, scale=3.0, normalize=normalize, memory=memory, reduction=reduction, backend=backend
             )
             gradients = torch.autograd.grad(loss.sum(), (x, y))
             found.append((loss.isfinite().tolist(), all(g.isfinite().all() for g in gradients)))
-        assert found[0] == found[1]
+        assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_scores_that_overflow(backend):
     """No embedding is infinite, but the scores of pairs are."""
     x = torch.full((3, 4), 1e25, requires_grad=True)

@@ -83,6 +83,7 @@ def cosines(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         ("cpu", torch.float64),
         ("cpu", torch.bfloat16),
         ("triton", torch.float16),
+        ("torch", torch.float64),
         ("reference", torch.float64),
     ],
     ids=str,
@@ -114,7 +115,7 @@ def test_cosines_and_16_bits(link, cells, backend, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch", "reference"])
 @by_link
 def test_a_score_keeps_its_digits(link, backend, dtype):
     """In bfloat16 100.3 would be 100.5; it is most of its row's sum."""
@@ -133,7 +134,7 @@ def test_a_score_keeps_its_digits(link, backend, dtype):
     assert relative(gradient, torch.ones(N) / (1 if link == "log_sum_exp" else N)) < 1e-6
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch", "reference"])
 @pytest.mark.parametrize("several", [False, True])
 @by_link
 @pytest.mark.thinned(3)
@@ -211,7 +212,7 @@ def test_gradcheck(link, cells, normalize, monkeypatch):
     """Also of row negatives that are scored in several chunks."""
     monkeypatch.setattr(lowering, "CHUNK_BYTES", 8 * 4 * K * D)
     inputs = inputs_of(cells)
-    for backend in ("cpu", "reference"):
+    for backend in ("cpu", "torch", "reference"):
         assert torch.autograd.gradcheck(
             lambda *given, backend=backend: loss_of(
                 link, dict(zip(inputs, given, strict=True)), normalize=normalize, scale=2.0, backend=backend

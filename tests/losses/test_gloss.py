@@ -53,7 +53,7 @@ def test_gloss_pos(backend, memory):
     assert fastqt.gloss_pos_loss(*inputs, token_ids, lengths * 0) == 0
 
 
-@pytest.mark.parametrize("backend", [None, "cpu", "reference"])
+@pytest.mark.parametrize("backend", [None, "cpu", "torch", "reference"])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_gloss_pos_of_the_mean_over_positions(backend, reduction):
     """Value and gradients equal those of numpy, which scores each word; a sentence without words costs 0."""

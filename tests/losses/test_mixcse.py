@@ -257,7 +257,7 @@ def test_random_partners_are_seeded_and_nobodys_own():
     assert relative(first, expected) < FLOAT64
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize(
     "options",
     [

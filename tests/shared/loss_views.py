@@ -6,7 +6,7 @@ import torch
 from tests.shared.tolerances import FLOAT64, relative
 
 N, D, K = 9, 5, 4
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "torch", "reference")
 by_backend = pytest.mark.parametrize("backend", BACKENDS)
 by_memory = pytest.mark.parametrize("memory", ["fast", "low", 2**25])
 

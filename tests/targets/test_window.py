@@ -49,7 +49,7 @@ def test_no_matrix_is_made():
 
 @by_memory
 @pytest.mark.parametrize("diagonal", ["zero", "keep"])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_the_loss_is_the_divergence_from_the_dense_matrix(backend, diagonal, memory):
     """Less the entropies of the rows, and with its gradients."""
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +67,13 @@ def test_the_loss_is_the_divergence_from_the_dense_matrix(backend, diagonal, mem
 
 @pytest.mark.parametrize(
     ("backend", "dtype"),
-    [("cpu", torch.float64), ("reference", torch.float64), ("cpu", torch.float32), ("triton", torch.float32)],
+    [
+        ("cpu", torch.float64),
+        ("torch", torch.float64),
+        ("reference", torch.float64),
+        ("cpu", torch.float32),
+        ("triton", torch.float32),
+    ],
 )
 def test_where_the_scores_have_converged_loss_and_gradients_are_0(backend, dtype):
     """The scores are the logarithms of the targets: the cross-entropy is the entropy, some nats a row."""

@@ -47,8 +47,8 @@ class Result(NamedTuple):
 
 def chunk_rows(N: int, memory: str | int, device: torch.device, row_bytes: int) -> int:
     """How many of N rows a chunk has, where each takes `row_bytes`."""
-    room = room_of(memory, *ROOM.get(device.type, ROOM_ELSEWHERE))
-    return even_step(N, max(min(room, ROOM_ELSEWHERE[0]) // row_bytes, 1))
+    fast, low = ROOM.get(device.type, ROOM_ELSEWHERE)
+    return even_step(N, max(min(room_of(memory, fast, low), fast) // row_bytes, 1))
 
 
 def scale_on(device: torch.device, scale: float | Tensor) -> float | Tensor:
