@@ -82,8 +82,8 @@ def contrastive_loss(
             40 MiB on a GPU, where a softmax takes four products, as on a CPU with rows of over 65,536 scores.
             An integer, at least 2**24, is about how many bytes the loss may take beside inputs and gradients;
             it takes three products if these are enough for that.
-        backend: "cpu", "cuda" (small problems), "triton" or "reference"; by default the best that works here
-            (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
+        backend: "cpu", "cuda" (small problems), "triton", "torch" or "reference"; by default the best that
+            works here (see `show_config`). The environment variable FASTQT_BACKEND sets another default.
         group: the processes whose rows make up the batch: a `fastqt.distributed.Group`, a ProcessGroup or a
             DeviceMesh of one dimension. Each rank gives its own rows of all arguments; the batch is their
             concatenation, `negatives` included. "mean" and "sum" are those of the whole batch, the same bits

@@ -71,7 +71,7 @@ class Places:
 
 
 class ListedTargets:
-    """Targets whose scores are computed from the embeddings, in the dtype of accumulation.
+    """Targets whose scores are computed from the embeddings, and added up in the dtype of accumulation.
 
     Attributes:
         weights, scores: (entries,) T_ij and S_ij, 0 and minus infinity where there is no target.
@@ -86,10 +86,10 @@ class ListedTargets:
         self.weights = p.targets.compressed()[2].to(dtype)
 
         scores = self.weights.new_empty(len(self.rows))
-        for entries in ranges(len(scores), max(BLOCK_BYTES // (24 * p.queries.shape[1]), 1)):
+        row_bytes = 2 * p.queries.element_size() * p.queries.shape[1]
+        for entries in ranges(len(scores), max(BLOCK_BYTES // row_bytes, 1)):
             row, column = places.rows[entries], places.columns[entries]
-            f, g = p.queries[row].to(dtype), p.candidates[column].to(dtype)
-            products = (f * g).sum(1)
+            products = p.queries[row].mul_(p.candidates[column]).sum(1, dtype=dtype)
             if queries.inverse_norms is not None and candidates.inverse_norms is not None:
                 products = products * queries.inverse_norms[row] * candidates.inverse_norms[column]
             scores[entries] = products * scale

@@ -119,8 +119,8 @@ class _Walk:
             of_pairs = self._pairs_of(S, rows)
             if len(of_pairs):
                 own = slice(rows.start, rows.start + len(of_pairs))
-                g = self.candidates.rows(own).to(self.dtype)
-                positive[own] = (f[: len(g)].to(self.dtype) * g).sum(1) * self.scale
+                g = self.candidates.rows(own)
+                positive[own] = (f[: len(g)] * g).sum(1, dtype=self.dtype) * self.scale
                 of_pairs.fill_(-torch.inf)
 
             row_others[rows] = self._logsumexp(S, 1)

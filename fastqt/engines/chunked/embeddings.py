@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fastqt.devices import accumulation_dtype
-
 LEAST_NORM = 1e-12  # that `torch.nn.functional.normalize` divides by
 BLOCK_BYTES = 4 * 2**20  # of the rows that are finished at a time
 
@@ -59,8 +57,8 @@ class Embeddings:
 
 def inverse_norms(x: Tensor) -> Tensor:
     """One over the norm of each row, as `torch.nn.functional.normalize` has it, in the dtype of `x`."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=accumulation_dtype(x.device))
-    return norms.clamp_(min=LEAST_NORM).reciprocal_().to(x.dtype)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return norms.clamp_(min=LEAST_NORM).reciprocal_()
 
 
 def ranges(n: int, step: int) -> Iterator[slice]:

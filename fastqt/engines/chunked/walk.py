@@ -88,7 +88,7 @@ class Walk:
         listed = are_listed(p)
         link: type[Softmax | Sigmoid] = Sigmoid if p.link == "sigmoid" else Softmax
         tiles = (LISTED_TILES if listed else MATRIX_TILES) + link.takes_spare
-        row_bytes = (tiles * self.width + 3 * self.D) * p.queries.element_size()
+        row_bytes = (tiles * self.width + 5 * self.D) * p.queries.element_size()
         self.height = chunk_rows(self.N, p.memory, device, row_bytes)
 
         self.places = Places(p, self.height, self.width) if listed else None
@@ -120,13 +120,14 @@ class Walk:
         if p.bias is not None and needs.bias:
             self.bias_gradient = torch.zeros_like(p.bias)
         self.scale_gradient = torch.zeros((), dtype=self.dtype, device=p.queries.device)
-        self._product = new(self.height, self.D)
+        # Of the chunk's queries: scaled, times the row factors, and the product of E and the candidates.
+        self._scaled, self._weighted, self._product = new(3, self.height, self.D)
 
     def run(self) -> Result:
         """Visits all chunks."""
         for rows in ranges(self.N, self.height):
             f = self.queries.rows(rows)
-            scaled = f * self.scale
+            scaled = torch.mul(f, self.scale, out=self._scaled[: len(f)])
 
             chunk, entries, places = self._scored(rows, f, scaled)
             factors = self.link.conclude(chunk)
@@ -181,8 +182,7 @@ class Walk:
             return self.p.row_scores[rows].to(self.dtype)
         if self.row_negatives is None:
             return None
-        g = self.row_negatives.rows(rows)
-        return (f.to(self.dtype) * g.to(self.dtype)).sum(1) * self.scale
+        return (f * self.row_negatives.rows(rows)).sum(1, dtype=self.dtype) * self.scale
 
     def _restore_cells(self, rows: slice, entries: slice, places: Tensor | None) -> None:
         """Makes E that of all cells: 0 on the replaced diagonal, exact at listed targets."""
@@ -202,7 +202,7 @@ class Walk:
             self.row_score_gradient[rows] = factors.alone.to(self.row_score_gradient.dtype)
 
         wants_product = self.query_gradient is not None or self.needs.scale
-        weighted = scaled * row_factors[:, None]
+        weighted = torch.mul(scaled, row_factors[:, None], out=self._weighted[: len(f)])
         product, first = self._product[: len(f)], 0
         for block in self.blocks:
             cells = E[:, first : first + len(block.matrix)]
