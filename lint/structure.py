@@ -27,7 +27,7 @@ LIMITS = {
     "group_or_none": (5, 5),
     "packs": (0, 5),
     "unbroken_bodies": (3, 39),
-    "row_scores": (9, 9),
+    "row_scores": (10, 10),
     "vague_names": (269, 0),
 }
 

@@ -102,9 +102,8 @@ def gpus() -> list[str]:
 
 def devices() -> list[torch.device]:
     """One device of each type that torch can use here."""
-    found = [torch.device("cpu")]
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return found if accelerator is None else [*found, torch.device(accelerator.type, 0)]
+    cpu, accelerator = torch.device("cpu"), torch.accelerator.current_accelerator(check_available=True)
+    return [cpu] if accelerator is None else [cpu, torch.device(accelerator.type, 0)]
 
 
 def why_no_gpu() -> str:

@@ -40,16 +40,16 @@ def forward(p: Problem) -> Rows:
     """The loss of each row."""
     require_sound_targets(p)
     with torch.no_grad(), without_autocast(p.queries):
-        found = Walk(p, 1.0, Needs()).run()
-    return Rows(found.loss, (found.logsumexp, found.mass))
+        result = Walk(p, 1.0, Needs()).run()
+    return Rows(result.loss, (result.logsumexp, result.mass))
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     require_sound_targets(p)
     with torch.no_grad(), without_autocast(p.queries):
-        found = Walk(p, row_weight, needs).run()
-    return (row_weight * found.loss.sum()).to(loss_dtype(p.queries)), found.gradients
+        result = Walk(p, row_weight, needs).run()
+    return (row_weight * result.loss.sum()).to(loss_dtype(p.queries)), result.gradients
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:

@@ -36,15 +36,15 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are its score and the logsumexps of the others, as of `sums`."""
-    found = sums(p)
-    return Rows(_losses(found), tuple(found))
+    known = sums(p)
+    return Rows(_losses(known), tuple(known))
 
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    found = sums(p)
-    total = (row_weight * _losses(found).sum()).to(loss_dtype(p.queries))
-    return total, _gradients(p, found, torch.full_like(found.row_others, row_weight), needs)
+    known = sums(p)
+    total = (row_weight * _losses(known).sum()).to(loss_dtype(p.queries))
+    return total, _gradients(p, known, torch.full_like(known.row_others, row_weight), needs)
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
@@ -70,22 +70,22 @@ def gradients_from(
         return _Walk(p, needs).gradients(rows, columns, pairs)
 
 
-def _losses(found: ClipSums) -> Tensor:
+def _losses(known: ClipSums) -> Tensor:
     """The mean of both directions' losses of each pair."""
-    zero = torch.zeros_like(found.positive)
-    of_rows = torch.logaddexp(found.row_others - found.positive, zero)
-    return (of_rows + torch.logaddexp(found.column_others - found.positive, zero)) / 2
+    zero = torch.zeros_like(known.positive)
+    of_rows = torch.logaddexp(known.row_others - known.positive, zero)
+    return (of_rows + torch.logaddexp(known.column_others - known.positive, zero)) / 2
 
 
-def _gradients(p: ClipProblem, found: ClipSums, weights: Tensor, needs: Needs) -> Gradients:
+def _gradients(p: ClipProblem, known: ClipSums, weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of the sum of weights_i loss_i."""
-    positive, halves = found.positive, weights / 2
+    positive, halves = known.positive, weights / 2
     rows, columns = (
         ClipSide(torch.logaddexp(others, positive), halves)
-        for others in (found.row_others, found.column_others)
+        for others in (known.row_others, known.column_others)
     )
     # P - 1 of a pair is minus what all others have.
-    of_others = (found.row_others - rows.logsumexp).exp() + (found.column_others - columns.logsumexp).exp()
+    of_others = (known.row_others - rows.logsumexp).exp() + (known.column_others - columns.logsumexp).exp()
     return gradients_from(p, rows, columns, -halves * of_others, needs)
 
 
@@ -118,9 +118,9 @@ class _Walk:
 
             of_pairs = self._pairs_of(S, rows)
             if len(of_pairs):
-                own = slice(rows.start, rows.start + len(of_pairs))
-                g = self.candidates.rows(own)
-                positive[own] = (f[: len(g)] * g).sum(1, dtype=self.dtype) * self.scale
+                paired = slice(rows.start, rows.start + len(of_pairs))
+                g = self.candidates.rows(paired)
+                positive[paired] = (f[: len(g)] * g).sum(1, dtype=self.dtype) * self.scale
                 of_pairs.fill_(-torch.inf)
 
             row_others[rows] = self._logsumexp(S, 1)
