@@ -70,6 +70,7 @@ def target_of(gpu: Any) -> str:
     """How compilers name a GPU, from its properties."""
     return gpu.gcnArchName.split(":")[0] if AMD else f"sm_{gpu.major}{gpu.minor}"
 
+
 NO_FLOAT64 = ("mps",)  # the types of devices on which torch makes no tensor of it
 
 
