@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.offline.cases import CASES
 from benchmarks.offline.compile import chosen, compiler
-from tests.shared.launches import Case, Gpu, Launch, noted, specialised
+from tests.shared.launches import Gpu, Launch, noted, specialised
 
 RESULTS = Path(__file__).parents[1] / "results" / "amd.json"
 WAVEFRONT = 64  # threads
@@ -49,17 +49,13 @@ def launches(arch: str) -> Iterator[tuple[str, Launch]]:
         if case.warp_specialized or case.descriptors or case.archs == (100,):
             continue
         for wanted in case.wanted:
-            launch = chosen(_noted(replace(case, descriptors=False), arch), wanted)
+            launch = chosen(noted(replace(case, descriptors=False), GPUS[arch]), wanted)
             if launch is None:
                 continue
             asked = repr((launch.kernel.__name__, specialised(launch), sorted(launch.options.items())))
             if asked not in seen:
                 seen.add(asked)
                 yield f"{case.name}: {wanted}", launch
-
-
-def _noted(case: Case, arch: str) -> list[Any]:
-    return noted(case, GPUS[arch])
 
 
 def compiled(launch: Launch, arch: str) -> dict[str, Any]:
@@ -74,10 +70,10 @@ def compiled(launch: Launch, arch: str) -> dict[str, Any]:
     text = kernel.asm["amdgcn"]
     figures = {}
     for name, of_assembler in SAID.items():
-        found = re.search(rf"\.{of_assembler}:\s+(\d+)", text)
-        if found is None:
+        figure = re.search(rf"\.{of_assembler}:\s+(\d+)", text)
+        if figure is None:
             raise RuntimeError(f"the assembler said nothing of {of_assembler}")
-        figures[name] = int(found[1])
+        figures[name] = int(figure[1])
     products = len(re.findall(r"^\s*v_mfma", text, flags=re.MULTILINE))
     return {**figures, "lds": kernel.metadata.shared, "matrix_instructions": products}
 
@@ -90,7 +86,7 @@ def main() -> None:
     with mock.patch.object(torch.version, "hip", "offline"), compiler():
         import triton
 
-        found: dict[str, dict[str, Any]] = {}
+        specialisations: dict[str, dict[str, Any]] = {}
         for arch in ["gfx942"] if quick else GPUS:
             kernels = set()
             for name, launch in launches(arch):
@@ -98,8 +94,8 @@ def main() -> None:
                     continue
                 kernels.add(launch.kernel.__name__)
                 figures = {"kernel": launch.kernel.__name__, **compiled(launch, arch)}
-                found[f"{arch}: {name}"] = figures
-        result = {"triton": triton.__version__, "specialisations": found}
+                specialisations[f"{arch}: {name}"] = figures
+        result = {"triton": triton.__version__, "specialisations": specialisations}
         if quick:
             print(json.dumps(result))
         else:

@@ -44,6 +44,7 @@ class Sparse(Targets):
             raise TypeError(f"csr_tensor: want a floating-point dtype, got {csr_tensor.dtype}")
         if csr_tensor.is_meta:
             raise ValueError("csr_tensor: want a tensor with values, got one on the device meta")
+
         csr_tensor = csr_tensor.detach()
         self.shape = tuple(csr_tensor.shape)
         starts, columns = csr_tensor.crow_indices().long(), csr_tensor.col_indices().long()
