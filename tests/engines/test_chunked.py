@@ -1,29 +1,23 @@
-"""The engine "torch": random problems in chunks of any height, converged targets, and devices of other types.
-
-The devices are fake: tensors without values, which raise as soon as something asks for one. That shows that
-nothing waits for a device, copies from it, or mixes devices.
-"""
+"""The engine "torch": random problems in chunks of any height, and devices of other types."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils import backend_registration
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
 from fastqt import devices, engines
 from fastqt.engines import chunked, plans
-from fastqt.engines.chunked import cells, clip, embeddings, walk
-from fastqt.functional.call import Call
+from fastqt.engines.chunked import cells, embeddings, walk
 from fastqt.functional.lowering import problem_of
-from fastqt.problem import ClipProblem, ClipSide, Inputs, Needs, Problem
-from fastqt.targets import TargetRows, as_targets
+from fastqt.problem import ClipProblem, Inputs, Needs, Problem
+from fastqt.targets import TargetRows
+from tests.shared.case_calls import call_of
 from tests.shared.cases import CASES
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
@@ -64,127 +58,12 @@ def test_more_random_problems(dtypes):
     assert compared(range(1000, 3000), dtypes) > 1200
 
 
-def on(device, fake, case):
-    """The inputs and the arguments of a case, with fake tensors on a device."""
-
-    def moved(x):
-        if not isinstance(x, torch.Tensor):
-            return x
-        dtype = torch.float32 if x.is_floating_point() else x.dtype
-        return fake.from_tensor(x).detach().to(device, dtype)
-
-    inputs = {name: torch.empty(x.shape, device=device) for name, x in case.inputs(torch.float32).items()}
-    return inputs, {name: moved(x) for name, x in case.arguments.items()}
-
-
-def everything(p):
-    """Calls all that the engine has for a problem."""
-    module = engines.ENGINES["torch"].computation(p)
-    needs = Needs(*(x is not None for x in p.inputs()))
-    rows = module.forward(p)
-    total, gradients = module.forward_with_gradients(p, 0.1, needs)
-    again = module.backward(p, rows.saved, torch.ones_like(rows.loss), needs)
-    return rows, total, gradients, again
-
-
-class OnlyOn(TorchDispatchMode):
-    """Fails where an operation copies from the device, or makes a tensor of a dtype that the device lacks."""
-
-    def __init__(self, device):
-        super().__init__()
-        self.device, self.count = device, 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        options = options or {}
-        found = function(*arguments, **options)
-        given = [x for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)]
-        for x in tree_leaves(found):
-            if isinstance(x, torch.Tensor) and any(y.device == self.device for y in given):
-                self.count += 1
-                assert x.device == self.device, function
-            if isinstance(x, torch.Tensor) and x.device == self.device:
-                assert x.dtype is not torch.float64 or devices.has_float64(self.device), function
-        return found
-
-
-def call_of(case, inputs, arguments):
-    """A case as the record of a call."""
-    options = {
-        "diagonal": "keep" if case.link != "softmax" else "zero",
-        "scale": 1.0,
-        "bias": 0.0,
-        **arguments,
-    }
-    size, ids = options.pop("context_size", 1), options.pop("document_ids", None)
-    window = fastqt.Window(size, normalize=case.link == "softmax", document_ids=ids)
-    targets = as_targets(options.pop("targets", window))
-    fixed = {"normalize": False, "reduction": "mean", "memory": "fast", "backend": None}
-    return Call(link=case.link, targets=targets, **{**options, **inputs}, **fixed)
-
-
-# Targets that hold tensors would need fake ones inside, and several row negatives never reach an engine.
-HOLD_TENSORS = ("sparse", "at once", "smoothed", "documents, with")
-FAKED = [case for case in CASES if not any(x in case.name for x in HOLD_TENSORS) and not case.shapes]
-
-
-@pytest.fixture(params=["a device without float64", pytest.param("a device", marks=pytest.mark.slow)])
-def device(request, monkeypatch):
-    """One of a type that torch has no support for, as of MPS or XPU in a build for CPUs."""
-    if torch._C._get_privateuse1_backend_name() != "other":
-        backend_registration._setup_privateuseone_for_python_backend("other")
-    if "without" in request.param:
-        monkeypatch.setattr(devices, "NO_FLOAT64", ("other",))
-    return torch.device("other", 0)
-
-
-def test_on_another_device_nothing_waits(device):
-    with FakeTensorMode() as fake:
-        for number, case in enumerate(FAKED):
-            with OnlyOn(device) as seen:
-                p, plan = problem_of(call_of(case, *on(device, fake, case)))
-                assert plan.engine.name == "torch", case.name
-                p.normalize = number % 2 == 0
-                if p.targets.dense is not None:
-                    p.targets = replace(p.targets, dense=p.targets.dense.float())
-                everything(p)
-            assert seen.count > 50
-
-
-@pytest.mark.parametrize("pairs", [None, 0, 5])
-def test_clip_on_another_device(device, pairs):
-    with FakeTensorMode(), OnlyOn(device):
-        a, b = torch.empty(9, 4, device=device), torch.empty(9 if pairs is None else 12, 4, device=device)
-        p = ClipProblem(a, b, torch.empty((), device=device), normalize=True, pairs=pairs)
-        assert engines.choose(None, p, a.dtype).name == "torch"
-        if pairs is None:
-            everything(p)
-        found = clip.sums(p)
-        sides = ClipSide(found.row_others, found.row_others), ClipSide(*[found.column_others] * 2)
-        clip.gradients_from(p, *sides, found.positive, Needs(True, True, scale=True))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_public_functions_on_another_device(device, reduction):
-    """All that surrounds the engine."""
-    options = {"reduction": reduction}
-    losses = {
-        "window": partial(fastqt.contrastive_loss, **options),
-        "cosines": partial(fastqt.info_nce_loss, scale=20.0, **options),
-        "sigmoid": partial(fastqt.siglip_loss, scale=10.0, bias=-10.0, **options),
-        "both ways": partial(fastqt.clip_loss, scale=20.0, **options),
-        "mixed": partial(fastqt.mixcse_loss, form="released", **options),
-        "distances": partial(fastqt.contrastive_loss, diagonal="keep", similarity="euclidean", **options),
-        "margins": partial(fastqt.max_margin_loss, **options),
-    }
-    with FakeTensorMode(), OnlyOn(device):
-        for loss in losses.values():
-            f, g = (torch.empty(9, 4, device=device, requires_grad=True) for _ in range(2))
-            assert loss(f, g).shape == ((9,) if reduction == "none" else ())
-
-
-def test_a_fake_device_notices_who_waits():
-    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
-        torch.empty(()).item()
+def test_on_another_device_nothing_waits():
+    """In a process of its own, to which torch has added a device."""
+    script = Path(__file__).with_name("other_device.py")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-q", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.parametrize(
