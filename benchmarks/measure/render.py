@@ -30,7 +30,9 @@ from benchmarks.measure.run_tables import (
     logistic_table,
     machine,
     rows_of,
+    torch_engine_table,
 )
+from benchmarks.offline import amd
 from benchmarks.papers import claims, curves, pages
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers_distributed import conventions_machine, conventions_table, stored_peers
@@ -41,7 +43,7 @@ README = ROOT / "README.md"
 PAGES = (
     README,
     *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers", "papers")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "gallery")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "gallery", "devices")),
 )
 
 
@@ -55,6 +57,11 @@ def stored_logistic() -> Run:
     return json.loads((RESULTS / "logistic.json").read_text())
 
 
+def stored_torch_engine() -> Run:
+    """The run of benchmarks/bench_torch_engine.py, which is stored on its own."""
+    return json.loads((RESULTS / "torch-engine.json").read_text())
+
+
 def stored_distributed() -> list[Run]:
     """The runs of benchmarks/bench_distributed.py, which are stored on their own, by loss and ranks."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("distributed-*.json"))]
@@ -66,6 +73,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         **predicted,
         **{f"papers {name}": section for name, section in (pages.SECTIONS | claims.SECTIONS).items()},
+        "amd": amd.stored_table,
         "conventions": lambda: conventions_table(stored_peers()["found"]),
         "conventions machine": lambda: conventions_machine(stored_peers()),
         "peers": lambda: peers.speed_table(peers.stored()["found"]),
@@ -78,6 +86,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "largest": lambda: largest_sentence(run),
         "exactness": lambda: exactness.errors_table(exactness.stored()),
         "exactness machine": lambda: exactness.machine_line(exactness.stored()),
+        "torch engine": lambda: torch_engine_table(stored_torch_engine()),
+        "torch engine machine": lambda: machine(stored_torch_engine()),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
         "distributed": lambda: distributed_table(stored_distributed()),

@@ -60,6 +60,13 @@ def loss_table(run: Run) -> str:
     )
 
 
+def torch_engine_table(run: Run) -> str:
+    return table(
+        ("N", "D", *LOSS_HEADER),
+        ((f"{r['N']:,}", f"{r['D']:,}", *loss_figures(r)) for r in rows_of(run, "test_torch_engine")),
+    )
+
+
 def largest_sentence(run: Run) -> str:
     """Time and memory of the largest batch that plain PyTorch was measured with."""
     rows = [r for r in rows_of(run, "test_loss") if r["eager_seconds"] is not None]
@@ -301,6 +308,7 @@ def inference_table(run: Run) -> str:
 # By the name of a table in the documents: what renders it of a run, and the tests that have made its rows.
 TABLES: dict[str, tuple[Callable[[Run], str], tuple[str, ...]]] = {
     "loss": (loss_table, ("test_loss",)),
+    "torch engine": (torch_engine_table, ("test_torch_engine",)),
     "family": (family_table, ("test_family",)),
     "bfloat16": (bfloat16_table, ("test_bfloat16",)),
     "bfloat16 error": (bfloat16_error_table, ("test_bfloat16_error",)),

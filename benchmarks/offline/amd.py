@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.measure.tables import table
 from benchmarks.offline.cases import CASES
 from benchmarks.offline.compile import chosen, compiler
 from tests.shared.launches import Gpu, Launch, noted, specialised
@@ -76,6 +77,27 @@ def compiled(launch: Launch, arch: str) -> dict[str, Any]:
         figures[name] = int(figure[1])
     products = len(re.findall(r"^\s*v_mfma", text, flags=re.MULTILINE))
     return {**figures, "lds": kernel.metadata.shared, "matrix_instructions": products}
+
+
+def stored_table() -> str:
+    """Of each kernel and GPU what the largest of its specialisations uses."""
+    of_kernels: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, figures in json.loads(RESULTS.read_text())["specialisations"].items():
+        arch = name.split(":")[0]
+        of_kernels.setdefault(figures["kernel"], {}).setdefault(arch, []).append(figures)
+    header = ["kernel", "compiled", *(f"{arch}: registers, LDS, spilled" for arch in GPUS)]
+    rows = []
+    for kernel, of_archs in sorted(of_kernels.items()):
+        count = sum(map(len, of_archs.values()))
+        rows.append([f"`{kernel}`", str(count), *(_largest(of_archs[arch]) for arch in GPUS)])
+    return table(header, rows)
+
+
+def _largest(specialisations: list[dict[str, Any]]) -> str:
+    def most(*names: str) -> int:
+        return max(sum(figures[name] for name in names) for figures in specialisations)
+
+    return f"{most('vgprs', 'agprs')}, {most('lds') / 1024:.0f} KiB, {most('vgpr_spills', 'scratch')}"
 
 
 def main() -> None:

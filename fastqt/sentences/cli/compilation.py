@@ -84,13 +84,15 @@ def run(
 
     import torch
 
-    import fastqt
+    from fastqt import functional, losses
+    from fastqt.compiling import warm_up
 
+    function = getattr(losses, f"{loss}_loss", None) or getattr(functional, f"{loss}_loss")
     learnt = {name: torch.tensor(x, requires_grad=True) for name, x in LOSSES[loss].items()}
     for N in rows:
         try:
-            compiled = fastqt.warm_up(
-                getattr(fastqt, f"{loss}_loss"),
+            compiled = warm_up(
+                function,
                 (N, width),
                 (columns or N, width),
                 dtype=getattr(torch, dtype),

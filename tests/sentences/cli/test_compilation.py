@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fastqt
+from fastqt import compiling
 from fastqt.compiling import Compiled
 from fastqt.sentences.cli import main
 from fastqt.sentences.cli.compilation import LOSSES
@@ -18,7 +19,7 @@ def calls(monkeypatch):
         made.append((loss, shapes, options))
         return Compiled(("a_kernel",), "sm_90", 2.0)
 
-    monkeypatch.setattr(fastqt, "warm_up", warm_up)
+    monkeypatch.setattr(compiling, "warm_up", warm_up)
     return made
 
 
