@@ -111,7 +111,7 @@ def asked(monkeypatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("engine", ["cpu", "triton"])
+@pytest.mark.parametrize("engine", ["cpu", "triton", "torch"])
 @pytest.mark.parametrize("mode", [{}, {"reduction": "none"}], ids=str)
 @pytest.mark.thinned(3)
 def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, asked):

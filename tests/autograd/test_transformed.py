@@ -50,9 +50,10 @@ def usual_gradients(loss: Callable[..., torch.Tensor], given: list[torch.Tensor]
     return torch.autograd.grad(loss(*leaves), leaves)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("name", losses())
-def test_grad(name):
-    loss, given = losses()[name], inputs()
+def test_grad(name, backend):
+    loss, given = losses(backend=backend)[name], inputs()
     gradients, value = grad_and_value(loss, argnums=(0, 1, 2))(*given)
     check((*gradients, value), (*usual_gradients(loss, given), loss(*given)))
 
