@@ -75,7 +75,8 @@ def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[col
             replaced.append((owner, "multiply", lambda *_, **__: None))
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new))
-        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True, create=True))
+        for name, answer in (("is_cuda", True), ("is_cpu", False)):
+            stack.enter_context(mock.patch.object(Tensor, name, answer, create=True))
         yield asked
 
 
