@@ -87,11 +87,14 @@ class Softmax:
         )
         self.mass = torch.full_like(self.loss, float(self._sums_alone))
         self._of_targets = torch.full_like(self.loss, -torch.inf)  # their logsumexp
+        # The same with 0 for minus infinity, for targets whose probability is 0.
+        self._near_targets = torch.zeros_like(self.loss)
         self._constant = torch.zeros_like(self.loss)
         if listed is not None and not self._sums_alone:
             self.mass = listed.row_sums(listed.weights)
             self._of_targets = listed.logsumexp()
-            divergences = listed.weights.log() + (self._of_targets[listed.rows] - listed.scores)
+            self._near_targets = self._of_targets.masked_fill(self._of_targets.isneginf(), 0)
+            divergences = listed.weights.log() + (self._near_targets[listed.rows] - listed.scores)
             self._constant = listed.row_sums(listed.where_targets(listed.weights * divergences))
 
     def conclude(self, chunk: Chunk) -> Factors:
@@ -147,11 +150,11 @@ class Softmax:
         listed = self._listed
         assert listed is not None
         row, weights = listed.rows[entries], listed.weights[entries]
-        mass, of_targets, logsumexp = self.mass[row], self._of_targets[row], self.logsumexp[row]
+        mass, logsumexp = self.mass[row], self.logsumexp[row]
 
         # A target's probability is (1 - q) r, with q that of all other cells and r its share among targets.
         # So rho P - T = (rho r - T) - rho q r, of which a single target has the last term alone.
-        share = (listed.scores[entries] - of_targets).exp()
+        share = (listed.scores[entries] - self._near_targets[row]).exp()
         others = (self._others[row] - logsumexp).exp()
         of_scores = (mass * share - weights) - mass * others * share
         of_exponentials = (self._shift[row] - logsumexp).exp()
