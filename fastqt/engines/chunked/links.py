@@ -134,8 +134,10 @@ class Softmax:
             distance = torch.logaddexp(others - of_targets, torch.zeros_like(others))
             self.loss[rows] = self._constant[rows] + mass * distance.masked_fill(empty, 0)
 
-        # A probability is E times exp(shift - lse). A row of which every cell is excluded has none.
-        logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.inf)
+        # A probability is E times exp(shift - lse). Where every cell is excluded the logsumexp is minus
+        # infinity, and there are none; beside a target they are NaN.
+        if self._sums_alone:
+            logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.inf)
         of_exponentials = mass * (shift - logsumexp).exp()
         weights = self._weights[rows]
         of_alone = None if alone is None else weights * mass * (alone - logsumexp).exp()
