@@ -357,7 +357,6 @@ CASES = (
         tuned=True,
         archs=(90,),
         wanted=("scores_kernel EPILOGUE=SIGMOID out tile_row_sums bias tile_column_sums",),
-        loads_ahead=False,
     ),
     Case(
         "sigmoid, bf16, groups, mask",

@@ -71,9 +71,7 @@ class Case:
     far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     warp_specialized: bool = False  # the GPU's table chooses that kernel
-    tuned: bool = (
-        False  # a table of the GPU knows plain exponentials alone, and has the largest tiles for them
-    )
+    tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
