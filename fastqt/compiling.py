@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastqt.devices import AMD, described, properties, target_of
 from fastqt.engines import triton as engine
+from fastqt.options import Target
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def warm_up(
     loss: Callable[..., Tensor],
     *inputs: Tensor | tuple[int, ...],
     dtype: torch.dtype = torch.bfloat16,
-    target: str | None = None,
+    target: Target | None = None,
     workers: int | None = None,
     **options: Any,
 ) -> Compiled:
@@ -153,7 +154,7 @@ class _Compiler:
 def _stand_in(x: Tensor | tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of the host for one of the GPU."""
     if not isinstance(x, Tensor):
-        return torch.zeros(x, dtype=dtype, requires_grad=True)
+        return torch.zeros(x, dtype=dtype, device="cpu", requires_grad=True)
     if x.is_meta:
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu").zero_()
     else:

@@ -22,6 +22,9 @@ Memory: TypeAlias = MemoryMode | int
 """A mode, or a number of bytes."""
 Backend: TypeAlias = Literal["cpu", "cuda", "triton", "torch", "reference"]
 
+Target: TypeAlias = Literal["sm_80", "sm_90", "sm_100"]
+"""A kind of GPU that kernels are compiled for without one."""
+
 MarginStrategy: TypeAlias = Literal["absolute", "relative"]
 """How a guide's threshold follows from the score of a pair."""
 BlockNegatives: TypeAlias = Literal["shift", "complement", "random"]

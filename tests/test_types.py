@@ -13,6 +13,7 @@ import pytest
 import fastqt
 from fastqt import options
 from fastqt.cached.encoding import CHECKS
+from fastqt.compiling import TARGETS
 from fastqt.distributed import group
 from fastqt.engines import ENGINES
 from fastqt.guide import MARGIN_STRATEGIES
@@ -69,6 +70,7 @@ def test_the_correct_uses_name_no_function_that_is_not_there():
         ("Similarity", SIMILARITIES),
         ("MemoryMode", MEMORY_MODES),
         ("Backend", tuple(ENGINES)),
+        ("Target", TARGETS),
         ("MarginStrategy", MARGIN_STRATEGIES),
         ("BlockNegatives", curl.BLOCK_NEGATIVES),
         ("PositionLoss", gloss.POSITION_LOSSES),

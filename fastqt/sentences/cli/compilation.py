@@ -7,6 +7,7 @@ import ast
 from typing import Any
 
 from fastqt.errors import InputError
+from fastqt.options import Target
 from fastqt.sentences.cli.kinds import integer
 
 # The losses of two matrices, and the numbers that a training learns or has to give.
@@ -70,7 +71,7 @@ def run(
     columns: int | None,
     width: int,
     dtype: str,
-    target: str | None,
+    target: Target | None,
     workers: int | None,
     option: list[str],
 ) -> int:
@@ -88,7 +89,7 @@ def run(
     from fastqt.compiling import warm_up
 
     function = getattr(losses, f"{loss}_loss", None) or getattr(functional, f"{loss}_loss")
-    learnt = {name: torch.tensor(x, requires_grad=True) for name, x in LOSSES[loss].items()}
+    learnt = {name: torch.tensor(x, device="cpu", requires_grad=True) for name, x in LOSSES[loss].items()}
     for N in rows:
         try:
             compiled = warm_up(
