@@ -53,6 +53,7 @@ class Writer:
         return self.constant(KINDS[kind](0) if operand == "global_smem" else self.unknown(operand))
 
     def unknown(self, what: str) -> Any:
+        """Refuses what the emulator does not know: a guess would give wrong values in silence."""
         raise NotImplementedError(f"{self.kernel.name}: {what}")
 
     def special(self, name: str) -> str:

@@ -1,7 +1,7 @@
 """Losses in the tiles of large problems on Hopper, at sizes that are just large enough for them.
 
 Its default reads the operands by tensor descriptors where the tiles are as many as the multiprocessors. The
-kernel of roles is taken only if a GPU's table names it. Neither is reached by smaller problems.
+warp-specialised kernel is taken only if a GPU's table names it. Neither is reached by smaller problems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastqt.devices import properties
 
 ROWS = 2304  # 162 tiles of 128 x 256, which occupy the 132 multiprocessors of an H100
 ANY = 2**62
-WAYS = ("descriptors", "kernel of roles")
+WAYS = ("descriptors", "warp-specialised kernel")
 
 
 def large_problem(options: Options, D: int) -> Problem:
@@ -48,7 +48,7 @@ def tiles(way: str, asked: Problem, dtype: torch.dtype, options: Options) -> Ite
         raise NotTakenError("it is for GPUs of compute capability 9.0")
 
     table: dict[str, object] = {}
-    if way == "kernel of roles":
+    if way == "warp-specialised kernel":
         refused = warp_specialized_launch.unusable()
         if refused is not None and not options.dry_run:
             raise NotTakenError(refused)
@@ -59,7 +59,7 @@ def tiles(way: str, asked: Problem, dtype: torch.dtype, options: Options) -> Ite
 
     with mock.patch.object(tuning, "tables", return_value=table):
         chosen: Config = tuning.score_config(device, dtype, asked.N, asked.M, asked.D)
-        taken = chosen.warp_specialized if way == "kernel of roles" else chosen.descriptors
+        taken = chosen.warp_specialized if way == "warp-specialised kernel" else chosen.descriptors
         if not taken and not options.dry_run:
             raise NotTakenError(f"the engine takes {chosen}, so that another kernel would be checked")
         yield

@@ -17,7 +17,7 @@ from benchmarks.gpu.sections import MEMORY, Options, Record, Section, Verdict, c
 from benchmarks.gpu.stages import SANITIZED
 from tests.shared.cases import CASES
 
-LARGE_WIDTH = 256  # the least that fills the stages of the kernel of roles
+LARGE_WIDTH = 256  # the least that fills the stages of the warp-specialised kernel
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
 ABSENT = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
 # The tools, and what each is given beside that: which kernels it looks at.

@@ -57,7 +57,7 @@ class Space:
     stages: tuple[int, ...] = (4, 3, 2, 5)
     groups: tuple[int, ...] = (8, 4, 16)
     descriptors: tuple[bool, ...] = (False, True)
-    warp_specialized: bool = True  # whether the kernel of roles is tried, too
+    warp_specialized: bool = True  # whether the warp-specialised kernel is tried, too
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
         """All with the first group. Large tiles mostly win, so they come first: time may run out."""
@@ -260,7 +260,7 @@ def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
 
 
 def plan_for(device: torch.device) -> Plan:
-    """The plan for a device. Tensor descriptors need Hopper or later, the kernel of roles Hopper itself."""
+    """The plan for a device. Descriptors need Hopper or later, the warp-specialised kernel Hopper itself."""
     if device.type != "cuda":
         return DRY_PLAN
     capability = torch.cuda.get_device_capability(device)

@@ -45,7 +45,7 @@ def loss(options: Options, memory: str) -> Iterator[Record]:
 
 
 def large_tiles(options: Options, memory: str) -> Iterator[Record]:
-    """The loss with Hopper's default for large problems, and with the kernel of roles."""
+    """The loss with Hopper's default for large problems, and with the warp-specialised kernel."""
     for way, test in large_tests(options, memory, 768).items():
         yield recorded_check(f"{way}, {memory}", test)
 

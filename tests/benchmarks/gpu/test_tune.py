@@ -195,7 +195,7 @@ def test_a_table_from_before_the_kernel_of_roles_is_read(tuned):
 
 
 def test_a_refused_launch_is_not_timed():
-    """Else the ordinary kernel's time would count for the kernel of roles."""
+    """Else the ordinary kernel's time would count for the warp-specialised kernel."""
     scores = tune.Scores(Shape(16, 16, 256), torch.bfloat16, CPU)
     config = Config(128, 256, 64, stages=4, warp_specialized=True)
     assert "interpreter" in scores.why_not(config)
