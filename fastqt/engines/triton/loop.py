@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.triton.heights import chunk_rows, columns_that_fit, rows_that_fit
-from fastqt.engines.triton.operands import Block, Operands, aligned, multiply, ranges
+from fastqt.engines.triton.operands import Block, Operands, aligned, fitting, multiply, ranges
 from fastqt.engines.triton.scores import Scores
 from fastqt.kernels.gradients import candidate_gradient_epilogue, query_gradient_epilogue
 from fastqt.kernels.scores import Tile, column_tiles, row_tiles
+from fastqt.kernels.tuning import REPAIR
 
 SUM_ROWS = 8192  # whose sums by tiles are kept at once where nothing else is
 
@@ -78,7 +79,8 @@ class Loop:
 
     def sum_rows(self) -> None:
         """Concludes all rows, and nothing else."""
-        for rows in ranges(self.operands.N, SUM_ROWS):
+        o = self.operands
+        for rows in ranges(o.N, min(SUM_ROWS, fitting(o.room, self.sum_bytes()))):
             self.link.whole_rows(rows, None)
 
     def chunks_of_rows(self, link: RowLink) -> None:
@@ -149,8 +151,12 @@ class Loop:
     def row_bytes(self) -> int:
         """What a row of E takes, with its sums by tiles, its part of dF's sum and its weighted query."""
         o, itemsize = self.operands, self.operands.p.queries.element_size()
-        sums: int = 3 * 4 * column_tiles(o.width, self.scores.config)  # three of them while rows are repaired
-        return itemsize * aligned(o.width) + (4 + itemsize) * o.copies.width + sums
+        return itemsize * aligned(o.width) + (4 + itemsize) * o.copies.width + self.sum_bytes()
+
+    def sum_bytes(self) -> int:
+        """What a row's sums by tiles take, with the sums and maxima by which it may be repaired."""
+        of_scores = column_tiles(self.operands.width, self.scores.config)
+        return 4 * of_scores + 2 * 4 * column_tiles(self.operands.width, REPAIR)
 
     def _tile_shape(self) -> tuple[int, int]:
         """Rows and columns of tiles that are nearly squares, whose products read and add the least."""

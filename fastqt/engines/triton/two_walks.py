@@ -24,7 +24,6 @@ from fastqt.engines.triton.heights import (
 from fastqt.engines.triton.loop import Loop
 from fastqt.engines.triton.operands import Block, Operands, aligned, multiply, ranges
 from fastqt.kernels.launch import multiprocessors
-from fastqt.kernels.scores import column_tiles
 
 CHUNK_LAUNCHES = 8  # of a chunk of rows, beside those of its tiles
 
@@ -47,8 +46,7 @@ def _walk_rows(loop: Loop) -> None:
     """The gradients of rows, and what is known of these."""
     o, config = loop.operands, loop.scores.config
     lent = _largest(block.gradient for block in o.blocks)
-    # Beside dF's sum there are sums by tiles, three of them while rows are repaired.
-    row_bytes = 4 * o.copies.width + 3 * 4 * column_tiles(o.width, config)
+    row_bytes = 4 * o.copies.width + loop.sum_bytes()  # of dF's sum, of sums by tiles
     height, length = _tile_of_rows(
         o.N,
         max(block.matrix.shape[0] for block in o.blocks),

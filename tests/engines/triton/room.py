@@ -25,8 +25,9 @@ LOSSES = {
     "sigmoid": OF_SIGLIP,
     "CLIP": {"clip": True, "scale": True},
 }
-SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (16384, 300))
+SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (16384, 300), (65536, 300), (65536, 64))
 MEMORY = ("fast", "low", 128 * 2**20, 2**29)
+MANY_COLUMNS = Case("loss alone", N=8192, D=64, negatives=2**20, diagonal="keep", memory="low", gradients=False)
 
 
 class Peak(TorchDispatchMode):
@@ -57,6 +58,9 @@ def peak(case: Case) -> tuple[int, int]:
         computation = engines.ENGINES["triton"].computation(problem)
         on_gpu = mock.patch.object(Tensor, "is_cuda", True, create=True)
         with standing_in(GPU, False, lambda _: None), all_is_free(GPU), on_gpu, Peak() as allocated:
+            if not case.gradients:
+                computation.forward(problem)
+                return allocated.most, 0
             _, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
     given = [g for g in gradients if g is not None]
     return allocated.most, sum(g.numel() * g.element_size() for g in given)
@@ -74,7 +78,7 @@ def main() -> None:
         for N, D in SHAPES
         for memory in MEMORY
     }
-    print(json.dumps(found))
+    print(json.dumps({**found, MANY_COLUMNS.name: peak(MANY_COLUMNS)}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.csrc.building import ROOT
-from tests.engines.triton.room import LOSSES, MEMORY, SHAPES, name_of
+from tests.engines.triton.room import LOSSES, MANY_COLUMNS, MEMORY, SHAPES, name_of
 
 MOST = {"fast": 10**9, "low": 64 * 10**6}
 
@@ -32,3 +32,9 @@ def test_peak_beside_gradients(found, loss, shape, memory):
     # Statistics of rows and lists of targets, which are a few numbers a row, come on top of the buffers.
     allowed = MOST[memory] if isinstance(memory, str) else 1.03 * memory + 150 * N
     assert most - of_gradients <= allowed
+
+
+@pytest.mark.slow
+def test_the_loss_alone_of_many_columns_keeps_the_sums_of_few_rows(found):
+    most, _ = found[MANY_COLUMNS.name]
+    assert most <= MOST["low"]
