@@ -103,6 +103,14 @@ def low_steps(N: int, D: int) -> Iterator[tuple[str, Plan]]:
     yield "warp-specialised", replace(plan, lead=LEAD)
 
 
+def of_two_groups(kernel: Stored) -> Stored:
+    """What the scores' kernel uses if it is warp-specialised.
+
+    Its two groups of warps run the same code, which is there twice, and a third one copies.
+    """
+    return {**kernel, "sass": 2 * kernel["sass"], "threads": 384}
+
+
 def choices_table(kernels: Stored, rates: Rates) -> str:
     """The steps for every shape and both memory modes, under a CUDA graph."""
     header = ("N = M", "D", "memory", "schedule", "scores ms", "products ms", "other ms", "ms", "× GEMM time")
@@ -111,9 +119,7 @@ def choices_table(kernels: Stored, rates: Rates) -> str:
         for N, D in FAST:
             for name, plan in steps(N, D):
                 kernel = kernels[tile_key(plan.tile, plan.descriptors)]
-                # Its two groups of warps run the same code, which is there twice, and a third one copies.
-                both = {"sass": 2 * kernel["sass"], "threads": 384} if plan.lead else {}
-                spent = seconds(plan, {**kernel, **both}, rates)
+                spent = seconds(plan, of_two_groups(kernel) if plan.lead else kernel, rates)
                 each = (f"{spent[kind] * 1e3:,.2f}" for kind in ("scores", "product", "rows"))
                 total = sum(spent.values())
                 times = f"{total / gemm_time(N, D, rates):.3f}"

@@ -18,7 +18,8 @@ from benchmarks.predict.events import kernel_key, stored_event
 from benchmarks.predict.roofline import Rates, Stored
 from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, noted
 
-SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000))
+NARROW = tuple((65536, D) for D in (64, 128, 256, 300))
+SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (1024, 768), (400, 1000), *NARROW)
 LARGE_SHAPES = ((65536, 768), (16384, 1024))  # of the other losses
 KEPT = ("threads", "registers", "shared", "spills", "sass")  # of what is known of a compiled kernel
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.offline.compile import compiler
 from benchmarks.predict.choices import choices_table
 from benchmarks.predict.collect import collect, collect_tiles
+from benchmarks.predict.narrow import narrow_table
 from benchmarks.predict.products import product_time
 from benchmarks.predict.report import (
     FASTEST,
@@ -121,6 +122,16 @@ Schedules written down without the engine, by the same rules and under a CUDA gr
 they are built. Each line adds to those above it, but for those that begin with "if".
 
 {choices_table(before["tiles"], Rates(**stored["rates"]))}
+
+## Narrow embeddings
+
+Below D = 768 it takes longer to write E and to read it twice than to make the products: the three GEMMs,
+whose time is given beside, do that too. `benchmarks.tune` chooses the warp-specialised kernel where it is
+faster. The schedule of tiles in the cache is not built. It first computes the sums of all rows, for which no
+E is stored, and then square tiles of E that stay in the L2 cache, each with both of its products. It computes
+the scores twice and launches three kernels a tile.
+
+{narrow_table(stored, before["tiles"])}
 
 ## Results of products in float32
 

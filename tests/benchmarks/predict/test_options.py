@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.predict import estimate
+from benchmarks.predict import estimate, narrow
 from benchmarks.predict.choices import FAST, LOW, LOW_ROOM, fast_steps, low_steps, tile_key
-from benchmarks.predict.options import launches, seconds, sizes
+from benchmarks.predict.options import Plan, launches, seconds, sizes
 from benchmarks.predict.roofline import Rates
 from benchmarks.predict.schedules import device_seconds
 
@@ -69,3 +69,14 @@ def test_chunks_and_all_beside_them_take_at_most_a_gigabyte(N, D):
     for _, plan in fast_steps(N, D):
         in_e, sums, weighted = 2 * plan.height * N, 4 * D * (plan.height + N), 2 * plan.height * D
         assert in_e + sums + weighted <= 2**30
+
+
+@pytest.mark.parametrize("side", narrow.SIDES)
+def test_tiles_in_the_cache_compute_all_cells_and_fit_half_of_it(side):
+    plan = Plan(65536, 128, 65536)
+    events = list(narrow.tile_launches(plan, side))
+    assert sum(e["rows"] * e["columns"] for e in events if e["kind"] == "scores") == plan.N**2
+    products = [e for e in events if e["kind"] == "product"]
+    assert sum(e["n"] * e["m"] * e["k"] for e in products) == 2 * plan.N**2 * plan.D
+    assert sum(e["n"] * e["m"] for e in products if not e["add"]) == 2 * plan.N * plan.D
+    assert 2 * side**2 <= Rates().l2_size / 2

@@ -27,7 +27,8 @@ LOSSES = {
 }
 SHAPES = ((65536, 768), (16384, 1024), (8192, 2400), (16384, 300), (65536, 300), (65536, 64))
 MEMORY = ("fast", "low", 128 * 2**20, 2**29)
-MANY_COLUMNS = Case("loss alone", N=8192, D=64, negatives=2**20, diagonal="keep", memory="low", gradients=False)
+OF_NEGATIVES = {"negatives": 2**20, "diagonal": "keep", "memory": "low", "gradients": False}
+MANY_COLUMNS = Case("loss alone", N=8192, D=64, **OF_NEGATIVES)
 
 
 class Peak(TorchDispatchMode):
