@@ -156,7 +156,8 @@ class Loop:
     def sum_bytes(self) -> int:
         """What a row's sums by tiles take, with the sums and maxima by which it may be repaired."""
         of_scores = column_tiles(self.operands.width, self.scores.config)
-        return 4 * of_scores + 2 * 4 * column_tiles(self.operands.width, REPAIR)
+        sums: int = 4 * of_scores + 2 * 4 * column_tiles(self.operands.width, REPAIR)
+        return sums
 
     def _tile_shape(self) -> tuple[int, int]:
         """Rows and columns of tiles that are nearly squares, whose products read and add the least."""
