@@ -52,9 +52,16 @@ def narrow_table(stored: Stored, tile_kernels: Stored) -> str:
     """The engine's schedule, also with the warp-specialised kernel, beside that of tiles in the cache."""
     rates, kernels = Rates(**stored["rates"]), stored["kernels"]
     header = (
-        *("N = M", "D", "GEMM ms", "the engine's, ms", "× GEMM time"),
-        *("warp-specialised, ms", "× GEMM time"),
-        *("tiles in the cache, ms", "× GEMM time", "their side"),
+        "N = M",
+        "D",
+        "GEMM ms",
+        "the engine's, ms",
+        "× GEMM time",
+        "warp-specialised, ms",
+        "× GEMM time",
+        "tiles in the cache, ms",
+        "× GEMM time",
+        "their side",
     )
     lines = []
     for schedule in stored["schedules"]:
