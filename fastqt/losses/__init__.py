@@ -8,8 +8,10 @@ matrix.
 from fastqt.losses.binary_window import binary_window_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
+from fastqt.losses.dcl import dcl_loss
 from fastqt.losses.gist_embed import gist_embed_loss
 from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
+from fastqt.losses.hcl import hcl_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
@@ -25,9 +27,11 @@ __all__ = [
     "clip_loss",
     "curl_block_loss",
     "curl_loss",
+    "dcl_loss",
     "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
+    "hcl_loss",
     "info_nce_loss",
     "max_margin_loss",
     "mixcse_loss",

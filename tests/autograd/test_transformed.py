@@ -25,6 +25,8 @@ def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
         "mixed": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, **options),
         "released": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, form="released", **options),
         "siglip": lambda x, y, s: fastqt.siglip_loss(x, y, scale=s, bias=-2.0, **options),
+        "dcl": lambda x, y, s: fastqt.dcl_loss(x, y, scale=s, sigma=0.5, **options),
+        "hcl": lambda x, y, s: fastqt.hcl_loss(x, y, scale=s, **options),
         "clip": lambda x, y, s: fastqt.clip_loss(x, y, scale=s, **options),
         "supcon": lambda x, y, s: fastqt.supcon_loss(x * y, IDS, scale=s, **options),
         "ntxent": lambda x, y, s: fastqt.ntxent_loss(

@@ -129,6 +129,10 @@ LOSSES = {
     "mixcse-candidates": Case(
         "mixcse_loss", options={"form": "released", "blocks": "candidates", "reduction": "none"}
     ),
+    "dcl": Case("dcl_loss", given=("scale",)),
+    "dcl-weighted": Case("dcl_loss", options={"sigma": 0.4, "reduction": "none"}, given=("scale",)),
+    "hcl": Case("hcl_loss", given=("scale",)),
+    "hcl-debiased": Case("hcl_loss", options={"beta": 0.0, "tau_plus": 0.01, "reduction": "sum"}),
     "curl": Case("curl_loss", given=("curl_negatives",)),
     "curl-shift": Case("curl_block_loss"),
     "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),

@@ -29,6 +29,8 @@ CALLS = {
     "clip": (fastqt.clip_loss, {"a": F, "b": G, "scale": 2.0}),
     "siglip": (fastqt.siglip_loss, {"a": F, "b": G, "scale": 2.0, "bias": F[0, 0]}),
     "max_margin": (fastqt.max_margin_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
+    "dcl": (fastqt.dcl_loss, {"z1": F, "z2": G, "scale": F[0, 0].abs()}),
+    "hcl": (fastqt.hcl_loss, {"z1": F, "z2": G, "scale": F[0, 0].abs()}),
     "curl": (fastqt.curl_loss, {"queries": F, "positives": G, "negatives": H}),
     "curl_block": (fastqt.curl_block_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
     "binary_window": (fastqt.binary_window_loss, {"queries": F, "candidates": G, "document_ids": IDS}),

@@ -30,6 +30,8 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "clip": fastqt.clip_loss,
     "simcse": fastqt.simcse_loss,
     "mixcse": fastqt.mixcse_loss,
+    "dcl": lambda *x, **o: fastqt.dcl_loss(*x, sigma=0.5, **o),
+    "hcl": fastqt.hcl_loss,
     "ranking": lambda *x, **o: fastqt.multiple_negatives_ranking_loss(
         *x, directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), **o
     ),

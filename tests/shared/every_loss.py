@@ -271,6 +271,34 @@ def gist(anchors: Tensor, positives: Tensor, guide_anchors: Tensor, guide_positi
     return F.cross_entropy((20 * scores(anchors, positives)).masked_fill(leaves, -math.inf), own(anchors))
 
 
+def of_two_views(
+    z1: Tensor, z2: Tensor, scale: float | Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The mean over both views of a loss of the pair's score (2 N,) and the negatives' (2 N, 2 N - 2)."""
+    N, both = len(z1), torch.cat([z1, z2])
+    S = scale * cosines(both, both)
+    sentences = torch.arange(2 * N) % N
+    negatives = S[sentences[:, None] != sentences].view(2 * N, 2 * N - 2)
+    return loss(S.diagonal(N).repeat(2), negatives).view(2, N).mean(0)
+
+
+def dcl(z1: Tensor, z2: Tensor, scale: float | Tensor = 10.0) -> Tensor:
+    return of_two_views(z1, z2, scale, lambda positive, negatives: negatives.logsumexp(1) - positive)
+
+
+def hcl(
+    z1: Tensor, z2: Tensor, scale: float | Tensor = 2.0, beta: float = 1.0, tau_plus: float = 0.1
+) -> Tensor:
+    def loss(positive: Tensor, negatives: Tensor) -> Tensor:
+        count = negatives.shape[1]
+        weights = count * (beta * negatives).softmax(1)
+        G = ((weights * negatives.exp()).sum(1) - tau_plus * count * positive.exp()) / (1 - tau_plus)
+        G = torch.maximum(G, count * torch.exp(-torch.as_tensor(scale)).to(G))
+        return torch.log1p(G / positive.exp())
+
+    return of_two_views(z1, z2, scale, loss)
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -290,6 +318,15 @@ EVERY_LOSS = {
     "mixcse_loss": Loss(fastqt.mixcse_loss, pairs("z1", "z2"), mixcse, one_row="z2"),
     "mixcse_loss, released": Loss(
         fastqt.mixcse_loss, pairs("z1", "z2"), mixcse_released, {"form": "released"}, one_row="z2"
+    ),
+    "dcl_loss": Loss(fastqt.dcl_loss, with_numbers(pairs("z1", "z2"), scale=10.0), dcl, one_row="z2"),
+    "hcl_loss": Loss(fastqt.hcl_loss, with_numbers(pairs("z1", "z2"), scale=2.0), hcl, one_row="z2"),
+    "hcl_loss, debiased": Loss(
+        fastqt.hcl_loss,
+        with_numbers(pairs("z1", "z2"), scale=5.0),
+        lambda z1, z2, scale: hcl(z1, z2, scale, 0.0, 0.02),
+        {"beta": 0.0, "tau_plus": 0.02},
+        one_row="z2",
     ),
     "clip_loss": Loss(fastqt.clip_loss, with_numbers(pairs("a", "b"), scale=20.0), clip),
     "siglip_loss": Loss(

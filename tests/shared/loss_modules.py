@@ -89,6 +89,8 @@ MODULES = {
         (QUERIES, CANDIDATES, TOKENS[:, 0], TOKENS),
         {},
     ),
+    "dcl": (nn.DCLLoss, fastqt.dcl_loss, {"sigma": 0.5}, (QUERIES, CANDIDATES), {}),
+    "hcl": (nn.HCLLoss, fastqt.hcl_loss, {"beta": 0.5, "tau_plus": 0.0}, (QUERIES, CANDIDATES), {}),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
     "curl_block": (
         nn.CURLBlockLoss,

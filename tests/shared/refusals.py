@@ -153,6 +153,7 @@ OF_DTENSORS = (
 OF_SCALE = (
     *("clip_loss", "siglip_loss", "info_nce_loss", "simcse_loss", "mixcse_loss"),
     *("supcon_loss", "ntxent_loss", "gist_embed_loss", "negative_sampling_loss"),
+    *("dcl_loss", "hcl_loss"),
     "multiple_negatives_ranking_loss",
 )
 CALLS: dict[str, Callable[..., Any]] = {

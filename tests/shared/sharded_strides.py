@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip_loss": {"scale": 3.0},
     "simcse_loss": {},
     "mixcse_loss": {},
+    "hcl_loss": {},
 }
 LAYOUTS = ("dense", "transposed", "strided", "every third", "one row")
 UPSTREAMS = ("dense", "strided", "stride 0", "reversed")

@@ -91,6 +91,38 @@ class SimCSELoss(ScaledLoss):
     function = staticmethod(losses.simcse_loss)
 
 
+class DCLLoss(ScaledLoss):
+    """`fastqt.dcl_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the views z1 and z2.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.DCLLoss(scale=1 / 0.1, sigma=0.5)  # the weights of DCLW
+        >>> z1, z2 = torch.randn(2, 8, 16)
+        >>> criterion(z1, z2).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.dcl_loss)
+
+
+class HCLLoss(ScaledLoss):
+    """`fastqt.hcl_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the views z1 and z2.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.HCLLoss(scale=1 / 0.5, beta=0.0)  # the debiased loss
+        >>> z1, z2 = torch.randn(2, 8, 16)
+        >>> criterion(z1, z2).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.hcl_loss)
+
+
 class MixCSELoss(ScaledLoss):
     """`fastqt.mixcse_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
 

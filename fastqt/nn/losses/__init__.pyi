@@ -46,6 +46,11 @@ class CURLBlockLoss(Loss):
 class CURLLoss(Loss):
     def __init__(self, *, reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
 
+class DCLLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
+        sigma: float | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
 class GISTEmbedLoss(ScaledLoss):
     def __init__(self, *, scale: float = 100.0, learn_scale: bool = False, max_scale: float | None = None,
         margin: float = 0.0, margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True,
@@ -59,6 +64,11 @@ class GlossBagOfWordsLoss(Loss):
 class GlossPositionalLoss(Loss):
     def __init__(self, *, position_loss: PositionLoss = "sum", reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class HCLLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 2.0, learn_scale: bool = False, max_scale: float | None = None,
+        beta: float = 1.0, tau_plus: float = 0.1, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
