@@ -27,9 +27,9 @@ def dcl_loss(
 ) -> Tensor:
     """The decoupled loss of two views: a logsumexp over negatives alone, less the score of the pair.
 
-    With cosines times the scale as scores S, a view's loss is log sum_n exp(S_n) - w S_p, where p is the other
-    view of its sentence and n are both views of all other sentences. The positive is not among them, so that
-    an easy one does not make the gradient small. A loss may be less than 0.
+    With cosines times the scale as scores S, a view's loss is log sum_n exp(S_n) - w S_p, where p is the
+    other view of its sentence and n are both views of all other sentences. The positive is not among them, so
+    that an easy one does not make the gradient small. A loss may be less than 0.
 
     Args:
         z1, z2: (N, D) two views of N sentences or images, at least 2.
@@ -58,12 +58,8 @@ def dcl_loss(
     """
 
     def check() -> dict[str, Hashable]:
-        if sigma is None:
-            return {"sigma": None}
-        check_number("sigma", sigma, "None", z1.dtype)
-        if sigma <= 0:
-            raise ValueError(f"sigma: want a number > 0 or None, got {sigma}")
-        return {"sigma": float(sigma)}
+        check_sigma(sigma, z1.dtype)
+        return {"sigma": None if sigma is None else float(sigma)}
 
     views = two_views("fastqt.dcl_loss", z1, z2, check, scale, reduction, memory, backend, group)
     batch = views.walk.batch
@@ -72,6 +68,15 @@ def dcl_loss(
         weights = 1.0 if sigma is None else _weights(views, sigma)
         losses = (of_first + of_second) / 2 - weights * positive
     return batch.reduced(losses, reduction).to(loss_dtype(z1))
+
+
+def check_sigma(sigma: float | None, dtype: torch.dtype = torch.float64) -> None:
+    """Raises ValueError or TypeError unless it is None or a number > 0."""
+    if sigma is None:
+        return
+    check_number("sigma", sigma, "None", dtype)
+    if sigma <= 0:
+        raise ValueError(f"sigma: want a number > 0 or None, got {sigma}")
 
 
 def _weights(views: TwoViews, sigma: float) -> Tensor:

@@ -60,19 +60,15 @@ def hcl_loss(
         torch.Size([])
         >>> loss = fastqt.hcl_loss(torch.eye(4), torch.eye(4), scale=1.0, beta=0.0, tau_plus=0.0)
         >>> round(loss.item(), 4)  # log(e + 6) - 1
-        1.1656
+        1.1654
 
-    Source: Robinson et al., "Contrastive learning with hard negative samples" (2021), eq. 4; for beta=0 Chuang
-    et al., "Debiased contrastive learning" (2020), eq. 7 and 8.
+    Source: Robinson et al., "Contrastive learning with hard negative samples" (2021), eq. 4; for beta=0
+    Chuang et al., "Debiased contrastive learning" (2020), eq. 7 and 8.
     """
 
     def check() -> dict[str, Hashable]:
-        check_number("beta", beta, dtype=z1.dtype)
-        check_number("tau_plus", tau_plus, dtype=z1.dtype)
-        if beta < 0:
-            raise ValueError(f"beta: want a number >= 0, got {beta}")
-        if not 0 <= tau_plus < 1:
-            raise ValueError(f"tau_plus: want 0 <= tau_plus < 1, got {tau_plus}")
+        check_beta(beta, z1.dtype)
+        check_tau_plus(tau_plus)
         return {"beta": float(beta), "tau_plus": float(tau_plus)}
 
     views = two_views("fastqt.hcl_loss", z1, z2, check, scale, reduction, memory, backend, group)
@@ -86,6 +82,20 @@ def hcl_loss(
         least = log_count - scale
         losses = [joined_loss(positive, [_debiased(positive, x, tau_plus, log_count, least)]) for x in sums]
     return batch.reduced(torch.stack(losses).mean(0), reduction).to(loss_dtype(z1))
+
+
+def check_beta(beta: float, dtype: torch.dtype = torch.float64) -> None:
+    """Raises ValueError or TypeError unless it is a number >= 0."""
+    check_number("beta", beta, dtype=dtype)
+    if beta < 0:
+        raise ValueError(f"beta: want a number >= 0, got {beta}")
+
+
+def check_tau_plus(tau_plus: float) -> None:
+    """Raises ValueError or TypeError unless it is a number from 0 to less than 1."""
+    check_number("tau_plus", tau_plus)
+    if not 0 <= tau_plus < 1:
+        raise ValueError(f"tau_plus: want 0 <= tau_plus < 1, got {tau_plus}")
 
 
 def _debiased(

@@ -77,8 +77,8 @@ def two_views(
         has_walks = shares_scores(first, batch.total(), walk)
     # With the two walks nothing flows back to the first views of other ranks.
     firsts = first if batch.is_of_process or not has_walks else first.detach()
-    every = (batch.gather_own_first(x, dtype=input_dtype(z1)) for x in (firsts, second))
-    return TwoViews((first, second), tuple(every), walk)
+    firsts, seconds = (batch.gather_own_first(x, dtype=input_dtype(z1)) for x in (firsts, second))
+    return TwoViews((first, second), (firsts, seconds), walk)
 
 
 def view_sums(views: TwoViews, scale: float | Tensor) -> ViewSums:

@@ -63,6 +63,7 @@ def test_unknown_or_misplaced_option_raises(name):
 # What no function takes for an option of this name.
 WRONG = {
     "backend": "cudnn",
+    "beta": -0.5,
     "bias": "none",
     "blocks": "first",
     "context_size": 0,
@@ -86,8 +87,10 @@ WRONG = {
     "reduction": "avg",
     "samples": 0,
     "scale": 0.0,
+    "sigma": 0.0,
     "similarity": "cosine",
     "stop_gradient": "no",
+    "tau_plus": 1.0,
 }
 
 

@@ -26,6 +26,8 @@ from typing_extensions import Self
 from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size
 from fastqt.distributed.group import as_group
 from fastqt.guide import Guide
+from fastqt.losses.dcl import check_sigma
+from fastqt.losses.hcl import check_beta, check_tau_plus
 from fastqt.losses.ranking_options import check_directions, check_hardness_strength
 from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.negatives import Mixed
@@ -42,6 +44,7 @@ TYPES_OF_A_BATCH = {Tensor, Guide, torch.Generator}
 # each call, with the same words.
 TYPE_CHECKS: dict[object, Callable[[str, Any], None]] = {bool: check_flag, float: check_number}
 CHECKS: dict[str, Callable[[Any], object]] = {
+    "beta": check_beta,
     "context_size": Window,
     "directions": check_directions,
     "group": as_group,
@@ -51,6 +54,8 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "mix": Mixed,
     "samples": partial(check_size, "samples"),
     "scale": check_scale,
+    "sigma": check_sigma,
+    "tau_plus": check_tau_plus,
 }
 
 
