@@ -81,7 +81,7 @@ def check_sigma(sigma: float | None, dtype: torch.dtype = torch.float64) -> None
 
 def _weights(views: TwoViews, sigma: float) -> Tensor:
     """What the score of each pair is multiplied by, (n,)."""
-    first, second = (x.detach().to(loss_dtype(x)) for x in views.own)
+    first, second = (x.detach().to(loss_dtype(x)) for x in views.local)
     batch = views.walk.batch
     logits = (first * second).sum(1) / sigma
     every = batch.gather_constant(logits)

@@ -25,12 +25,12 @@ class TwoViews(NamedTuple):
     """The views at norm 1.
 
     Attributes:
-        own: both of this process's sentences, (n, D) each.
-        every: both of all ranks' sentences, this rank's first, (N, D) each; of one process `own`.
+        local: both of this process's sentences, (n, D) each.
+        every: both of all ranks' sentences, this rank's first, (N, D) each; of one process `local`.
         walk: how scores are computed.
     """
 
-    own: tuple[Tensor, Tensor]
+    local: tuple[Tensor, Tensor]
     every: tuple[Tensor, Tensor]
     walk: Walk
 
@@ -83,7 +83,7 @@ def two_views(
 
 def view_sums(views: TwoViews, scale: float | Tensor) -> ViewSums:
     """The sums of scores with this scale."""
-    (first, second), (firsts, seconds) = views.own, views.every
+    (first, second), (firsts, seconds) = views.local, views.every
     walk = views.walk._replace(scale=scale)
     positive, of_rows, of_columns = paired_sums(first, seconds, second, firsts, walk)
     of_first = torch.logaddexp(of_rows, own_sums(first, firsts, walk))
