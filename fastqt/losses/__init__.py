@@ -9,6 +9,7 @@ from fastqt.losses.binary_window import binary_window_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
 from fastqt.losses.dcl import dcl_loss
+from fastqt.losses.distillation import distillation_loss
 from fastqt.losses.gist_embed import gist_embed_loss
 from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.hcl import hcl_loss
@@ -28,6 +29,7 @@ __all__ = [
     "curl_block_loss",
     "curl_loss",
     "dcl_loss",
+    "distillation_loss",
     "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",

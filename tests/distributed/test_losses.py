@@ -133,6 +133,10 @@ LOSSES = {
     "dcl-weighted": Case("dcl_loss", options={"sigma": 0.4, "reduction": "none"}, given=("scale",)),
     "hcl": Case("hcl_loss", given=("scale",)),
     "hcl-debiased": Case("hcl_loss", options={"beta": 0.0, "tau_plus": 0.01, "reduction": "sum"}),
+    "distillation": Case("distillation_loss", given=("scale", "teacher")),
+    "distillation-rows": Case(
+        "distillation_loss", options={"reduction": "none", "normalize": False}, given=("teacher",)
+    ),
     "curl": Case("curl_loss", given=("curl_negatives",)),
     "curl-shift": Case("curl_block_loss"),
     "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),

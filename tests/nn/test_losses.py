@@ -91,6 +91,7 @@ WRONG = {
     "similarity": "cosine",
     "stop_gradient": "no",
     "tau_plus": 1.0,
+    "teacher_scale": 0.0,
 }
 
 

@@ -31,6 +31,11 @@ CALLS = {
     "max_margin": (fastqt.max_margin_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
     "dcl": (fastqt.dcl_loss, {"z1": F, "z2": G, "scale": F[0, 0].abs()}),
     "hcl": (fastqt.hcl_loss, {"z1": F, "z2": G, "scale": F[0, 0].abs()}),
+    "distillation": (
+        fastqt.distillation_loss,
+        {"queries": F, "candidates": G, "scale": F[0, 0].abs()}
+        | {"teacher_queries": H, "teacher_candidates": F},
+    ),
     "curl": (fastqt.curl_loss, {"queries": F, "positives": G, "negatives": H}),
     "curl_block": (fastqt.curl_block_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
     "binary_window": (fastqt.binary_window_loss, {"queries": F, "candidates": G, "document_ids": IDS}),

@@ -32,6 +32,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "mixcse": fastqt.mixcse_loss,
     "dcl": lambda *x, **o: fastqt.dcl_loss(*x, sigma=0.5, **o),
     "hcl": fastqt.hcl_loss,
+    "distillation": lambda x, y, **o: fastqt.distillation_loss(x, y, y.detach(), x.detach(), **o),
     "ranking": lambda *x, **o: fastqt.multiple_negatives_ranking_loss(
         *x, directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), **o
     ),

@@ -299,6 +299,29 @@ def hcl(
     return of_two_views(z1, z2, scale, loss)
 
 
+def taught(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """A student and a teacher, which once converged have nearly the same cosines."""
+    student = pairs("queries", "candidates")(n, generator, False)
+    teacher = {f"teacher_{name}": x.clone() for name, x in student.items()}
+    if converged:
+        student = {name: 3 * x + 0.02 * torch.randn(n, D, generator=generator) for name, x in student.items()}
+    else:
+        teacher = pairs("teacher_queries", "teacher_candidates")(n, generator, False)
+    return student | teacher
+
+
+def distillation(
+    queries: Tensor,
+    candidates: Tensor,
+    teacher_queries: Tensor,
+    teacher_candidates: Tensor,
+    scale: float | Tensor = 20.0,
+) -> Tensor:
+    log_P = (scale * cosines(queries, candidates)).log_softmax(1)
+    T = (20 * cosines(teacher_queries, teacher_candidates)).softmax(1)
+    return F.kl_div(log_P, T, reduction="none").sum(1)
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -327,6 +350,12 @@ EVERY_LOSS = {
         lambda z1, z2, scale: hcl(z1, z2, scale, 0.0, 0.02),
         {"beta": 0.0, "tau_plus": 0.02},
         one_row="z2",
+    ),
+    "distillation_loss": Loss(
+        fastqt.distillation_loss,
+        with_numbers(taught, scale=19.0),
+        distillation,
+        constant=("teacher_queries", "teacher_candidates"),
     ),
     "clip_loss": Loss(fastqt.clip_loss, with_numbers(pairs("a", "b"), scale=20.0), clip),
     "siglip_loss": Loss(

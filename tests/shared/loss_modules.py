@@ -91,6 +91,13 @@ MODULES = {
     ),
     "dcl": (nn.DCLLoss, fastqt.dcl_loss, {"sigma": 0.5}, (QUERIES, CANDIDATES), {}),
     "hcl": (nn.HCLLoss, fastqt.hcl_loss, {"beta": 0.5, "tau_plus": 0.0}, (QUERIES, CANDIDATES), {}),
+    "distillation": (
+        nn.DistillationLoss,
+        fastqt.distillation_loss,
+        {"teacher_scale": 5.0},
+        (QUERIES, CANDIDATES, CANDIDATES, QUERIES),
+        {},
+    ),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
     "curl_block": (
         nn.CURLBlockLoss,

@@ -123,6 +123,23 @@ class HCLLoss(ScaledLoss):
     function = staticmethod(losses.hcl_loss)
 
 
+class DistillationLoss(ScaledLoss):
+    """`fastqt.distillation_loss` with its options fixed; the scale, 1 / temperature, as in `ContrastiveLoss`.
+
+    A call takes queries and candidates, and those of the teacher.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.DistillationLoss(scale=1 / 0.05, teacher_scale=1 / 0.02)
+        >>> queries, candidates = torch.randn(2, 8, 16)
+        >>> of_teacher = torch.randn(2, 8, 32)
+        >>> criterion(queries, candidates, *of_teacher).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.distillation_loss)
+
+
 class MixCSELoss(ScaledLoss):
     """`fastqt.mixcse_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
 

@@ -51,6 +51,11 @@ class DCLLoss(ScaledLoss):
         sigma: float | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
         backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
+class DistillationLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        teacher_scale: float = 20.0, normalize: bool = True, reduction: Reduction = "mean",
+        group: GroupLike | None = None) -> None: ...
+
 class GISTEmbedLoss(ScaledLoss):
     def __init__(self, *, scale: float = 100.0, learn_scale: bool = False, max_scale: float | None = None,
         margin: float = 0.0, margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True,

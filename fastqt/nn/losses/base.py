@@ -27,6 +27,7 @@ from fastqt.checks import check_flag, check_number, check_option, check_scale, c
 from fastqt.distributed.group import as_group
 from fastqt.guide import Guide
 from fastqt.losses.dcl import check_sigma
+from fastqt.losses.distillation import check_teacher_scale
 from fastqt.losses.hcl import check_beta, check_tau_plus
 from fastqt.losses.ranking_options import check_directions, check_hardness_strength
 from fastqt.losses.smoothing import check_label_smoothing
@@ -56,6 +57,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "scale": check_scale,
     "sigma": check_sigma,
     "tau_plus": check_tau_plus,
+    "teacher_scale": check_teacher_scale,
 }
 
 

@@ -1,0 +1,224 @@
+"""Distillation: a student's softmax over candidates beside that of a teacher's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt import autograd
+from fastqt.autograd.walked import Walked
+from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
+from fastqt.devices import accumulation_dtype
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.engines.chunked.walk import scale_on
+from fastqt.fields import Differentiable
+from fastqt.options import Reduction
+from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.torch_modes import without_autocast
+
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of DistillationNeeds
+
+FUNCTION = "fastqt.distillation_loss"
+# Of the student and of the teacher each; on a CPU what is computed from them stays near the caches.
+CHUNK_SCORES, CPU_CHUNK_SCORES = 2**21, 2**18
+
+
+def distillation_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    teacher_queries: Tensor,
+    teacher_candidates: Tensor,
+    *,
+    scale: float | Tensor = 20.0,
+    teacher_scale: float = 20.0,
+    normalize: bool = True,
+    reduction: Reduction = "mean",
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Kullback-Leibler divergence of each query's softmax over the candidates from that of a teacher.
+
+    With scores S = scale * cosine of the student's embeddings, and R = teacher_scale * cosine of the
+    teacher's, the loss of row i is sum_j T_ij (log T_ij - log P_ij), where P and T are the softmaxes of the
+    rows of S and R. It is 0 where the student agrees with the teacher; the cross-entropy, which others call
+    distillation too, has the same gradients. No gradient flows to the teacher. Both matrices are made in
+    chunks of rows, in plain PyTorch on any device: three products of the student's width, and one of the
+    teacher's. Its digits are kept as the student comes near the teacher.
+
+    Args:
+        queries: (N, D) floating point; float16 and bfloat16 are computed in float32.
+        candidates: (M, D), dtype and device as `queries`.
+        teacher_queries, teacher_candidates: (N, D') and (M, D') of the same dtype and device, of a width of
+            their own: the teacher's embeddings of the same texts.
+        scale: 1 / temperature of the student, a number or 0-d tensor (differentiable).
+        teacher_scale: 1 / temperature of the teacher.
+        normalize: score by cosine; otherwise by inner product.
+        reduction: "mean" over the rows, "sum", or "none".
+        group: as of `contrastive_loss`.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
+        differentiable once.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> texts, images = torch.randn(2, 8, 16)
+        >>> of_teacher = torch.randn(2, 8, 32)
+        >>> fastqt.distillation_loss(texts, images, *of_teacher).shape
+        torch.Size([])
+        >>> fastqt.distillation_loss(texts, images, texts, images).item()
+        0.0
+
+    Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015); for both
+    directions of image and text Yang et al., "CLIP-KD" (2024), eq. 3 to 5, and open_clip's DistillClipLoss.
+    """
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal queries, candidates, teacher_queries, teacher_candidates
+        queries = local_rows(ranks, "queries", queries)
+        candidates = local_rows(ranks, "candidates", candidates)
+        teacher_queries = local_rows(ranks, "teacher_queries", teacher_queries)
+        teacher_candidates = local_rows(ranks, "teacher_candidates", teacher_candidates)
+        _check_sides(ranks, queries, candidates, teacher_queries, teacher_candidates)
+
+        check_scale(scale, queries.dtype)
+        check_teacher_scale(teacher_scale)
+        check_flag("normalize", normalize)
+        check_option("reduction", reduction, REDUCTIONS)
+        return {"queries": len(queries), "candidates": len(candidates)}
+
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        return {
+            **facts_of_embeddings(queries),
+            "teacher's width": teacher_queries.shape[1],
+            "reduction": reduction,
+            "normalize": normalize,
+            "teacher_scale": float(teacher_scale),
+            **facts_of_leaves(ranks, {"queries": queries, "candidates": candidates, "scale": scale}),
+        }
+
+    batch = agree(group, FUNCTION, check, facts)
+    columns = batch.gather(candidates, "candidates")
+    teacher_columns = batch.gather_constant(teacher_candidates.detach(), "candidates")
+
+    def loss(part: str) -> Tensor:
+        sides = [x.to(loss_dtype(x)) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
+        if normalize:
+            sides = [F.normalize(x, dim=1) for x in sides]
+        f, g, teacher_f, teacher_g = sides
+        p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g)
+        return autograd.loss_of(p, part, DISTILLATION, FUNCTION)
+
+    return batch.loss(reduction, (queries, columns, scale), loss, of="queries")
+
+
+def check_teacher_scale(teacher_scale: float) -> None:
+    """Raises ValueError or TypeError unless it is a number > 0, which no gradient flows to."""
+    check_number("teacher_scale", teacher_scale)
+    if teacher_scale <= 0:
+        raise ValueError(f"teacher_scale: want a positive number, got {teacher_scale}")
+
+
+def _check_sides(
+    ranks: Group | None,
+    queries: Tensor,
+    candidates: Tensor,
+    teacher_queries: Tensor,
+    teacher_candidates: Tensor,
+) -> None:
+    """Checks the embeddings of the student, those of the teacher, and that they are of the same texts."""
+    check_embeddings(queries=with_a_row(ranks, queries), candidates=with_a_row(ranks, candidates))
+    check_embeddings(
+        teacher_queries=with_a_row(ranks, teacher_queries),
+        teacher_candidates=with_a_row(ranks, teacher_candidates),
+    )
+    for name, x, other in (
+        ("queries", queries, teacher_queries),
+        ("candidates", candidates, teacher_candidates),
+    ):
+        if len(other) != len(x):
+            raise ValueError(f"teacher_{name}: want a row for each of the {len(x)} {name}, got {len(other)}")
+        if other.dtype is not x.dtype or other.device != x.device:
+            raise TypeError(
+                f"teacher_{name}: want {x.dtype} on {x.device} as {name} are, "
+                f"got {other.dtype} on {other.device}"
+            )
+
+
+class DistillationNeeds(NamedTuple):
+    """Which inputs of a `DistillationProblem` want a gradient."""
+
+    queries: bool = False
+    candidates: bool = False
+    scale: bool = False
+
+
+@dataclass
+class DistillationProblem(Differentiable):
+    """A student's queries against its candidates, and the same of a teacher."""
+
+    queries: Tensor  # (N, D)
+    candidates: Tensor  # (M, D)
+    scale: float | Tensor  # ()
+    teacher_queries: Tensor  # (N, D'), already scaled
+    teacher_candidates: Tensor  # (M, D')
+
+    needs_type: ClassVar[type[DistillationNeeds]] = DistillationNeeds
+
+
+def _walk(
+    p: DistillationProblem, row_weights: Tensor | None, needs: DistillationNeeds
+) -> tuple[Tensor, Gradients]:
+    """The loss of each row, (N,), and with weights the gradients of sum_i row_weights_i loss_i."""
+    N, M, dtype = len(p.queries), len(p.candidates), accumulation_dtype(p.queries.device)
+    scale = scale_on(p.queries.device, p.scale)
+    losses = p.queries.new_zeros(N, dtype=dtype)
+    d_queries = torch.empty_like(p.queries) if needs.queries else None
+    d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
+    d_scale = p.queries.new_zeros((), dtype=dtype) if needs.scale else None
+
+    size = max((CPU_CHUNK_SCORES if p.queries.is_cpu else CHUNK_SCORES) // M, 1)
+    for begin in range(0, N, size):
+        rows = slice(begin, min(begin + size, N))
+        scaled = scale * p.queries[rows]
+        with without_autocast(p.queries):
+            log_P = (scaled @ p.candidates.T).log_softmax(1)
+            log_T = (p.teacher_queries[rows] @ p.teacher_candidates.T).log_softmax(1)
+        losses[rows], d_scores = _divergence(log_T, log_P)
+        if row_weights is None:
+            continue
+
+        d_scores *= row_weights[rows, None].to(d_scores.dtype)
+        with without_autocast(p.queries):
+            if d_candidates is not None:
+                d_candidates.addmm_(d_scores.T, scaled)
+            product = d_scores @ p.candidates if needs.queries or needs.scale else None
+        if d_scale is not None and product is not None:
+            d_scale += (product * p.queries[rows]).sum(dtype=dtype)
+        if d_queries is not None and product is not None:
+            d_queries[rows] = product.mul_(scale)
+    return losses, (d_queries, d_candidates, d_scale)
+
+
+def _divergence(log_T: Tensor, log_P: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_j T (log T - log P) of each row, and its derivative P - T with respect to the scores.
+
+    With u = log T - log P the sum is that of T (exp(-u) - 1 + u) too, since both softmaxes sum to 1. No term
+    of it is negative, and an error of u counts u times, so that its digits are kept where all u are small.
+    """
+    T, u = log_T.exp(), log_T - log_P
+    # exp(-u) may overflow where T is small, and P is not.
+    d_scores = torch.where(u > -1, T * torch.expm1(-u), log_P.exp() - T)
+    return (d_scores + T * u).sum(1, dtype=accumulation_dtype(T.device)), d_scores
+
+
+DISTILLATION = Walked("distillation", DistillationProblem, _walk)
