@@ -39,6 +39,7 @@ def distillation_loss(
     scale: float | Tensor = 20.0,
     teacher_scale: float = 20.0,
     normalize: bool = True,
+    cross_entropy: bool = False,
     reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
@@ -46,10 +47,9 @@ def distillation_loss(
 
     With scores S = scale * cosine of the student's embeddings, and R = teacher_scale * cosine of the
     teacher's, the loss of row i is sum_j T_ij (log T_ij - log P_ij), where P and T are the softmaxes of the
-    rows of S and R. It is 0 where the student agrees with the teacher; the cross-entropy, which others call
-    distillation too, has the same gradients. No gradient flows to the teacher. Both matrices are made in
-    chunks of rows, in plain PyTorch on any device: three products of the student's width, and one of the
-    teacher's. Its digits are kept as the student comes near the teacher.
+    rows of S and R. It is 0 where the student agrees with the teacher, and keeps its digits near there. No
+    gradient flows to the teacher. Both matrices are made in chunks of rows, in plain PyTorch on any device:
+    three products of the student's width, and one of the teacher's.
 
     Args:
         queries: (N, D) floating point; float16 and bfloat16 are computed in float32.
@@ -59,6 +59,8 @@ def distillation_loss(
         scale: 1 / temperature of the student, a number or 0-d tensor (differentiable).
         teacher_scale: 1 / temperature of the teacher.
         normalize: score by cosine; otherwise by inner product.
+        cross_entropy: the loss is -sum_j T_ij log P_ij, which has the same gradients, and the teacher's
+            entropy where the student agrees.
         reduction: "mean" over the rows, "sum", or "none".
         group: as of `contrastive_loss`.
 
@@ -93,6 +95,7 @@ def distillation_loss(
         check_scale(scale, queries.dtype)
         check_teacher_scale(teacher_scale)
         check_flag("normalize", normalize)
+        check_flag("cross_entropy", cross_entropy)
         check_option("reduction", reduction, REDUCTIONS)
         return {"queries": len(queries), "candidates": len(candidates)}
 
@@ -102,6 +105,7 @@ def distillation_loss(
             "teacher's width": teacher_queries.shape[1],
             "reduction": reduction,
             "normalize": normalize,
+            "cross_entropy": cross_entropy,
             "teacher_scale": float(teacher_scale),
             **facts_of_leaves(ranks, {"queries": queries, "candidates": candidates, "scale": scale}),
         }
@@ -115,7 +119,7 @@ def distillation_loss(
         if normalize:
             sides = [F.normalize(x, dim=1) for x in sides]
         f, g, teacher_f, teacher_g = sides
-        p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g)
+        p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g, cross_entropy)
         return autograd.loss_of(p, part, DISTILLATION, FUNCTION)
 
     return batch.loss(reduction, (queries, columns, scale), loss, of="queries")
@@ -171,6 +175,7 @@ class DistillationProblem(Differentiable):
     scale: float | Tensor  # ()
     teacher_queries: Tensor  # (N, D'), already scaled
     teacher_candidates: Tensor  # (M, D')
+    cross_entropy: bool  # the loss is not less by the teacher's entropy
 
     needs_type: ClassVar[type[DistillationNeeds]] = DistillationNeeds
 
@@ -194,6 +199,8 @@ def _walk(
             log_P = (scaled @ p.candidates.T).log_softmax(1)
             log_T = (p.teacher_queries[rows] @ p.teacher_candidates.T).log_softmax(1)
         losses[rows], d_scores = _divergence(log_T, log_P)
+        if p.cross_entropy:
+            losses[rows] -= (log_T.exp() * log_T).sum(1, dtype=dtype)
         if row_weights is None:
             continue
 

@@ -80,6 +80,12 @@ def test_the_adapted_clip_loss_has_the_gradients_that_it_says(ranks, ways):
         assert (spread == 0) != ways["local_loss"]
 
 
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_the_adapted_distillation_has_the_gradients_that_clip_says(ranks, ways):
+    for errors in ranks(SIZE).run(checks.adapted_distillation, ways):
+        assert max(errors) < CLOSE
+
+
 @pytest.mark.parametrize("ring", [False, True])
 def test_the_adapted_siglip_loss_is_that_of_a_ranks_images(ranks, ring):
     for found in ranks(SIZE).run(checks.adapted_siglip, ring):

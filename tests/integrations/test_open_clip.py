@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
+from fastqt.integrations.open_clip import ClipLoss, DistillClipLoss, SigLipLoss
 from tests.shared.loss_views import N, by_backend, check, views
 from tests.shared.open_clip_checks import siglip_of_one_process
 from tests.shared.open_clip_module import open_clip_losses
@@ -32,6 +32,24 @@ def test_clip(backend, shape):
     assert list(found) == ["contrastive_loss"]
     check(found["contrastive_loss"], wanted + 0 * bias.sum(), [a, b, scale, bias])
     assert loss(a, b, 5.0, -3.0).shape == ()
+
+
+def test_distillation():
+    a, b, *teacher_sides = views(N, N, N, N)
+    of_a, of_b = (x.detach() for x in teacher_sides)
+    scale, _ = numbers()
+    scores, teacher = scale * a @ b.T, 7 * of_a @ of_b.T
+    wanted = sum(
+        -(T.softmax(1) * S.log_softmax(1)).sum(1).mean() / 2
+        for S, T in ((scores, teacher), (scores.T, teacher.T))
+    )
+    loss = DistillClipLoss()
+    contrastive, distill = loss(a, b, scale, of_a, of_b, 7.0)
+    check(distill, wanted, [a, b, scale])
+    check(contrastive, ClipLoss()(a, b, scale), [a, b, scale])
+    named = loss(a, b, scale, of_a, of_b, torch.tensor([7.0]), output_dict=True)
+    assert list(named) == ["contrastive_loss", "distill_loss"]
+    check(named["distill_loss"], wanted, [a, b, scale])
 
 
 @by_backend

@@ -45,6 +45,15 @@ def test_is_the_definition(reduction, scores_at_once, monkeypatch):
     check(loss, {"mean": rows.mean(), "sum": rows.sum(), "none": rows}[reduction], leaves)
 
 
+def test_the_cross_entropy_has_the_entropy_of_the_teacher():
+    leaves, teacher = inputs()
+    queries, candidates, scale = leaves
+    options = {"scale": scale, "teacher_scale": 4.0, "reduction": "none", "cross_entropy": True}
+    loss = fastqt.distillation_loss(queries, candidates, *teacher, **options)
+    P = (scale * cosines(queries, candidates)).softmax(1)
+    check(loss, -((4 * cosines(*teacher)).softmax(1) * P.log()).sum(1), leaves)
+
+
 def test_inner_products():
     leaves, teacher = inputs()
     queries, candidates, scale = leaves

@@ -67,6 +67,7 @@ WRONG = {
     "bias": "none",
     "blocks": "first",
     "context_size": 0,
+    "cross_entropy": "no",
     "diagonal": "none",
     "directions": ("query_to_doc", "up"),
     "form": "paper",

@@ -158,6 +158,45 @@ def adapted_clip(ways: dict[str, bool]) -> tuple[list[float], float]:
     return errors, float(max(values) - min(values))
 
 
+def adapted_distillation(ways: dict[str, bool]) -> list[float]:
+    """How far the distillation of our `DistillClipLoss` is from what the docstring of `ClipLoss` says.
+
+    The teacher's images are the student's texts, and its texts the images.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    a, b, scale = leaves_of(*batch(4 * size))[:3]
+    own = [x.detach().chunk(size)[rank].requires_grad_() for x in (a, b)]
+    own_scale = scale.detach().clone().requires_grad_()
+    loss = open_clip.DistillClipLoss(**ways, rank=rank, world_size=size)
+    found = loss(*own, own_scale, own[1].detach(), own[0].detach(), 2.0)[1]
+    found.backward()
+    averaged = own_scale.grad.clone()
+    dist.all_reduce(averaged)
+
+    local, with_grad = ways["local_loss"], ways["gather_with_grad"]
+    constant = local and not with_grad
+    of_ranks = [distillation_of_rank(a, b, scale, other, constant) for other in range(size)]
+    mean = sum(of_ranks) / size
+    leaves = torch.autograd.grad(mean, (a, b, scale), retain_graph=True)
+    wanted = [x.chunk(size)[rank] * (size if with_grad else 1) for x in leaves[:2]]
+    if constant:
+        wanted = [x.chunk(size)[rank] for x in torch.autograd.grad(of_ranks[rank], (a, b))]
+    value = of_ranks[rank] if local else mean
+    return differences([found, own[0].grad, own[1].grad, averaged / size], [value, *wanted, leaves[2]])
+
+
+def distillation_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constant: bool) -> Tensor:
+    """The cross-entropy of a rank's rows in both directions, as `clip_of_rank`."""
+    n = len(a) // dist.get_world_size()
+    own = torch.arange(rank * n, (rank + 1) * n)
+    losses = []
+    for x, y in ((a, b), (b, a)):
+        T = (2 * y.detach()[own] @ x.detach().T).softmax(1)
+        log_P = (scale * x[own] @ (y.detach() if constant else y).T).log_softmax(1)
+        losses.append(-(T * log_P).sum(1).mean())
+    return sum(losses) / 2
+
+
 def clip_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constant: bool) -> Tensor:
     """The loss of a rank's pairs among all; with `constant` no gradient flows to candidates."""
     n = len(a) // dist.get_world_size()

@@ -10,6 +10,7 @@ there, the features are not normalised here; open_clip's models do that.
 """
 
 from fastqt.integrations.open_clip.clip import ClipLoss
+from fastqt.integrations.open_clip.distillation import DistillClipLoss
 from fastqt.integrations.open_clip.siglip import SigLipLoss
 
-__all__ = ["ClipLoss", "SigLipLoss"]
+__all__ = ["ClipLoss", "DistillClipLoss", "SigLipLoss"]

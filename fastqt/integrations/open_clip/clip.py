@@ -118,7 +118,7 @@ class ClipLoss(LossOfRanks):
         if self.local_loss:
             return clip_loss(images, texts, reduction="none", group=self.group(), **options).mean()
         if not self.gather_with_grad:
-            images, texts = (_divided(x, self.world_size) for x in (images, texts))
+            images, texts = (divided(x, self.world_size) for x in (images, texts))
         return clip_loss(images, texts, group=self.group(), **options)
 
     def get_ground_truth(self, device: torch.device, num_logits: int) -> Tensor:
@@ -168,4 +168,4 @@ class _Divided(torch.autograd.Function):
 
 
 # torch gives `apply` no types.
-_divided: Callable[..., Tensor] = _Divided.apply
+divided: Callable[..., Tensor] = _Divided.apply

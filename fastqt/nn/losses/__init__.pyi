@@ -53,8 +53,8 @@ class DCLLoss(ScaledLoss):
 
 class DistillationLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        teacher_scale: float = 20.0, normalize: bool = True, reduction: Reduction = "mean",
-        group: GroupLike | None = None) -> None: ...
+        teacher_scale: float = 20.0, normalize: bool = True, cross_entropy: bool = False,
+        reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
 
 class GISTEmbedLoss(ScaledLoss):
     def __init__(self, *, scale: float = 100.0, learn_scale: bool = False, max_scale: float | None = None,
