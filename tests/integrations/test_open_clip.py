@@ -106,7 +106,7 @@ def test_copies_and_state_dicts(make, copied):
 @pytest.mark.skipif(
     open_clip_losses() is None, reason="open_clip is not installed: pip install --no-deps open_clip_torch"
 )
-@pytest.mark.parametrize("ours", [ClipLoss, SigLipLoss])
+@pytest.mark.parametrize("ours", [ClipLoss, DistillClipLoss, SigLipLoss])
 def test_arguments_are_theirs(ours):
     """In their order and with their defaults. Further ones come after them, or by keyword."""
     theirs = getattr(open_clip_losses(), ours.__name__)
