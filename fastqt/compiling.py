@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.devices import AMD, described, properties, target_of
+from fastqt.devices import AMD, described, properties, target_of, usable_processors
 from fastqt.engines import triton as engine
 from fastqt.options import Target
 
@@ -123,7 +122,7 @@ class _Compiler:
     """Compiles each kernel that is handed over once, in threads."""
 
     def __init__(self, workers: int | None) -> None:
-        self._pool = ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(workers or usable_processors())
         self._compiled: dict[Hashable, tuple[str, Future[Any]]] = {}
 
     def __enter__(self) -> _Compiler:

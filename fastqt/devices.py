@@ -7,7 +7,10 @@ described: then tensors of the host stand for its own, and nothing is computed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import os
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -104,3 +107,36 @@ def is_capturing(device: torch.device) -> bool:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes of memory that a device has; those of this machine for all but a CUDA GPU."""
+    return int(known_properties(device).total_memory) if device.type == "cuda" else machine_memory()
+
+
+def machine_memory() -> int:
+    """The bytes of memory of this machine."""
+    if sys.platform == "win32":
+        status = _MemoryStatus()
+        status.length = ctypes.sizeof(status)
+        if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+            raise ctypes.WinError()
+        return int(status.total)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of the Windows API."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 6),
+    )
+
+
+def usable_processors() -> int:
+    """How many processors this process may use, where the system tells; otherwise how many there are."""
+    # Neither Windows nor macOS has the call.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

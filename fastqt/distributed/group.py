@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastqt.checks import check_option, shown
+from fastqt.devices import memory_of
 from fastqt.options import Edges, Exchange, GroupGradients, RankCheck, ShardSizes
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Group:
         if self.exchange != "auto":
             return self.exchange == "ring"
         needed = rows * like[:1].numel() * (like.element_size() + max(4, like.element_size()))
-        return needed > GATHERED_SHARE * _memory_of(like.device)
+        return needed > GATHERED_SHARE * memory_of(like.device)
 
 
 def _all_processes(options: dict[str, Any], function: str) -> Group:
@@ -253,10 +254,3 @@ def _process_group(name: str, group: Any) -> ProcessGroup:
             )
         return group.get_group()
     return dist.distributed_c10d._get_default_group() if group is None else group
-
-
-def _memory_of(device: torch.device) -> int:
-    """The bytes of memory that a device has."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

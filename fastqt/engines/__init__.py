@@ -205,7 +205,7 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
     name = "triton" if is_described() else requested(backend)
     if name is None:
         for engine in ENGINES.values():
-            if engine.computes(p) and engine.module.why_not(p, device, dtype) is None:
+            if engine.module.why_not(p, device, dtype) is None and engine.computes(p):
                 return engine
         return ENGINES["reference"]
     origin = "backend" if backend else "FASTQT_BACKEND"

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,11 @@ def _write_through(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Waits until a file, or the entries of a directory, are on the disk."""
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return  # Windows opens no directory as a file.
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows syncs what may be written.
     try:
         os.fsync(descriptor)
     finally:

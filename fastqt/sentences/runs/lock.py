@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
+import platform
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import IO
 
 from fastqt.errors import InputError, one_line
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 LOCK = ".lock"
+LOCKED_BYTE = 1 << 30  # On Windows nobody else can read the byte that is locked: it is one beyond the text.
 
 
 @contextlib.contextmanager
@@ -46,8 +53,8 @@ def locked(directory: Path) -> Iterator[None]:
 def _lock(file: IO[str], directory: Path) -> bool:
     """Locks a file; returns whether the file system has locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        _take(file)
+    except (BlockingIOError, PermissionError):  # on Linux and macOS, on Windows
         raise InputError(
             f"{directory}: {_holder(file)} is training in it: wait until it ends, or choose another directory"
         ) from None
@@ -61,6 +68,14 @@ def _lock(file: IO[str], directory: Path) -> bool:
     return True
 
 
+def _take(file: IO[str]) -> None:
+    if sys.platform == "win32":
+        os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _is_still(path: Path, file: IO[str]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -70,7 +85,7 @@ def _is_still(path: Path, file: IO[str]) -> bool:
 
 def _name_holder(file: IO[str]) -> None:
     file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n")
+    file.write(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
     file.flush()
 
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from fastqt.devices import machine_memory
 from fastqt.errors import InputError
 from fastqt.sentences.text.reader import open_text
 
 LONGEST_LINE = 1 << 24  # bytes
 
 
-def memory() -> int:
-    """The memory of this machine, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def check_bytes(size: int, name: str) -> None:
     """Refuses what would take more than half of this machine's memory; `name` says what it is."""
-    if size > memory() // 2:
-        raise InputError(
-            f"{name}: want at most half of this machine's memory, {memory() // 2:,} bytes, got {size:,}"
-        )
+    if size > (most := machine_memory() // 2):
+        raise InputError(f"{name}: want at most half of this machine's memory, {most:,} bytes, got {size:,}")
 
 
 def table_lines(path: str | Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +38,8 @@ def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
     counted: a process that has computed little before gives the exact figure. The growth is None where /proc
     does not report it (not Linux).
     """
+    if not sys.platform.startswith("linux"):
+        return function(), None
     status = Path("/proc/self/status")
     # Memory that malloc kept from earlier calls would be used again without being counted.
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

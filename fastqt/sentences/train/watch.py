@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import sys
@@ -160,7 +161,7 @@ class Watch:
 
     def _beat(self) -> None:
         self._beats += 1
-        place = f"process {os.getpid()} on host {os.uname().nodename}"
+        place = f"process {os.getpid()} on host {platform.node()}"
         self.store.set(_sign_of(self.rank), f"{self._beats} {self._exchanges} {place}")
 
     def _signs(self, ranks: tuple[int, ...] = ()) -> list[bytes]:

@@ -56,7 +56,7 @@ def test_an_outline_draws_no_random_numbers(encoder):
 
 
 def test_half_of_the_memory_is_the_limit(monkeypatch):
-    monkeypatch.setattr(limits, "memory", lambda: 2000)
+    monkeypatch.setattr(limits, "machine_memory", lambda: 2000)
     limits.check_bytes(1000, "x")
     with pytest.raises(
         InputError, match="x: want at most half of this machine's memory, 1,000 bytes, got 1,001"

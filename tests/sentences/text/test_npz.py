@@ -97,7 +97,7 @@ def test_a_bomb_takes_no_memory(tmp_path, monkeypatch):
     header = npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({size // 4}, 1)}}", bytes(size))
     path = archive(tmp_path / "x.npz", words=array(WORDS), vectors=header)
     assert path.stat().st_size < 1 << 20
-    monkeypatch.setattr(limits, "memory", lambda: 1 << 20)
+    monkeypatch.setattr(limits, "machine_memory", lambda: 1 << 20)
     tracemalloc.start()
     try:
         with pytest.raises(

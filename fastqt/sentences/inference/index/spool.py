@@ -31,23 +31,25 @@ class Spool:
 
     def append(self, values: NDArray[Any]) -> None:
         """Adds rows at the end."""
+        self._file.seek(0, os.SEEK_END)  # a part may have been read
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
         self.rows += len(values)
 
     def parts(self, rows: int) -> Iterator[NDArray[Any]]:
         """All rows in order, `rows` at a time."""
-        self._file.flush()
         for begin in range(0, self.rows, rows):
             size = min(rows, self.rows - begin) * self._row
-            data = os.pread(self._file.fileno(), size, begin * self._row)
-            yield np.frombuffer(data, self._dtype).reshape(-1, *self._tail)
+            yield np.frombuffer(self._read(begin, size), self._dtype).reshape(-1, *self._tail)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of these numbers, in this order."""
-        self._file.flush()
-        file, size = self._file.fileno(), self._row
-        data = b"".join(os.pread(file, size, row * size) for row in rows.tolist())
+        data = b"".join(self._read(row, self._row) for row in rows.tolist())
         return np.frombuffer(data, self._dtype).reshape(-1, *self._tail)
+
+    def _read(self, row: int, size: int) -> bytes:
+        """So many bytes from the first of a row on."""
+        self._file.seek(row * self._row)
+        return self._file.read(size)
 
     def close(self) -> None:
         """Gives the disk's space back."""

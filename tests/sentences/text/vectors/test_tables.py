@@ -43,7 +43,7 @@ def test_text_that_holds_no_vectors_is_refused(tmp_path, data, message):
 def test_text_larger_than_memory_is_refused(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "x.gz", "w") as file:
         file.write(b"a 1\n" * 1_000_000)
-    monkeypatch.setattr(limits, "memory", lambda: 1 << 20)
+    monkeypatch.setattr(limits, "machine_memory", lambda: 1 << 20)
     with pytest.raises(InputError, match=r"x\.gz: want at most half of this machine's memory, 524,288 bytes"):
         read_vectors(tmp_path / "x.gz")
     monkeypatch.setattr(limits, "LONGEST_LINE", 1000)

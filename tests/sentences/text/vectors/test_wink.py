@@ -112,6 +112,6 @@ def test_every_cut_of_the_file_is_refused(tmp_path):
 
 def test_vectors_larger_than_memory_are_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "x.json", document())
-    monkeypatch.setattr(limits, "memory", lambda: 800)
+    monkeypatch.setattr(limits, "machine_memory", lambda: 800)
     with pytest.raises(InputError, match=r"x\.json: vectors: want at most half of this machine's memory"):
         read_vectors(path)
