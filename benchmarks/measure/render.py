@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import exactness, peers, peers_trainer
+from benchmarks import exactness, peers, peers_trainer, peers_whole_batch
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_inference_table,
@@ -81,6 +81,11 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peers machine": lambda: peers.machine_line(peers.stored()),
         "peers trainer": lambda: peers_trainer.speed_table(peers_trainer.stored()["speed"]["found"]),
         "peers curves": lambda: peers_trainer.equality_line(peers_trainer.stored()["equality"]["found"]),
+        "peers whole batch": lambda: peers_whole_batch.speed_table(peers_whole_batch.stored()["found"]),
+        "peers whole batch errors": lambda: peers_whole_batch.error_table(
+            peers_whole_batch.stored()["errors"]
+        ),
+        "peers whole batch machine": lambda: peers.machine_line(peers_whole_batch.stored()),
         **{name: partial(table_of, run) for name, (table_of, _) in TABLES.items()},
         "machine": lambda: machine(run),
         "largest": lambda: largest_sentence(run),

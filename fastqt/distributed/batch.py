@@ -84,6 +84,13 @@ class Batch:
         """`gather_own_first` of what has no gradient."""
         return x
 
+    def gather_replicated(self, x: Tensor, of: str = "rows") -> Tensor:
+        """The rows of the whole batch, for a loss that every rank computes alike.
+
+        Gradients flow to this rank's rows, without an exchange.
+        """
+        return x
+
     def log_add_up(self, x: Tensor, of: str = "rows") -> Tensor:
         """log sum_r exp(x_r) over all ranks r, where x is of all ranks' rows with this rank's first."""
         return x

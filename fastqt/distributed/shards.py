@@ -69,6 +69,10 @@ class Shards(Batch):
     def gather_constant_own_first(self, x: Tensor, of: str = "rows") -> Tensor:
         return self.rolled(self.gather_constant(x, of), of)
 
+    def gather_replicated(self, x: Tensor, of: str = "rows") -> Tensor:
+        rows, first = self.gather_constant(x, of), self.first(of)
+        return torch.cat([rows[:first], collectives.shared(x, self.group), rows[first + len(x) :]])
+
     def log_add_up(self, x: Tensor, of: str = "rows") -> Tensor:
         first = self.first(of)
         return collectives.log_add_up(x.roll(first, 0), self.group).roll(-first, 0)

@@ -1,12 +1,13 @@
 """The losses of the literature. Each is a choice of targets, negatives or link of the two general losses.
 
-All take `reduction`: "mean" over the rows, "sum", or "none" for the losses of the rows (N,). Those that are
-computed by `contrastive_loss` or `sigmoid_loss` also take their `memory` and `backend`. None forms the score
-matrix.
+Those that are sums over rows take `reduction`: "mean" over the rows, "sum", or "none" for the losses of the
+rows (N,). Those that are computed by `contrastive_loss` or `sigmoid_loss` also take their `memory` and
+`backend`. None forms the score matrix.
 """
 
 from fastqt.losses.binary_window import binary_window_loss
 from fastqt.losses.clip import clip_loss
+from fastqt.losses.cosent import angle_loss, cosent_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
 from fastqt.losses.dcl import dcl_loss
 from fastqt.losses.distillation import distillation_loss
@@ -14,6 +15,7 @@ from fastqt.losses.gist_embed import gist_embed_loss
 from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.hcl import hcl_loss
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.losses.lsep import lsep_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
 from fastqt.losses.negative_sampling import negative_sampling_loss
@@ -24,8 +26,10 @@ from fastqt.losses.simcse import simcse_loss
 from fastqt.losses.supcon import supcon_loss
 
 __all__ = [
+    "angle_loss",
     "binary_window_loss",
     "clip_loss",
+    "cosent_loss",
     "curl_block_loss",
     "curl_loss",
     "dcl_loss",
@@ -35,6 +39,7 @@ __all__ = [
     "gloss_pos_loss",
     "hcl_loss",
     "info_nce_loss",
+    "lsep_loss",
     "max_margin_loss",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",

@@ -13,9 +13,11 @@ from fastqt.nn.gloss import Gloss
 from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.gru import GRU
 from fastqt.nn.losses import (
+    AnglELoss,
     BinaryWindowLoss,
     CLIPLoss,
     ContrastiveLoss,
+    CoSENTLoss,
     CURLBlockLoss,
     CURLLoss,
     DCLLoss,
@@ -25,6 +27,7 @@ from fastqt.nn.losses import (
     GlossPositionalLoss,
     HCLLoss,
     InfoNCELoss,
+    LSEPLoss,
     MaxMarginLoss,
     MixCSELoss,
     MultipleNegativesRankingLoss,
@@ -45,12 +48,14 @@ from fastqt.nn.transformer import Transformer
 __all__ = [
     "GRU",
     "LSTM",
+    "AnglELoss",
     "BagOfWords",
     "BinaryWindowLoss",
     "CLIPLoss",
     "CURLBlockLoss",
     "CURLLoss",
     "CachedContrastive",
+    "CoSENTLoss",
     "Combine",
     "CombinedQuickThoughts",
     "ContrastiveLoss",
@@ -65,6 +70,7 @@ __all__ = [
     "HCLLoss",
     "Inference",
     "InfoNCELoss",
+    "LSEPLoss",
     "LSTMEncoder",
     "MaskedWordHead",
     "MaxMarginLoss",

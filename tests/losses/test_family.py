@@ -44,6 +44,10 @@ OF_RANKING = """
     yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, directions=directions[:2])
     yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, hardness_mode="in_batch_negatives")
 """
+OF_WHOLE_BATCHES = """
+    yield fastqt.cosent_loss(*z[:2], words)
+    yield fastqt.angle_loss(*z[:2], words // 2)
+"""
 OF_THREE_BLOCKS = """
     yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})
 """
@@ -68,6 +72,12 @@ def test_no_matrix_of_scores(memory):
 def test_no_matrix_of_scores_in_ranking(memory):
     """At N = 8,192 a matrix of scores takes 256 MiB."""
     assert memory_growth(OF_RANKING, memory, small=64, N=8192) < 128
+
+
+@pytest.mark.slow
+def test_no_matrix_in_losses_of_a_whole_batch():
+    """At N = 16,384 a matrix of differences takes a GiB."""
+    assert memory_growth(OF_WHOLE_BATCHES, "fast", small=64, N=16384) < 64
 
 
 @pytest.mark.slow

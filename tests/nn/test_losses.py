@@ -50,14 +50,14 @@ def test_unknown_or_misplaced_option_raises(name):
     for unknown in ("temperature", "temprature"):
         with pytest.raises(TypeError, match=rf"^{unknown}: no option of {make.__name__}{instead}$"):
             make(**options, **{unknown: 0.05})
-    with pytest.raises(TypeError, match=f"^reducton: no option of {make.__name__}; the nearest"):
-        make(**options, reducton="mean")
+    with pytest.raises(TypeError, match=f"^grop: no option of {make.__name__}; the nearest is group$"):
+        make(**options, grop=None)
     for argument in named:
         where = ", want it in each call" if argument in make.batch_arguments else ""
         with pytest.raises(TypeError, match=f"^{argument}: no option of {make.__name__}{where}$"):
             make(**options, **{argument: named[argument]})
-    with pytest.raises(TypeError, match=r"^reduction: want it when .* is made, not in a call$"):
-        make(**options)(*data, **named, reduction="mean")
+    with pytest.raises(TypeError, match=r"^group: want it when .* is made, not in a call$"):
+        make(**options)(*data, **named, group=None)
 
 
 # What no function takes for an option of this name.

@@ -33,6 +33,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "dcl": lambda *x, **o: fastqt.dcl_loss(*x, sigma=0.5, **o),
     "hcl": fastqt.hcl_loss,
     "distillation": lambda x, y, **o: fastqt.distillation_loss(x, y, y.detach(), x.detach(), **o),
+    "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
     "ranking": lambda *x, **o: fastqt.multiple_negatives_ranking_loss(
         *x, directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), **o
     ),

@@ -133,6 +133,22 @@ def guided(n: int, generator: torch.Generator, converged: bool) -> Inputs:
     return found | pairs("guide_anchors", "guide_positives")(n, generator, False)
 
 
+def ranked_pairs(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Pairs with labels of which some are equal, and once converged with cosines of 1 and -1."""
+    labels = torch.arange(n) * 3 // 2 % 4
+    a, b = torch.randn(2, n, D, generator=generator)
+    if converged:
+        labels = labels // 2
+        b = a * (2 * labels[:, None] - 1) + 0.01 * b
+    return {"a": a, "b": b, "labels": labels}
+
+
+def ranked_scores(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    labels = torch.arange(n) * 3 // 2 % 4
+    scores = torch.randn(n, generator=generator)
+    return {"scores": scores + 20 * labels if converged else scores, "labels": labels}
+
+
 # The formulas.
 
 
@@ -322,6 +338,20 @@ def distillation(
     return F.kl_div(log_P, T, reduction="none").sum(1)
 
 
+def ranking(scores: Tensor, labels: Tensor) -> Tensor:
+    differences = (scores[None] - scores[:, None])[labels[:, None] > labels]
+    return F.softplus(differences.logsumexp(0), threshold=50)
+
+
+def cosent(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
+    return ranking(20 * F.cosine_similarity(a, b), labels)
+
+
+def angle(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
+    (p, q), (r, t) = (F.normalize(x, dim=1).chunk(2, 1) for x in (a, b))
+    return ranking(20 * (p * r + q * t + q * r - p * t).sum(1).abs(), labels)
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -385,6 +415,9 @@ EVERY_LOSS = {
     "gloss_pos_loss": Loss(fastqt.gloss_pos_loss, at_places, gloss_pos),
     "supcon_loss": Loss(fastqt.supcon_loss, labelled, supcon, fullgraph=False),
     "ntxent_loss": Loss(fastqt.ntxent_loss, labelled, ntxent, fullgraph=False),
+    "lsep_loss": Loss(fastqt.lsep_loss, ranked_scores, ranking),
+    "cosent_loss": Loss(fastqt.cosent_loss, ranked_pairs, cosent),
+    "angle_loss": Loss(fastqt.angle_loss, ranked_pairs, angle),
     "gist_embed_loss": Loss(
         fastqt.gist_embed_loss,
         guided,

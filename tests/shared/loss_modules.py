@@ -127,6 +127,9 @@ MODULES = {
         (QUERIES, IDS),
         {"candidates": CANDIDATES, "candidate_labels": IDS.flip(0)},
     ),
+    "lsep": (nn.LSEPLoss, fastqt.lsep_loss, {"scale": 3.0}, (BIAS, IDS), {}),
+    "cosent": (nn.CoSENTLoss, fastqt.cosent_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, BIAS), {}),
+    "angle": (nn.AnglELoss, fastqt.angle_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, IDS), {}),
     "ntxent": (nn.NTXentLoss, fastqt.ntxent_loss, {"normalize": False, "memory": "low"}, (QUERIES, IDS), {}),
 }
 each = pytest.mark.parametrize("name", MODULES)

@@ -11,6 +11,7 @@ from fastqt.integrations.sentence_transformers.columns import CachedLoss, Senten
 from fastqt.integrations.sentence_transformers.patching import Patch, patch
 
 if TYPE_CHECKING:
+    from fastqt.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
     from fastqt.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
     from fastqt.integrations.sentence_transformers.ranking import (
         CachedMultipleNegativesRankingLoss,
@@ -27,14 +28,18 @@ REPLACEMENTS = {
     "CachedMultipleNegativesSymmetricRankingLoss": "ranking",
     "GISTEmbedLoss": "gist",
     "CachedGISTEmbedLoss": "gist",
+    "CoSENTLoss": "cosent",
+    "AnglELoss": "cosent",
 }
 
 __all__ = [
     "REPLACEMENTS",
+    "AnglELoss",
     "CachedGISTEmbedLoss",
     "CachedLoss",
     "CachedMultipleNegativesRankingLoss",
     "CachedMultipleNegativesSymmetricRankingLoss",
+    "CoSENTLoss",
     "GISTEmbedLoss",
     "MultipleNegativesRankingLoss",
     "MultipleNegativesSymmetricRankingLoss",

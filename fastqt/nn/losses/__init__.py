@@ -300,6 +300,53 @@ class NegativeSamplingLoss(ScaledLoss):
     function = staticmethod(losses.negative_sampling_loss)
 
 
+class LSEPLoss(ScaledLoss):
+    """`fastqt.lsep_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes scores (N,) and labels (N,).
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.LSEPLoss(scale=2.0)
+        >>> round(criterion(torch.tensor([0.5, 0.0]), torch.tensor([1, 0])).item(), 4)  # log(1 + 1 / e)
+        0.3133
+    """
+
+    function = staticmethod(losses.lsep_loss)
+
+
+class CoSENTLoss(ScaledLoss):
+    """`fastqt.cosent_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the two sides of the pairs, (N, D) each, and their labels (N,).
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.CoSENTLoss(scale=20.0)
+        >>> a, b = torch.randn(2, 8, 16)
+        >>> criterion(a, b, torch.rand(8)).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.cosent_loss)
+
+
+class AnglELoss(ScaledLoss):
+    """`fastqt.angle_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the same arguments as that of `CoSENTLoss`.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.AnglELoss(learn_scale=True)
+        >>> a, b = torch.randn(2, 8, 16)
+        >>> criterion(a, b, torch.rand(8)).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.angle_loss)
+
+
 class MaxMarginLoss(Loss):
     """`fastqt.max_margin_loss` with its options fixed.
 

@@ -23,6 +23,10 @@ from fastqt.options import Reduction
 from fastqt.options import Similarity
 from fastqt.options import TargetReduction
 
+class AnglELoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        group: GroupLike | None = None) -> None: ...
+
 class BinaryWindowLoss(Loss):
     def __init__(self, *, context_size: int = 1, samples: int | None = None, reduction: Reduction = "mean",
         group: GroupLike | None = None) -> None: ...
@@ -38,6 +42,10 @@ class ContrastiveLoss(ScaledLoss):
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = False, reduction: TargetReduction = "mean", similarity: Similarity = "dot",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class CoSENTLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class CURLBlockLoss(Loss):
     def __init__(self, *, context_size: int = 1, negatives: BlockNegatives = "shift",
@@ -79,6 +87,10 @@ class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, label_smoothing: float = 0.0, similarity: Similarity = "dot",
         reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
+
+class LSEPLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
         group: GroupLike | None = None) -> None: ...
 
 class MaxMarginLoss(Loss):

@@ -1,0 +1,210 @@
+"""Losses that are one number of a batch: ours, the formula with a matrix, and sentence-transformers' own.
+
+python -m benchmarks.peers_whole_batch              # measures and prints the tables; some minutes
+python -m benchmarks.peers_whole_batch --write      # stores benchmarks/results/peers-whole-batch.json too
+python -m benchmarks.peers_whole_batch --rows 512   # one size alone
+
+A step is the loss and its gradients. "matrix" is the formula of the paper in eager PyTorch, which makes all
+N x N cells; "theirs" is the library's class of the installed version, and no class where it has none. Errors
+are those of loss and gradients in float32, to the formula in float64, for batches that a model has learnt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fastqt
+from benchmarks.measure.machine import processor_and_versions
+from benchmarks.measure.tables import table
+from benchmarks.measure.timing import Clock, Effort, Step, in_turns
+from benchmarks.paths import RESULTS
+from benchmarks.peers import MOST_MEMORY, Given, step_of
+
+STORED = RESULTS / "peers-whole-batch.json"
+ROWS, D = (512, 4096, 16_384), 768
+ERROR_ROWS = 512
+MOST_CELLS = 2**28  # of a matrix in eager PyTorch, whose step keeps several of them
+EFFORT = Effort(warm_ups=1, least_rounds=3, seconds=6.0)
+SIDES = ("matrix", "theirs", "ours")
+
+Loss = Callable[..., Tensor]  # of the embeddings, (N, D) each
+
+
+class Case(NamedTuple):
+    """A loss in up to three implementations.
+
+    Attributes:
+        label: what the tables call it.
+        inputs: the embeddings for a number of rows, random or, with True, as at the end of a training.
+        matrix: the formula with a matrix, from the rows' embeddings.
+        theirs: makes the library's loss; None where it has none.
+        ours: fastqt's.
+    """
+
+    label: str
+    inputs: Callable[[int, bool], list[Tensor]]
+    matrix: Loss
+    theirs: Callable[[], Loss] | None
+    ours: Loss
+
+
+def labels_of(rows: Tensor) -> Tensor:
+    """Similarities of pairs in 0..1, of which many are equal."""
+    return torch.arange(len(rows)) * 7 % 21 / 20
+
+
+def labelled_pairs(N: int, learnt: bool) -> list[Tensor]:
+    """Pairs, and once learnt with cosines of the order of their labels."""
+    a, b = torch.randn(2, N, D, generator=torch.Generator().manual_seed(0))
+    if learnt:
+        steps = 4 * labels_of(a)[:, None].round(decimals=1) - 2
+        b = steps * a + 0.1 * b
+    return [a, b]
+
+
+def ranking(scores: Tensor, labels: Tensor) -> Tensor:
+    differences = scores[None] - scores[:, None]
+    lower = differences.masked_fill(labels[:, None] <= labels, -torch.inf)
+    return torch.cat([lower.flatten(), lower.new_zeros(1)]).logsumexp(0)
+
+
+def cosent_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    return ranking(20 * F.cosine_similarity(a, b), labels_of(a))
+
+
+def angle_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    (p, q), (r, t) = (F.normalize(x, dim=1).chunk(2, 1) for x in (a, b))
+    return ranking(20 * (p * r + q * t + q * r - p * t).sum(1).abs(), labels_of(a))
+
+
+def ranked_by(name: str) -> Loss:
+    from sentence_transformers.sentence_transformer import losses
+
+    loss = getattr(losses, name)(Given())
+    return lambda a, b: loss.compute_loss_from_embeddings([a, b], labels_of(a))
+
+
+CASES = (
+    Case(
+        "CoSENT",
+        labelled_pairs,
+        cosent_of_matrix,
+        partial(ranked_by, "CoSENTLoss"),
+        lambda a, b: fastqt.cosent_loss(a, b, labels_of(a)),
+    ),
+    Case(
+        "AnglE",
+        labelled_pairs,
+        angle_of_matrix,
+        partial(ranked_by, "AnglELoss"),
+        lambda a, b: fastqt.angle_loss(a, b, labels_of(a)),
+    ),
+)
+
+
+def steps_of(case: Case, N: int) -> dict[str, Callable[[Sequence[Tensor]], Step]]:
+    """How each side's step is made from leaves; the matrix is left out where it is too large."""
+    losses: dict[str, Callable[[], Loss]] = {"ours": lambda: case.ours}
+    if N * N <= MOST_CELLS:
+        losses["matrix"] = lambda: case.matrix
+    if case.theirs is not None:
+        losses["theirs"] = case.theirs
+    return {name: partial(_step, losses[name]) for name in SIDES if name in losses}
+
+
+def _step(make: Callable[[], Loss], leaves: Sequence[Tensor]) -> Step:
+    return step_of(make(), leaves)
+
+
+def measured(case: Case, N: int) -> dict[str, Any]:
+    """Time and memory of all sides, in turns."""
+    leaves = [x.requires_grad_() for x in case.inputs(N, False)]
+    results = in_turns(steps_of(case, N), leaves, Clock(torch.device("cpu")), EFFORT)
+    row: dict[str, Any] = {"case": case.label, "N": N}
+    for name, result in results.items():
+        kept = {"seconds": result.seconds, "peak_bytes": result.peak_bytes, "reason": result.reason}
+        row[name] = {key: value for key, value in kept.items() if value is not None}
+    return row
+
+
+def errors(case: Case) -> dict[str, list[float] | str]:
+    """The relative error of the loss, and that of all gradients together."""
+    inputs = case.inputs(ERROR_ROWS, True)
+    exact = [x.double().requires_grad_() for x in inputs]
+    value, *gradients = step_of(case.matrix, exact)(0)
+    wanted = value, torch.cat([x.flatten() for x in gradients])
+    by_side: dict[str, list[float] | str] = {}
+    for name, make in steps_of(case, ERROR_ROWS).items():
+        try:
+            value, *gradients = make([x.clone().requires_grad_() for x in inputs])(0)
+        except ImportError as error:  # the peer is absent: the error is its result
+            by_side[name] = str(error)
+            continue
+        pairs = zip((value, torch.cat([x.flatten() for x in gradients])), wanted, strict=True)
+        by_side[name] = [float((x.double() - y).norm() / y.norm()) for x, y in pairs]
+    return by_side
+
+
+def stored() -> dict[str, Any]:
+    return json.loads(STORED.read_text())
+
+
+def speed_table(rows: Iterable[dict[str, Any]]) -> str:
+    header = ("loss", "N", *(f"{side} ms" for side in SIDES), *(f"{side} MiB" for side in SIDES))
+
+    def figure(row: dict[str, Any], side: str, key: str, unit: float, digits: int) -> str:
+        value = row.get(side, {}).get(key)
+        return "–" if value is None else f"{value / unit:,.{digits}f}"
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        times = (figure(row, side, "seconds", 1e-3, 1) for side in SIDES)
+        peaks = (figure(row, side, "peak_bytes", 2**20, 0) for side in SIDES)
+        return row["case"], f"{row['N']:,}", *times, *peaks
+
+    return table(header, map(line, rows))
+
+
+def error_table(rows: Iterable[dict[str, Any]]) -> str:
+    header = ("loss", *(f"{side}, {what}" for side in SIDES for what in ("loss", "gradients")))
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        sides = (row.get(side) for side in SIDES)
+        both = (x if isinstance(x, list) else (None, None) for x in sides)
+        return row["case"], *("–" if x is None else f"{x:.1e}" for pair in both for x in pair)
+
+    return table(header, map(line, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures losses of a whole batch beside their formulas.")
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="the numbers of rows, N")
+    parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+
+    of_learnt = [{"case": case.label, **errors(case)} for case in CASES]
+    print(error_table(of_learnt), flush=True)
+    rows = []
+    for case in CASES:
+        for N in sorted(options.rows):
+            rows.append(measured(case, N))
+            print(json.dumps(rows[-1]), flush=True)
+    if options.write:
+        versions = {"sentence-transformers": importlib.metadata.version("sentence-transformers")}
+        run = {"machine_info": processor_and_versions(), "versions": versions, "D": D}
+        STORED.write_text(json.dumps({**run, "found": rows, "errors": of_learnt}, indent=1) + "\n")
+    print(speed_table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""CoSENT and AnglE: pairs of texts ranked by their labels, by the cosine or in complex space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.checks import check_scale
+from fastqt.distributed.agreement import agree_on_rows
+from fastqt.distributed.group import GroupLike
+from fastqt.losses.lsep import as_ranks, ranking_loss
+from fastqt.losses.row_cosines import row_cosines
+from fastqt.problem import loss_dtype
+
+
+def cosent_loss(
+    a: Tensor,
+    b: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 20.0,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """`lsep_loss` of the cosines of pairs: a pair of a higher label is to have a higher cosine.
+
+    log(1 + sum exp(scale (cos_j - cos_i))) over all pairs i and j for which label i is greater than label j,
+    by one sort. It takes O(N D + N log N).
+
+    Args:
+        a, b: (N, D) floating point, whose rows of equal index are a pair; float16 and bfloat16 are computed
+            in float32.
+        labels: (N,) numbers or bools on their device, such as how similar two texts are. Only their order
+            counts, and equal labels are not compared.
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
+        group: as of `contrastive_loss`. Pairs of all ranks are compared; only their cosines and labels
+            travel, and no gradients.
+
+    Returns:
+        A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> a, b = torch.randn(2, 8, 16)
+        >>> fastqt.cosent_loss(a, b, labels=torch.rand(8)).shape
+        torch.Size([])
+        >>> b = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # cosines of 1 and 0
+        >>> round(fastqt.cosent_loss(torch.eye(2)[:1].repeat(2, 1), b, torch.tensor([0, 1])).item(), 4)
+        20.0
+
+    Source: Su, "CoSENT" (2022), and Huang et al., "CoSENT: Consistent sentence embedding via similarity
+    ranking" (2024).
+    """
+    return _loss("fastqt.cosent_loss", row_cosines, a, b, labels, scale, group)
+
+
+def angle_loss(
+    a: Tensor,
+    b: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 20.0,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """`cosent_loss` with AnglE's similarity in complex space in place of the cosine.
+
+    The first half of a row is the real part of D / 2 complex numbers, and the second half the imaginary one;
+    a row of odd width gets a zero at its end. With rows at norm 1, the similarity is the absolute value of
+    the sum of the real and imaginary parts of a times the conjugate of b.
+
+    Args:
+        a, b, labels, scale, group: as of `cosent_loss`.
+
+    Returns:
+        A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> a, b = torch.randn(2, 8, 16)
+        >>> fastqt.angle_loss(a, b, labels=torch.rand(8)).shape
+        torch.Size([])
+        >>> one, i = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # i times the conjugate of 1 is i
+        >>> pairs = torch.stack([i, i]), torch.stack([one, -one])  # similarities of 1 and 1
+        >>> round(fastqt.angle_loss(*pairs, torch.tensor([0, 1])).item(), 4)  # log 2
+        0.6931
+
+    Source: Li and Li, "AnglE-optimized text embeddings" (2023), as their released code has the similarity.
+    """
+    return _loss("fastqt.angle_loss", angle_similarity, a, b, labels, scale, group)
+
+
+def _loss(
+    function: str,
+    similarity: Callable[[Tensor, Tensor], Tensor],
+    a: Tensor,
+    b: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    group: GroupLike | None,
+) -> Tensor:
+    def check(n: int) -> dict[str, Hashable]:
+        nonlocal labels
+        check_scale(scale, a.dtype)
+        labels = as_ranks(labels, a[:n])
+        return {"labels": str(labels.dtype)}
+
+    batch, (a, b) = agree_on_rows(group, function, check, {"scale": scale}, a=a, b=b)
+    return ranking_loss(batch, similarity(a, b), labels, scale).to(loss_dtype(a))
+
+
+def angle_similarity(
+    a: Tensor,  # (N, D)
+    b: Tensor,  # (N, D)
+) -> Tensor:
+    """AnglE's similarity of each row of a with that of b, (N,)."""
+    odd = a.shape[1] % 2
+    a, b = F.pad(a, (0, odd)), F.pad(b, (0, odd))
+    real, imaginary = b.to(loss_dtype(b)).chunk(2, 1)
+    # Re + Im of (p + i q)(r - i t) is p (r - t) + q (r + t): the inner product with b turned by 45 degrees,
+    # times the square root of 2, which is also what the norm of the turned row is too large by.
+    turned = torch.cat([real - imaginary, real + imaginary], 1)
+    return math.sqrt(2) * row_cosines(a, turned).abs()
