@@ -2,14 +2,18 @@
 
 It uses libtorch's stable ABI and Python's limited API, so that one wheel serves every Python >= 3.10 and
 torch >= 2.11, with and without CUDA. CUDA code is part of it where nvcc is found, in FASTQT_CUDA_HOME,
-CUDA_HOME or /usr/local/cuda, for the architectures of TORCH_CUDA_ARCH_LIST. Without a C++ compiler (or with
-FASTQT_PURE=1) the package is built without the extension and runs on its PyTorch path.
+CUDA_HOME or /usr/local/cuda, for the architectures of TORCH_CUDA_ARCH_LIST.
+
+Without a C++ compiler, with one that fails, or with FASTQT_PURE=1, the package is built without the
+extension, and computes on the engine "torch". With FASTQT_REQUIRE_EXTENSION=1 that is an error, as whoever
+develops or distributes the package wants it.
 """
 
 import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,11 +23,51 @@ CUDA_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
 EXPORTS = Path("csrc/exports.map")
 
 
+WITHOUT = """
+fastqt: building without its compiled extension, because {reason}.
+fastqt: Losses on a CPU then compute in torch's own operations, which is slower. To get the extension, install
+fastqt: a C++20 compiler ({compilers}), and fastqt once more, with --force-reinstall --no-cache-dir.
+fastqt: "fastqt config" says which engine is used, and docs/faq.md tells more.
+"""
+BUILDING = {"bdist_wheel", "build", "build_ext", "editable_wheel", "install"}  # commands that ask for it
+COMPILERS = {"win32": "Visual Studio's build tools for C++", "darwin": "xcode-select --install"}
+
+
+def requires_extension() -> bool:
+    return os.environ.get("FASTQT_REQUIRE_EXTENSION") == "1"
+
+
+def tell_of_absence(reason: str) -> None:
+    """Says that there is no extension, why, and how one gets it; ends the build if it is required.
+
+    pip runs this file several times, and only once to build.
+    """
+    if not BUILDING & set(sys.argv):
+        return
+    if requires_extension():
+        raise SystemExit(f"fastqt: FASTQT_REQUIRE_EXTENSION=1 asks for the extension, but {reason}")
+    compilers = COMPILERS.get(sys.platform, "g++ or clang++")
+    print(WITHOUT.format(reason=reason, compilers=compilers), file=sys.stderr)
+
+
 def compiler() -> str | None:
+    """The command of a C++ compiler, or on Windows the folder of one that setuptools finds by itself."""
+    if sys.platform == "win32":
+        return shutil.which("cl") or visual_studio()
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
         if shutil.which(name.split()[0]):
             return name
     return None
+
+
+def visual_studio() -> str | None:
+    """The folder of a Visual Studio that compiles C++, as Microsoft's own program says."""
+    program = Path(os.environ.get("PROGRAMFILES(X86)", "")) / "Microsoft Visual Studio/Installer/vswhere.exe"
+    if not program.exists():
+        return None
+    wanted = ["-latest", "-products", "*", "-requires", "Microsoft.VisualStudio.Component.VC.Tools.x86.x64"]
+    done = subprocess.run([program, *wanted, "-property", "installationPath"], capture_output=True, text=True)
+    return done.stdout.strip() or None
 
 
 def cuda_home() -> Path | None:
@@ -69,64 +113,97 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     return compile_flags, [*link_flags, "-Wl,-s"]
 
 
-def native_build() -> dict[str, object]:
-    if os.environ.get("FASTQT_PURE") == "1" or compiler() is None:
-        print("fastqt: building without fastqt._C (no C++ compiler, or FASTQT_PURE=1)", file=sys.stderr)
-        return {}
-    from torch.utils import cpp_extension
-
-    common = ["-O3", "-std=c++20"]
-    hardened, link = hardening(cpp_extension.include_paths()[0])
-    hardened.append("-fvisibility=hidden")
-    cxx = [
+def cpu_flags() -> list[str]:
+    """The flags of the C++ compiler for this system, but for those that harden the library."""
+    if sys.platform == "win32":
+        # Not /openmp:experimental. It vectorises the loops that are marked for it, but compiles them with
+        # /fp:fast, which breaks exp_ of csrc/cpu/vector_math.h and the rules for NaN and infinity.
+        return ["/O2", "/std:c++20", "/Zc:preprocessor", "/W3"]
+    return [
+        "-O3",
+        "-std=c++20",
+        "-fvisibility=hidden",
+        # Only its loops' vectorisation: threads are torch's. Apple's clang has no OpenMP of its own.
         "-fopenmp-simd",
         "-Wall",
         "-Wextra",
-        *hardened,
         # Nothing here looks at floating-point exceptions or errno; without these AVX2 gets scalar loops.
         "-fno-trapping-math",
         "-fno-math-errno",
     ]
-    kernels = sources(".cu")
-    home = cuda_home() if kernels else None
-    options: dict[str, list[str]] = {}
-    if home is None:
-        kernels = []
+
+
+def link_flags() -> list[str]:
+    """On macOS, PyInit__C is all that the library exports. On Windows it is so by itself."""
+    return ["-Wl,-exported_symbol,_PyInit__C"] if sys.platform == "darwin" else []
+
+
+def cuda_build(hardened: list[str]) -> tuple[list[str], dict[str, list[str]], list[str], list[str]]:
+    """The sources with kernels, the libraries that they need, and the flags of nvcc and of the linker."""
+    kernels, home = sources(".cu"), cuda_home()
+    if not kernels or home is None:
         print("fastqt: building without CUDA code (no nvcc, or none wanted)", file=sys.stderr)
-    else:
-        cpp_extension.CUDA_HOME = str(home)  # a torch without CUDA does not look for it
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
-        options = {
-            "libraries": ["cudart_static", "rt", "pthread", "dl"],
-            "library_dirs": [str(home / "lib64")],
-        }
-        # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
-        link += ["-Wl,--no-as-needed", "-ltorch"]
+        return [], {}, [], []
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(home)  # a torch without CUDA does not look for it
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
+    libraries = {
+        "libraries": ["cudart_static", "rt", "pthread", "dl"],
+        "library_dirs": [str(home / "lib64")],
+    }
+    host = [part for flag in (*hardened, "-fvisibility=hidden") for part in ("-Xcompiler", flag)]
+    nvcc = ["-O3", "-std=c++20", "--threads=0", *host, "-Xfatbin", "-compress-all"]
+    # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
+    return kernels, libraries, nvcc, ["-Wl,--no-as-needed", "-ltorch"]
+
+
+def native_build() -> dict[str, object]:
+    """The arguments of `setup` that build the extension; none where there is to be none."""
+    if os.environ.get("FASTQT_PURE") == "1":
+        tell_of_absence("FASTQT_PURE=1 asks for none")
+        return {}
+    if compiler() is None:
+        tell_of_absence("there is no C++ compiler")
+        return {}
+    from torch.utils import cpp_extension
+
+    hardened, link = hardening(cpp_extension.include_paths()[0])
+    kernels, libraries, nvcc, cuda_link = cuda_build(hardened)
     extension = cpp_extension.CppExtension(
         "fastqt._C",
         sources=[*sources(".cpp"), *kernels],
         include_dirs=[str(Path("csrc").resolve())],
         depends=[*sources(".h", ".cuh"), str(EXPORTS)],
         define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
-        extra_compile_args={
-            "cxx": [*common, *cxx],
-            "nvcc": [
-                *common,
-                "--threads=0",
-                *(part for flag in hardened for part in ("-Xcompiler", flag)),
-                "-Xfatbin",
-                "-compress-all",
-            ],
-        },
-        extra_link_args=link,
+        extra_compile_args={"cxx": [*cpu_flags(), *hardened], "nvcc": nvcc},
+        extra_link_args=[*link, *link_flags(), *cuda_link],
         py_limited_api=True,
-        **options,
+        **libraries,
     )
     return {
         "ext_modules": [extension],
-        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
+        "cmdclass": {"build_ext": tolerant(cpp_extension.BuildExtension)},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
+
+
+def tolerant(command: type) -> type:
+    """The command `build_ext`, after whose failure the package is built as one of Python alone."""
+
+    class BuildExtension(command):  # type: ignore[misc]
+        def run(self) -> None:
+            try:
+                super().run()
+            except Exception as error:  # of setuptools, ninja or torch, each of which has its own kinds
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                tell_of_absence(f"its compilation failed, see above: {lines[0]}")
+                self.extensions = self.distribution.ext_modules = []
+                wheel = self.distribution.get_command_obj("bdist_wheel", create=False)
+                if wheel is not None:
+                    wheel.root_is_pure = True  # so that its name says: for every Python and system
+
+    return BuildExtension
 
 
 def description() -> str:

@@ -25,6 +25,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch, fastqt, fastqt.kernels.scores
 from fastqt.kernels import tuning
 assert tuning.tables() == {"no GPU": {}}
+del os.environ["TRITON_INTERPRET"]  # which would have Triton compute on a CPU without the extension
 loss = fastqt.contrastive_loss(*(torch.randn(9, 4, requires_grad=True) for _ in range(2)))
 loss.backward()
 states, last = fastqt.nn.GRU(4, 6)(torch.randn(5, 2, 4))
@@ -77,7 +78,8 @@ def install_and_use(
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    outer = {name: x for name, x in os.environ.items() if name not in ("FASTQT_PURE", "PYTHONPATH")}
+    inner = ("FASTQT_PURE", "FASTQT_REQUIRE_EXTENSION", "PYTHONPATH")
+    outer = {name: x for name, x in os.environ.items() if name not in inner}
     # Where there is an nvcc, kernels for one architecture show as much as for three, and sooner.
     return {"TORCH_CUDA_ARCH_LIST": "9.0a", **outer}
 
@@ -99,7 +101,8 @@ def sdist(tmp_path_factory, environment) -> Path:
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory, environment) -> Path:
     """The one wheel, built from the source distribution."""
-    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"), environment)
+    strict = {**environment, "FASTQT_REQUIRE_EXTENSION": "1"}
+    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"), strict)
 
 
 def test_the_sdist_holds_the_repository(sdist):
@@ -240,11 +243,56 @@ def test_the_library_of_the_wheel_is_hardened(sdist, wheel, tmp_path):
         assert re.findall(r"-[DU]_FORTIFY_SOURCE\S*", line)[-1] == "-D_FORTIFY_SOURCE=3"
 
 
+NO_COMPILER = {"CXX": "no-such-compiler", "PATH": str(Path(sys.executable).parent)}
+
+
+def failing_compiler(folder: Path) -> dict[str, str]:
+    """A compiler that answers which one it is, as g++ does, and compiles nothing."""
+    path = folder / "compilers" / "g++"
+    path.parent.mkdir()
+    genuine = which("g++")
+    path.write_text(f"""#!/bin/sh
+case "$*" in *-c*|*-o*) echo "cannot compile" >&2; exit 1;; *) exec {genuine} "$@";; esac
+""")
+    path.chmod(0o755)
+    return {"CXX": str(path)}
+
+
 @pytest.mark.slow
-def test_without_a_compiler(tmp_path, environment):
+@pytest.mark.parametrize("kind", ["absent", "false", "failing"])
+def test_without_a_compiler_that_works(kind, tmp_path, environment):
+    """The package is installed all the same, says which engine it uses, and has its losses."""
+    broken = {
+        "absent": lambda: NO_COMPILER,
+        "false": lambda: {"CXX": "false"},
+        "failing": lambda: failing_compiler(tmp_path),
+    }
     source = copy_sources(tmp_path / "source")
-    bare = {**environment, "CXX": "no-such-compiler", "PATH": str(Path(sys.executable).parent)}
+    bare = {**environment, **broken[kind]()}
     wheel = build_wheel(source, tmp_path, bare)
     assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     _, config = install_and_use(wheel, tmp_path, bare)
-    assert "fastqt._C is not built" in config
+    (cpu,) = [line for line in config.splitlines() if line.startswith("device   cpu")]
+    assert "computes with torch" in cpu
+    assert "fastqt._C is not built" in cpu
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["absent", "failing", "pure"])
+def test_a_build_that_requires_the_extension_fails_without_it(kind, tmp_path, environment):
+    broken = {
+        "absent": lambda: (NO_COMPILER, "there is no C++ compiler"),
+        "failing": lambda: (failing_compiler(tmp_path), "its compilation failed"),
+        "pure": lambda: ({"FASTQT_PURE": "1"}, "FASTQT_PURE=1 asks for none"),
+    }
+    changes, reason = broken[kind]()
+    source = copy_sources(tmp_path / "source")
+    command = [sys.executable, "setup.py", "bdist_wheel"]
+    for required, status in (("1", 1), ("0", 0)):
+        whole = {**environment, **changes, "FASTQT_REQUIRE_EXTENSION": required}
+        done = subprocess.run(command, cwd=source, env=whole, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr[-2000:]
+        assert done.stderr.count(reason) == 1
+        assert ("To get the extension" in done.stderr) == (status == 0)
+        assert ("asks for the extension, but" in done.stderr) == (status == 1)
