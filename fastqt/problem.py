@@ -9,7 +9,8 @@ same functions; `fastqt.engines` describes those.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 import torch
@@ -94,7 +95,8 @@ class Rows(NamedTuple):
     Attributes:
         loss: (N,) float64, or float32 on a device that has no float64, as all that is found of rows.
         saved: what the engine's `backward` wants to be given again; of a `Problem` always the logsumexp
-            and the target mass of each row, (N,) float64, which a sigmoid leaves undefined.
+            and the target mass of each row, (N,) float64, which a sigmoid leaves undefined, and so does a
+            problem of several prefixes.
     """
 
     loss: Tensor
@@ -128,6 +130,10 @@ class Problem(Differentiable):
     # In place of row_negatives: the score of one further cell of each row, in the dtype of losses. It is
     # neither scaled nor biased, it is no target and never excluded, and -inf stands for no cell.
     row_scores: Tensor | None = None  # (N,), contiguous
+    # The loss is the weighted sum of the losses of the first so many columns of all embeddings, each of which
+    # count at norm 1 by themselves with `normalize`. Empty: of the embeddings as they are. Ascending.
+    prefix_dims: tuple[int, ...] = ()
+    prefix_weights: tuple[float, ...] = ()
 
     needs_type: ClassVar[type[Any]] = Inputs
     # Which fields have something for each query or for each candidate, beside the targets and the mask.
@@ -137,6 +143,20 @@ class Problem(Differentiable):
 
 # Cells that a row has alone: they count once, however the candidates are divided.
 ROW_CELLS = tuple(name for name in Problem.by_query if name in Inputs._fields and name != "queries")
+EMBEDDINGS = Inputs._fields[:4]  # those that are (rows, D)
+
+
+def with_embeddings(p: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
+    """The problem with its embeddings changed."""
+    embeddings = {name: getattr(p, name) for name in EMBEDDINGS}
+    changed: dict[str, Any] = {name: change(x) for name, x in embeddings.items() if x is not None}
+    return replace(p, **changed)
+
+
+def prefix_of(p: Problem, dim: int) -> Problem:
+    """The problem of the first `dim` columns of all embeddings."""
+    prefix = with_embeddings(p, lambda x: x[:, :dim])
+    return replace(prefix, prefix_dims=(), prefix_weights=())
 
 
 @dataclass

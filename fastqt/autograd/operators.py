@@ -19,6 +19,8 @@ TYPES = {
     "float": "float",
     "bool": "bool",
     "str": "str",
+    "tuple[int, ...]": "int[]",
+    "tuple[float, ...]": "float[]",
 }
 STR_OR_INT = "str | int"  # Two arguments, of which one is None.
 

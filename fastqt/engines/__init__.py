@@ -111,12 +111,19 @@ class Engine:
     # Gives the module that computes a problem, or None if it has none for its kind.
     of_kind: Callable[[Any], Any]
     mixes: bool = False  # whether it makes `Mixed` row negatives itself; otherwise they are written before
+    takes_prefixes: bool = False  # whether it computes a problem of prefixes
     eager: bool = False  # whether its loss is plain PyTorch that autograd differentiates
     # The dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and the types,
     # shapes, dtypes and devices of its embeddings.
     by_kind: tuple[torch.dtype, ...] = ()
     # Multiplies its gradients on a GPU, if torch is not to do that.
     scales: Callable[[list[Tensor], Tensor, float], list[Tensor]] | None = None
+
+    def why_not(self, p: AnyProblem, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot compute a problem; None if it can."""
+        if isinstance(p, Problem) and p.prefix_dims and not self.takes_prefixes:
+            return "it does not know matryoshka_dims"
+        return self.module.why_not(p, device, dtype)
 
     def computes(self, p: AnyProblem) -> bool:
         """Whether it has a computation of its own for a problem of this kind."""
@@ -180,8 +187,8 @@ ENGINES = {
             mixes=True,
             scales=triton.scaled,
         ),
-        Engine("torch", cast(EngineModule, chunked), lambda p: _TORCH.get(type(p))),
-        Engine("reference", cast(EngineModule, reference), _of_reference, eager=True),
+        Engine("torch", cast(EngineModule, chunked), lambda p: _TORCH.get(type(p)), takes_prefixes=True),
+        Engine("reference", cast(EngineModule, reference), _of_reference, eager=True, takes_prefixes=True),
     )
 }
 
@@ -205,7 +212,7 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
     name = "triton" if is_described() else requested(backend)
     if name is None:
         for engine in ENGINES.values():
-            if engine.module.why_not(p, device, dtype) is None and engine.computes(p):
+            if engine.why_not(p, device, dtype) is None and engine.computes(p):
                 return engine
         return ENGINES["reference"]
     origin = "backend" if backend else "FASTQT_BACKEND"
@@ -213,7 +220,7 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
         raise ValueError(
             f"{origin}: want one of {', '.join(ENGINES)}, got {name!r}; show_config() says which work here"
         )
-    reason = ENGINES[name].module.why_not(p, device, dtype)
+    reason = ENGINES[name].why_not(p, device, dtype)
     if reason is not None:
         raise ValueError(
             f"{origin}: {name!r} is not available: {reason}; without one the best that works is taken"

@@ -6,10 +6,13 @@ number of times and runs on any device, in O(N * M) memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt.matryoshka import Prefixes
 from fastqt.problem import (
     TARGET_MASKED,
     TARGET_NOT_FINITE,
@@ -19,8 +22,11 @@ from fastqt.problem import (
     AnyProblem,
     Problem,
     finite_scale,
+    prefix_of,
     reduce,
     target_error,
+    unit_rows,
+    with_embeddings,
 )
 
 
@@ -35,8 +41,8 @@ def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
 
 
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
-    """Whether it takes embeddings as they are where their rows are to be normalised: no."""
-    return False
+    """Whether it takes embeddings as they are where their rows are to be normalised: where prefixes are."""
+    return isinstance(p, Problem) and bool(p.prefix_dims)
 
 
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
@@ -46,8 +52,8 @@ def contrastive_loss(p: Problem, reduction: str) -> Tensor:
     return reduce(row_losses(p), reduction)
 
 
-def row_losses(p: Problem) -> Tensor:
-    """The loss of each row, (N,)."""
+def _losses_of_one(p: Problem) -> Tensor:
+    """The loss of each row of embeddings as they are, (N,)."""
     T = p.targets.to_dense(p.queries.shape[0], p.candidates.shape[0]).to(p.queries.dtype)
     scores = p.scale * (p.queries @ p.candidates.T)
     if p.bias is not None:
@@ -101,6 +107,20 @@ def excluded_cells(p: Problem, T: Tensor) -> Tensor:
     if p.query_groups is not None and p.candidate_groups is not None:
         excluded = excluded | ((p.query_groups[:, None] == p.candidate_groups) & (T == 0))
     return excluded
+
+
+def row_losses(p: Problem) -> Tensor:
+    """The loss of each row, (N,)."""
+    if not p.prefix_dims:
+        return _losses_of_one(p)
+    prefixes = Prefixes(p.prefix_dims, p.prefix_weights)
+    return prefixes.sum(lambda dim: _losses_of_one(_prefix(p, dim)))
+
+
+def _prefix(p: Problem, dim: int) -> Problem:
+    """The problem of the first `dim` columns, whose rows have norm 1 where that is asked for."""
+    prefix = prefix_of(p, dim)
+    return replace(with_embeddings(prefix, unit_rows), normalize=False) if p.normalize else prefix
 
 
 def check_targets(p: Problem) -> None:

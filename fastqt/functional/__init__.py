@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
@@ -31,6 +33,8 @@ def contrastive_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: TargetReduction = "mean",
     similarity: Similarity = "dot",
     memory: Memory = "fast",
@@ -74,6 +78,12 @@ def contrastive_loss(
             before. Wants diagonal="keep" or "exclude", and no `Mixed`.
         guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
             product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
+        matryoshka_dims: the loss is the sum of those of the first so many columns of all embeddings, such as
+            (64, 128, 256), ascending and at most D; with `normalize` each of these prefixes counts at norm 1.
+            All prefixes together take the matrix products of one loss of the widest, in torch's operations
+            (backend="torch"). With distances, `Mixed`, several cells that a row has alone, or a ring of
+            ranks, each prefix is a loss of its own.
+        matryoshka_weights: numbers > 0 that the losses of the prefixes are multiplied by; 1 each if None.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -109,7 +119,8 @@ def contrastive_loss(
 
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations" (2018),
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
-    `targets=Diagonal(), diagonal="keep"`.
+    `targets=Diagonal(), diagonal="keep"`. Prefixes: Kusupati et al., "Matryoshka representation learning"
+    (2022), eq. 1.
     """
     call = Call(
         "softmax",
@@ -127,6 +138,8 @@ def contrastive_loss(
         candidate_groups=candidate_groups,
         mask=mask,
         guide=guide,
+        matryoshka_dims=matryoshka_dims,
+        matryoshka_weights=matryoshka_weights,
         reduction=reduction,
         memory=memory,
         backend=backend,
@@ -154,6 +167,8 @@ def sigmoid_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -212,6 +227,8 @@ def sigmoid_loss(
         candidate_groups=candidate_groups,
         mask=mask,
         guide=guide,
+        matryoshka_dims=matryoshka_dims,
+        matryoshka_weights=matryoshka_weights,
         reduction=reduction,
         memory=memory,
         backend=backend,

@@ -5,7 +5,7 @@ A lowering gives a record, and what its loss still lacks: a `Completion`, or Non
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from fastqt.distributed.group import Group
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.guide import Guide
 from fastqt.ids import as_groups
+from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
 from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, Inputs, check_memory
@@ -69,6 +70,8 @@ class Call:
     mask: Tensor | None = None
     guide: Guide | None = None
     similarity: Similarity = "dot"
+    matryoshka_dims: Sequence[int] | None = None
+    matryoshka_weights: Sequence[float] | None = None
 
     @property
     def function(self) -> str:
@@ -80,6 +83,24 @@ class Call:
         """The row negatives, unless they are mixed from the candidates."""
         rows = self.row_negatives
         return None if rows is None or isinstance(rows, Mixed) else rows
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """The prefixes of a checked call, if its loss is a sum over some."""
+        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
+
+    def prefix(self, dim: int) -> Call:
+        """The call of the first `dim` columns of all embeddings."""
+        rows = self.row_negatives
+        return replace(
+            self,
+            queries=self.queries[:, :dim],
+            candidates=self.candidates[:, :dim],
+            negatives=None if self.negatives is None else self.negatives[:, :dim],
+            row_negatives=rows[..., :dim] if isinstance(rows, Tensor) else rows,
+            matryoshka_dims=None,
+            matryoshka_weights=None,
+        )
 
     def sizes(self) -> dict[str, int]:
         """The number of rows of each of the embeddings that may have others than this one."""
@@ -147,6 +168,8 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
         _check_row_scores(call)
     if call.guide is not None:
         _check_guide(call, ranks)
+    if call.matryoshka_dims is not None or call.matryoshka_weights is not None:
+        prefixes_of(call.matryoshka_dims, call.matryoshka_weights, queries.shape[1])
 
     if call.query_groups is None and call.candidate_groups is None:
         return call

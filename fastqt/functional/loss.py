@@ -19,7 +19,8 @@ from fastqt.functional.call import LEAVES, Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.lowering import computed_loss, kind_of, lowered
 from fastqt.functional.ranks import facts_of, gathered, loss_of_ring, takes_ring
-from fastqt.functional.row_cells import one_cell_a_row
+from fastqt.functional.row_cells import joins_cells, one_cell_a_row
+from fastqt.negatives import Mixed
 from fastqt.options import Reduction
 from fastqt.targets import TargetRows
 
@@ -50,6 +51,25 @@ def loss_of(call: Call, group: GroupLike | None) -> Tensor:
         return call.sizes()
 
     batch = agree(group, call.function, check, lambda ranks: facts_of(call, ranks))
+    prefixes = call.prefixes
+    if prefixes is not None and not _takes_one_walk(batch, call):
+        return prefixes.sum(lambda dim: _loss_of_batch(batch, call.prefix(dim), kind_of(call.prefix(dim))))
+    return _loss_of_batch(batch, call, kind)
+
+
+def _takes_one_walk(batch: Batch, call: Call) -> bool:
+    """Whether one problem has all prefixes of a call, because nothing else differs between them.
+
+    The squared norms of a distance, a mixture at norm 1, and the scores that are joined to one cell of each
+    row are others for each prefix; a ring joins the rows' logsumexps.
+    """
+    if call.similarity == "euclidean" or isinstance(call.row_negatives, Mixed) or joins_cells(call):
+        return False
+    return not (isinstance(batch, Shards) and takes_ring(batch, call))
+
+
+def _loss_of_batch(batch: Batch, call: Call, kind: Hashable | None) -> Tensor:
+    """The loss of a checked call on which all ranks agree; the arguments as of `_local_loss`."""
     if batch.is_of_process and call.similarity == "dot" and call.reduction != "mean_of_targets":
         return _computed(call, call.reduction, kind)[0]
 

@@ -34,6 +34,8 @@ def kind_of(call: Call) -> Hashable | None:
     """What tells the plan of a call from others, if one may be kept."""
     if call.negatives is not None or call.given_row_negatives is not None:
         return None
+    if call.matryoshka_dims is not None:  # which not every engine takes
+        return None
     return plans.kind_of(Problem, call.queries, call.candidates, call.backend)
 
 
@@ -66,6 +68,8 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     )
     if p.targets.background is not None:
         _check_smoothing(call)
+    if (prefixes := call.prefixes) is not None:
+        p.prefix_dims, p.prefix_weights = prefixes
     if isinstance(call.row_negatives, Mixed):
         p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
 

@@ -43,6 +43,8 @@ def facts_of(call: Call, ranks: Group) -> dict[str, Hashable]:
         "normalize": call.normalize,
         "similarity": call.similarity,
         **{f"{name} given": getattr(call, name) is not None for name in MAY_LACK},
+        "matryoshka_dims": call.prefixes and call.prefixes.dims,
+        "matryoshka_weights": call.prefixes and call.prefixes.weights,
         "guide": None if call.guide is None else call.guide.kind(),
         "bias per candidate": isinstance(call.bias, Tensor) and call.bias.dim() == 1,
         **facts_of_leaves(ranks, {name: getattr(call, name) for name in LEAVES}),

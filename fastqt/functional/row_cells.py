@@ -45,6 +45,13 @@ def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
     return with_cells(call, joined(*cells).contiguous()), None
 
 
+def joins_cells(call: Call) -> bool:
+    """Whether a row's negatives, or mixtures, become one score with its other cells."""
+    rows = call.row_negatives
+    several = isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] > 1
+    return several or (rows is not None and call.row_scores is not None)
+
+
 def cells_alone(call: Call) -> list[Tensor]:
     """The scores of the cells that each row has alone, of each kind (N, K)."""
     cells = [] if call.row_scores is None else [columns_of(call.row_scores)]

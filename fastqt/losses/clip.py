@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
+from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced
@@ -33,6 +34,8 @@ def clip_loss(
     scale: float | Tensor,
     normalize: bool = True,
     label_smoothing: float = 0.0,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -48,6 +51,8 @@ def clip_loss(
         a, b: (N, D); rows of equal index are a pair.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         label_smoothing: as of `info_nce_loss`, in both directions.
+        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. The directions are then computed one
+            after the other: six matrix products for any number of prefixes.
         reduction: "mean" over all pairs, "sum", or "none".
         normalize, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
             travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
@@ -70,7 +75,7 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    o = _Options(scale, normalize, reduction, memory, backend)
+    o = _Options(scale, normalize, reduction, memory, backend, matryoshka_dims, matryoshka_weights)
     if group is None:
         loss = _of_process(a, b, o)
         if not label_smoothing:
@@ -80,15 +85,28 @@ def clip_loss(
     def check(n: int) -> dict[str, Hashable]:
         o.check(a)
         check_label_smoothing(label_smoothing)
-        return {"normalize": normalize, "reduction": reduction, "label_smoothing": float(label_smoothing)}
+        return {
+            "normalize": normalize,
+            "reduction": reduction,
+            "label_smoothing": float(label_smoothing),
+            "matryoshka_dims": o.prefixes and o.prefixes.dims,
+            "matryoshka_weights": o.prefixes and o.prefixes.weights,
+        }
 
     batch, (a, b) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, a=a, b=b)
     if isinstance(batch, Shards):
         loss = _of_ranks(batch, a, b, o)
     if not label_smoothing:
         return loss
-    smoothing = partial(smoothing_loss, scale=scale, normalize=normalize, reduction=reduction)
-    return loss + (smoothing(label_smoothing, a, [b], batch) + smoothing(label_smoothing, b, [a], batch)) / 2
+    spread = partial(
+        smoothing_loss, label_smoothing, batch=batch, scale=scale, normalize=normalize, reduction=reduction
+    )
+
+    def smoothing(dim: int | None = None) -> Tensor:
+        x, y = a[:, :dim], b[:, :dim]
+        return (spread(queries=x, columns=[y]) + spread(queries=y, columns=[x])) / 2
+
+    return loss + (smoothing() if o.prefixes is None else o.prefixes.sum(smoothing))
 
 
 class _Options(NamedTuple):
@@ -99,6 +117,12 @@ class _Options(NamedTuple):
     reduction: Reduction
     memory: Memory
     backend: Backend | None
+    matryoshka_dims: Sequence[int] | None
+    matryoshka_weights: Sequence[float] | None
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
 
     def check(self, a: Tensor) -> None:
         """Raises ValueError or TypeError unless all are what they have to be."""
@@ -106,6 +130,7 @@ class _Options(NamedTuple):
         check_option("reduction", self.reduction, REDUCTIONS)
         check_memory(self.memory)
         check_flag("normalize", self.normalize)
+        prefixes_of(self.matryoshka_dims, self.matryoshka_weights, a.shape[1])
 
 
 def _of_process(a: Tensor, b: Tensor, o: _Options) -> Tensor:
@@ -117,7 +142,7 @@ def _of_process(a: Tensor, b: Tensor, o: _Options) -> Tensor:
         if len(a) != len(b):
             raise ValueError(f"b: want a row for each of the {len(a)} rows of a, got {len(b)}")
     o.check(a)
-    if is_traced(a, b):
+    if is_traced(a, b) or o.prefixes is not None:
         return _both_directions(a, b, o)
     p = ClipProblem(a, b, o.scale, o.memory, o.normalize)
     engine, dtype, computed, as_given = plan or plans.plan(kind, p, o.backend)
@@ -141,6 +166,8 @@ def _both_directions(a: Tensor, b: Tensor, o: _Options, group: Group | None = No
         info_nce_loss,
         scale=o.scale,
         normalize=o.normalize,
+        matryoshka_dims=o.matryoshka_dims,
+        matryoshka_weights=o.matryoshka_weights,
         reduction=o.reduction,
         memory=o.memory,
         backend=o.backend,
@@ -152,7 +179,7 @@ def _both_directions(a: Tensor, b: Tensor, o: _Options, group: Group | None = No
 def _of_ranks(shards: Shards, a: Tensor, b: Tensor, o: _Options) -> Tensor:
     """The loss of all ranks' pairs without label smoothing, of checked arguments."""
     group = shards.group
-    if is_traced(a, b):
+    if is_traced(a, b) or o.prefixes is not None:
         return _both_directions(a, b, o, group)
     N, ring = shards.total(), group.takes_ring(shards.total(), b)
     dtype = input_dtype(a)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
+from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, Memory, Similarity, TargetReduction
 from fastqt.targets import Pairs
 
@@ -25,6 +26,8 @@ def info_nce_loss(
     label_smoothing: float = 0.0,
     guide: Guide | None = None,
     similarity: Similarity = "dot",
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: TargetReduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -43,7 +46,8 @@ def info_nce_loss(
             stays in it. In a group each rank has as many candidates as queries then. Not with a guide.
         similarity: "dot", or "euclidean": minus the squared distance, as of `contrastive_loss`. Not with
             label smoothing.
-        guide, reduction, memory, backend, group: as of `contrastive_loss`.
+        guide, matryoshka_dims, matryoshka_weights, reduction, memory, backend, group: as of
+            `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -77,6 +81,8 @@ def info_nce_loss(
         normalize=normalize,
         negatives=negatives,
         guide=guide,
+        matryoshka_dims=matryoshka_dims,
+        matryoshka_weights=matryoshka_weights,
         reduction=reduction,
         similarity=similarity,
         memory=memory,
@@ -97,13 +103,18 @@ def info_nce_loss(
     columns = [batch.local("candidates", candidates)]
     if negatives is not None:
         columns.append(batch.local("negatives", negatives))
-    smoothing = smoothing_loss(
-        label_smoothing,
-        batch.local("queries", queries),
-        columns,
-        batch,
-        scale=scale,
-        normalize=normalize,
-        reduction=reduction,
-    )
-    return loss + smoothing
+    rows = batch.local("queries", queries)
+
+    def smoothing(dim: int | None = None) -> Tensor:
+        return smoothing_loss(
+            label_smoothing,
+            rows[:, :dim],
+            [x[:, :dim] for x in columns],
+            batch,
+            scale=scale,
+            normalize=normalize,
+            reduction=reduction,
+        )
+
+    prefixes = prefixes_of(matryoshka_dims, matryoshka_weights)
+    return loss + (smoothing() if prefixes is None else prefixes.sum(smoothing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,6 +22,7 @@ from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers, scores
 from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
+from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
@@ -46,6 +47,12 @@ class Scoring(NamedTuple):
     normalize: bool
     memory: Memory
     backend: Backend | None
+    matryoshka_dims: Sequence[int] | None = None
+    matryoshka_weights: Sequence[float] | None = None
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
 
 
 def loss_from_labels(
@@ -94,6 +101,7 @@ def loss_from_labels(
         check_flag("normalize", scoring.normalize)
         check_option("reduction", reduction, REDUCTIONS)
         check_memory(scoring.memory)
+        prefixes_of(scoring.matryoshka_dims, scoring.matryoshka_weights, embeddings.shape[1])
         return sizes
 
     def facts(ranks: Group) -> dict[str, Hashable]:
@@ -103,6 +111,8 @@ def loss_from_labels(
             "reduction": reduction,
             "normalize": scoring.normalize,
             "candidates given": candidates is not None,
+            "matryoshka_dims": scoring.prefixes and scoring.prefixes.dims,
+            "matryoshka_weights": scoring.prefixes and scoring.prefixes.weights,
             **facts_of_leaves(ranks, leaves),
         }
 
@@ -168,13 +178,16 @@ def labelled_loss(
     scoring: Scoring,
 ) -> Tensor:
     """The losses of rows (N,) for reduction="none", otherwise their sum."""
-    scale, normalize, memory, backend = scoring
+    scale, normalize, memory, backend, *_ = scoring
 
     # With one positive a row it competes with the same cells in both losses.
     alike = link == "supcon" or positives.pairs == len(positives.rows)
     eager = requested(backend) == "reference"
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
         return _of_targets(x, positives, reduction, scoring)
+    if (prefixes := scoring.prefixes) is not None:
+        of_one = scoring._replace(matryoshka_dims=None, matryoshka_weights=None)
+        return prefixes.sum(lambda dim: labelled_loss(link, _prefix(x, dim), positives, reduction, of_one))
 
     # As an engine would do: rounded to what a product reads, then to norm 1.
     queries = _prepared(x.embeddings, normalize)
@@ -196,6 +209,13 @@ def labelled_loss(
     blocks = blocks_of(positives, queries.shape[1], queries.element_size())
     p = SameLabelProblem(queries, candidates, others, scale, positives.to(queries.device), blocks, link)
     return autograd.loss_of(p, reduction, SAME_LABEL, FUNCTIONS[link])
+
+
+def _prefix(x: Labelled, dim: int) -> Labelled:
+    """The first `dim` columns of rows and candidates."""
+    embeddings = x.embeddings[:, :dim]
+    same = x.candidates is x.embeddings
+    return x._replace(embeddings=embeddings, candidates=embeddings if same else x.candidates[:, :dim])
 
 
 def _of_targets(
@@ -222,6 +242,8 @@ def _of_targets(
         diagonal="exclude" if itself else "keep",
         scale=scoring.scale,
         normalize=scoring.normalize,
+        matryoshka_dims=scoring.matryoshka_dims,
+        matryoshka_weights=scoring.matryoshka_weights,
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         reduction=cast(Reduction, reduction),
@@ -232,9 +254,10 @@ def _of_targets(
     # That loss is the cross-entropy less the targets' entropy, which is the logarithm of their number.
     if positives.log_counts == 0:
         return loss
+    weight = 1.0 if scoring.prefixes is None else sum(scoring.prefixes.weights)
     if reduction == "sum":
-        return loss + positives.log_counts
-    entropies = positives.counts.to(loss).log()
+        return loss + weight * positives.log_counts
+    entropies = weight * positives.counts.to(loss).log()
     return loss + torch.zeros_like(loss).index_copy_(0, positives.rows.to(device), entropies)
 
 

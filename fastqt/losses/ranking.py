@@ -42,6 +42,8 @@ def multiple_negatives_ranking_loss(
     partition_mode: PartitionMode = "joint",
     hardness_mode: HardnessMode | None = None,
     hardness_strength: float = 0.0,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -75,6 +77,8 @@ def multiple_negatives_ranking_loss(
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
         reduction: "mean" over all rows, "sum", or "none".
+        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. A joint softmax with several
+            directions, and one with a hardness_strength, is a loss of its own for each prefix.
         memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
             queries with their documents.
 
@@ -111,6 +115,8 @@ def multiple_negatives_ranking_loss(
         reduction=reduction,
         memory=memory,
         backend=backend,
+        matryoshka_dims=matryoshka_dims,
+        matryoshka_weights=matryoshka_weights,
     )
     names = [f"documents[{i}]" if i else "documents" for i in range(len(columns))]
 
@@ -123,6 +129,8 @@ def multiple_negatives_ranking_loss(
             "hardness_mode": o.hardness_mode,
             "hardness_strength": float(o.hardness_strength),
             "reduction": o.reduction,
+            "matryoshka_dims": o.prefixes and o.prefixes.dims,
+            "matryoshka_weights": o.prefixes and o.prefixes.weights,
         }
 
     batch, own = agree_on_rows(
@@ -131,6 +139,13 @@ def multiple_negatives_ranking_loss(
     simple = _of_one_call(own[0], own[1:], o, group)
     if simple is not None:
         return simple
+    if o.prefixes is not None:
+        options = o._replace(matryoshka_dims=None, matryoshka_weights=None)._asdict()
+        return o.prefixes.sum(
+            lambda dim: multiple_negatives_ranking_loss(
+                queries[:, :dim], [x[:, :dim] for x in columns], **options, group=group
+            )
+        )
 
     own = [unit_rows(x) for x in own] if normalize else own
     walk = Walk(scale, memory, backend, batch, FUNCTION)
@@ -167,6 +182,8 @@ def _of_one_call(
             scale=o.scale,
             normalize=o.normalize,
             negatives=negatives,
+            matryoshka_dims=o.matryoshka_dims,
+            matryoshka_weights=o.matryoshka_weights,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,
@@ -179,6 +196,8 @@ def _of_one_call(
             positives,
             scale=o.scale,
             normalize=o.normalize,
+            matryoshka_dims=o.matryoshka_dims,
+            matryoshka_weights=o.matryoshka_weights,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,
@@ -198,6 +217,8 @@ def _of_one_call(
             negatives=negatives,
             query_groups=ids,
             candidate_groups=torch.cat([ids, ids]),
+            matryoshka_dims=o.matryoshka_dims,
+            matryoshka_weights=o.matryoshka_weights,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,

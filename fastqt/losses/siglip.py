@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_paired
@@ -18,6 +20,8 @@ def siglip_loss(
     scale: float | Tensor,
     bias: float | Tensor,
     normalize: bool = True,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -33,7 +37,7 @@ def siglip_loss(
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         reduction: "mean" over all rows, "sum", or "none".
-        memory, backend, group: as of `sigmoid_loss`.
+        matryoshka_dims, matryoshka_weights, memory, backend, group: as of `sigmoid_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -61,6 +65,8 @@ def siglip_loss(
         scale=scale,
         bias=bias,
         normalize=normalize,
+        matryoshka_dims=matryoshka_dims,
+        matryoshka_weights=matryoshka_weights,
         reduction=reduction,
         memory=memory,
         backend=backend,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from fastqt.distributed.group import GroupLike
 from fastqt.functional import log_sum_exp
 from fastqt.losses.common import joined_loss, scores
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
@@ -26,6 +27,8 @@ def simcse_loss(
     *,
     scale: float | Tensor = 20.0,
     hard_negative_weight: float = 0.0,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -41,6 +44,8 @@ def simcse_loss(
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
         reduction: "mean" over all rows, "sum", or "none".
+        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. With a hard_negative_weight other
+            than 0 each prefix is a loss of its own.
         memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -70,7 +75,13 @@ def simcse_loss(
             raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
         if z3 is not None and not hard_negatives:
             raise ValueError(f"z3: want at least one hard negative a sentence, got shape {tuple(z3.shape)}")
-        return {"reduction": reduction, "hard_negative_weight": float(hard_negative_weight)}
+        prefixes = prefixes_of(matryoshka_dims, matryoshka_weights, z1.shape[1])
+        return {
+            "reduction": reduction,
+            "hard_negative_weight": float(hard_negative_weight),
+            "matryoshka_dims": prefixes and prefixes.dims,
+            "matryoshka_weights": prefixes and prefixes.weights,
+        }
 
     batch, (z1, z2, *thirds) = agree_on_rows(
         group, "fastqt.simcse_loss", check, {"scale": scale}, z1=z1, z2=z2, **hard_negatives
@@ -81,10 +92,28 @@ def simcse_loss(
             z2,
             scale=scale,
             negatives=None if z3 is None else _all_negatives(batch.local("z3", z3)),
+            matryoshka_dims=matryoshka_dims,
+            matryoshka_weights=matryoshka_weights,
             reduction=reduction,
             memory=memory,
             backend=backend,
             group=group,
+        )
+
+    if (prefixes := prefixes_of(matryoshka_dims, matryoshka_weights)) is not None:
+        third = z3
+        return prefixes.sum(
+            lambda dim: simcse_loss(
+                z1[:, :dim],
+                z2[:, :dim],
+                None if third is None else third[..., :dim],
+                scale=scale,
+                hard_negative_weight=hard_negative_weight,
+                reduction=reduction,
+                memory=memory,
+                backend=backend,
+                group=group,
+            )
         )
 
     z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))

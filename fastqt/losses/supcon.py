@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
@@ -17,6 +19,8 @@ def supcon_loss(
     candidate_labels: Tensor | None = None,
     scale: float | Tensor = 10.0,
     normalize: bool = True,
+    matryoshka_dims: Sequence[int] | None = None,
+    matryoshka_weights: Sequence[float] | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -40,6 +44,8 @@ def supcon_loss(
         candidate_labels: (M,) integers.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
+        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. Where the positive pairs fit no list,
+            each prefix is a loss of its own.
         reduction: "mean" over the rows that have a positive; the losses of others are 0. "sum", or "none".
         memory: as of `contrastive_loss`; a class of any size is visited in parts that fit it.
         backend: as of `contrastive_loss`, for the candidates of other labels. Those of the row's own are
@@ -63,7 +69,7 @@ def supcon_loss(
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """
-    scoring = Scoring(scale, normalize, memory, backend)
+    scoring = Scoring(scale, normalize, memory, backend, matryoshka_dims, matryoshka_weights)
     return loss_from_labels(
         "supcon", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
     )

@@ -1,7 +1,8 @@
 """The engine "torch": a loss and its gradients in torch's own operations, on any device and in any dtype.
 
 It is for whatever the kernels do not take: other devices, float64 on a GPU, an installation without the
-compiled extension. `walk` explains how it computes, and `clip` is CLIP's softmax of rows and columns. Nothing
+compiled extension. `walk` explains how it computes, `prefixes` is that of several prefixes of the embeddings,
+and `clip` is CLIP's softmax of rows and columns. Nothing
 here waits for a device. MixCSE's three blocks are composed of losses of one block.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines.chunked.walk import Walk
+from fastqt.engines.chunked.prefixes import PrefixWalk
+from fastqt.engines.chunked.walk import Result, Walk
 from fastqt.engines.soundness import require_sound_targets
 from fastqt.problem import AnyProblem, Gradients, Needs, Problem, Rows, loss_dtype
 from fastqt.torch_modes import without_autocast
@@ -40,7 +42,7 @@ def forward(p: Problem) -> Rows:
     """The loss of each row."""
     require_sound_targets(p)
     with torch.no_grad(), without_autocast(p.queries):
-        result = Walk(p, 1.0, Needs()).run()
+        result = _walked(p, 1.0, Needs())
     return Rows(result.loss, (result.logsumexp, result.mass))
 
 
@@ -48,11 +50,16 @@ def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple
     """row_weight * sum_i loss_i, and its gradients."""
     require_sound_targets(p)
     with torch.no_grad(), without_autocast(p.queries):
-        result = Walk(p, row_weight, needs).run()
+        result = _walked(p, row_weight, needs)
     return (row_weight * result.loss.sum()).to(loss_dtype(p.queries)), result.gradients
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, with the scores computed once more."""
     with torch.no_grad(), without_autocast(p.queries):
-        return Walk(p, row_weights, needs).run().gradients
+        return _walked(p, row_weights, needs).gradients
+
+
+def _walked(p: Problem, weights: float | Tensor, needs: Needs) -> Result:
+    """What a walk over the scores finds, with the arguments of `Walk`."""
+    return (PrefixWalk if p.prefix_dims else Walk)(p, weights, needs).run()

@@ -56,7 +56,9 @@ class Factors(NamedTuple):
 
 
 class Link(Protocol):
-    """A link function over whole rows of scores."""
+    """A link function over whole rows of scores, of which the weights are (N,)."""
+
+    def __init__(self, p: Problem, weights: Tensor, listed: ListedTargets | None) -> None: ...
 
     logsumexp: Tensor  # (N,) in the dtype of accumulation, as the two others
     mass: Tensor

@@ -88,6 +88,7 @@ class Walk:
         listed = are_listed(p)
         link: type[Softmax | Sigmoid] = Sigmoid if p.link == "sigmoid" else Softmax
         tiles = (LISTED_TILES if listed else MATRIX_TILES) + link.takes_spare
+        tiles += self.more_tiles(link.takes_spare)
         row_bytes = (tiles * self.width + 5 * self.D) * p.queries.element_size()
         self.height = chunk_rows(self.N, p.memory, device, row_bytes)
 
@@ -101,6 +102,10 @@ class Walk:
             weights = torch.full((self.N,), weights, dtype=self.dtype, device=device)
         self.link: Link = link(p, weights, targets)
         self._make_room()
+
+    def more_tiles(self, takes_spare: bool) -> int:
+        """How many more tiles there are, each as large as a chunk's scores."""
+        return 0
 
     def _make_room(self) -> None:
         """Allocates the chunk and the gradients."""
@@ -144,13 +149,7 @@ class Walk:
         """The scores of some rows, and where listed targets are among them."""
         n = len(f)
         S = self._cells[: n * self.width].view(n, self.width)
-        first = 0
-        for block in self.blocks:
-            cells = S[:, first : first + len(block.matrix)]
-            torch.mm(scaled, block.matrix.T, out=cells)
-            if block.inverse_norms is not None:
-                cells.mul_(block.inverse_norms)
-            first += len(block.matrix)
+        self._multiply(rows, scaled, S)
 
         T = None if self.target_tile is None else self.target_tile.of_chunk(rows)
         self._exclude(S[:, : self.M], rows, T)
@@ -161,6 +160,16 @@ class Walk:
 
         spare = None if self._spare is None else self._spare[: S.numel()].view_as(S)
         return Chunk(rows, S, self._alone(rows, f), T, spare), entries, places
+
+    def _multiply(self, rows: slice, scaled: Tensor, S: Tensor) -> None:
+        """Writes the scores of some rows of queries, which are scaled already."""
+        first = 0
+        for block in self.blocks:
+            cells = S[:, first : first + len(block.matrix)]
+            torch.mm(scaled, block.matrix.T, out=cells)
+            if block.inverse_norms is not None:
+                cells.mul_(block.inverse_norms)
+            first += len(block.matrix)
 
     def _exclude(self, S: Tensor, rows: slice, T: Tensor | None) -> None:
         """Adds biases to the candidates' scores, replaces the diagonal, and excludes cells."""

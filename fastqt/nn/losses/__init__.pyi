@@ -34,14 +34,17 @@ class BinaryWindowLoss(Loss):
 class CLIPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 14.285714285714285, learn_scale: bool = True,
         max_scale: float | None = 100.0, normalize: bool = True, label_smoothing: float = 0.0,
+        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
         reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
         group: GroupLike | None = None) -> None: ...
 
 class ContrastiveLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, reduction: TargetReduction = "mean", similarity: Similarity = "dot",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        normalize: bool = False, matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None, reduction: TargetReduction = "mean",
+        similarity: Similarity = "dot", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class CoSENTLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -86,6 +89,7 @@ class HCLLoss(ScaledLoss):
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, label_smoothing: float = 0.0, similarity: Similarity = "dot",
+        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
         reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
         group: GroupLike | None = None) -> None: ...
 
@@ -109,8 +113,9 @@ class MultipleNegativesRankingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
-        hardness_strength: float = 0.0, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        hardness_strength: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class NegativeSamplingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -123,30 +128,37 @@ class NTXentLoss(ScaledLoss):
 
 class SigLIPLoss(BiasedLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = True, max_scale: float | None = None,
-        bias: float = -10.0, learn_bias: bool = True, normalize: bool = True, reduction: Reduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        bias: float = -10.0, learn_bias: bool = True, normalize: bool = True,
+        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class SigmoidLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "keep",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        normalize: bool = False, matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimCSELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        hard_negative_weight: float = 0.0, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        hard_negative_weight: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SupConLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        normalize: bool = True, matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimCSEOptions(TypedDict, total=False):
     scale: float
     learn_scale: bool
     max_scale: float | None
     hard_negative_weight: float
+    matryoshka_dims: Sequence[int] | None
+    matryoshka_weights: Sequence[float] | None
     reduction: Reduction
     memory: Memory
     backend: Backend | None
