@@ -27,3 +27,9 @@ from tests.shared.sharded_labels import errors
 def test_is_one_processs_with_the_whole_batch(ranks, loss, counts, others, reduction, listed):
     for found in ranks(len(counts)).run(errors, loss, counts, others, reduction, listed):
         assert max(found.values()) < 1e-12, found
+
+
+@pytest.mark.parametrize(("reduction", "listed"), [("mean", True), ("sum", False), ("none", True)])
+def test_prefixes_are_those_of_one_process(ranks, reduction, listed):
+    for found in ranks(3).run(errors, "supcon_loss", [1, 8, 3], True, reduction, listed, (2, 6)):
+        assert max(found.values()) < 1e-12, found

@@ -23,6 +23,7 @@ CONVERGED = 1e-11
 
 KEEP = {"diagonal": "keep"}
 PAIRS = {"targets": fastqt.Diagonal(), **KEEP}
+PREFIXES = {"matryoshka_dims": (3, 7, 12), "matryoshka_weights": (1.0, 0.5, 2.0)}
 RELEASED = {"form": "released", "stop_gradient": False, "hard_negative_weight": 0.3}
 
 # Losses whose guide is gathered with the candidates, which a ring would not visit.
@@ -161,6 +162,26 @@ LOSSES = {
             **{"hardness_mode": "in_batch_negatives", "hardness_strength": 2.0},
         },
     ),
+    "prefixes": Case(
+        "contrastive_loss",
+        options={**PREFIXES, "normalize": True},
+        given=("scale", "biases", "negatives", "row_negatives"),
+    ),
+    "prefixes-of-rows": Case(
+        "sigmoid_loss", options={**PREFIXES, "reduction": "none"}, given=("scale", "bias", "row_scores")
+    ),
+    "prefixes-of-distances": Case(
+        "contrastive_loss",
+        options={**PAIRS, **PREFIXES, "similarity": "euclidean"},
+        given=("scale", "negatives", "stacked"),
+    ),
+    "prefixes-clip": Case(
+        "clip_loss", options={**PREFIXES, "label_smoothing": 0.3, "reduction": "none"}, given=("scale",)
+    ),
+    "prefixes-simcse-weighted": Case(
+        "simcse_loss", options={**PREFIXES, "hard_negative_weight": 0.4}, given=("scale", "stacked_z3")
+    ),
+    "prefixes-ranking": replace(RANKING, options={**PREFIXES, "directions": DIRECTIONS}),
     "max-margin": Case("max_margin_loss"),
     "max-margin-rows": Case(
         "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)

@@ -352,6 +352,21 @@ def angle(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
     return ranking(20 * (p * r + q * t + q * r - p * t).sum(1).abs(), labels)
 
 
+def of_prefixes(name: str) -> Loss:
+    """A loss of several prefixes of its embeddings, whose formula is the sum of those of each prefix."""
+    loss, weights = EVERY_LOSS[name], {3: 1.0, 7: 0.5, D: 2.0}
+
+    def eager(**inputs: Tensor) -> Tensor:
+        def of(dim: int) -> Tensor:
+            narrow = {key: x[:, :dim] if x.dim() == 2 else x for key, x in inputs.items()}
+            return loss.eager(**narrow)
+
+        return sum((weight * of(dim) for dim, weight in weights.items()), torch.zeros(()))
+
+    options = {"matryoshka_dims": tuple(weights), "matryoshka_weights": tuple(weights.values())}
+    return loss._replace(eager=eager, options={**loss.options, **options})
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -427,3 +442,8 @@ EVERY_LOSS = {
         fullgraph=False,
     ),
 }
+OF_PREFIXES = (
+    *("contrastive_loss", "sigmoid_loss", "info_nce_loss", "simcse_loss", "multiple_negatives_ranking_loss"),
+    *("clip_loss", "siglip_loss", "supcon_loss"),
+)
+EVERY_LOSS |= {f"{name}, Matryoshka": of_prefixes(name) for name in OF_PREFIXES}

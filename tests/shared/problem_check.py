@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,24 +50,25 @@ def check(problem: Problem, backend: str | None = None) -> bool:
     if problem.needs:
         given = [arguments[name] for name in problem.needs]
         gradients = torch.autograd.grad(loss, given, problem.upstream)
-    _compare(Truth(problem, backend), loss, gradients)
+    _compare(problem, Prefixes(problem, backend), loss, gradients)
     return True
 
 
-def _compare(truth: Truth, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
-    if not truth.comparable:
-        truth.problem.makes.append("not compared: infinite, or near the largest number")
+def _compare(problem: Problem, truth: Prefixes, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+    if not all(part.comparable for part in truth.parts):
+        problem.makes.append("not compared: infinite, or near the largest number")
         return
-    if truth.score_error > 0.01:
-        truth.problem.makes.append("compared within wide bounds: scores of few digits")
-    error = np.abs(loss.detach().double().numpy() - truth.loss())
-    assert (error <= truth.bound_of_loss()).all(), f"loss wrong by {error.max()}"
-    for name, gradient in zip(truth.problem.needs, gradients, strict=True):
-        argument = truth.arguments[name]
+    if max(part.score_error for part in truth.parts) > 0.01:
+        problem.makes.append("compared within wide bounds: scores of few digits")
+    wanted, bound = truth.loss()
+    error = np.abs(loss.detach().double().numpy() - wanted)
+    assert (error <= bound).all(), f"loss wrong by {error.max()}"
+    for name, gradient in zip(problem.needs, gradients, strict=True):
+        argument = problem.arguments[name]
         assert (gradient.dtype, gradient.shape) == (argument.dtype, argument.shape), name
         wanted, bound = truth.gradient(name)
         error = np.abs(gradient.double().numpy() - wanted)
-        right = (error <= bound) | (np.abs(wanted) + bound > truth.largest_gradient(name))
+        right = (error <= bound) | (np.abs(wanted) + bound > truth.parts[0].largest_gradient(name))
         assert right.all(), f"gradient of {name} wrong by {error.max()}"
 
 
@@ -84,6 +86,52 @@ def outcome(problem: Problem, arguments: dict[str, Any]) -> tuple[Tensor | None,
             return loss(**arguments), ""
     except (ValueError, TypeError) as error:
         return None, str(error)
+
+
+class Prefixes:
+    """The truth of each prefix of the embeddings, or of the embeddings as they are, and their weighted sums.
+
+    A sum's error is at most that of its terms, and a rounding for each of them.
+    """
+
+    def __init__(self, problem: Problem, backend: str | None) -> None:
+        arguments = dict(problem.arguments)
+        dims = arguments.pop("matryoshka_dims", [None])
+        self.weights = arguments.pop("matryoshka_weights", [1.0] * len(dims))
+        self.parts = [Truth(replace(problem, arguments=_narrowed(arguments, dim)), backend) for dim in dims]
+        self.whole = problem.arguments
+
+    def loss(self) -> tuple[np.ndarray, np.ndarray | float]:
+        return self._sum([(part.loss(), part.bound_of_loss()) for part in self.parts], self.parts[0].computed)
+
+    def gradient(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The gradient of an argument, and for each of its elements the largest error."""
+        pairs = [part.gradient(name) for part in self.parts]
+        if name in EMBEDDINGS:
+            shape = self.whole[name].shape
+            pairs = [(_padded(a, shape), _padded(np.broadcast_to(b, a.shape), shape)) for a, b in pairs]
+        return self._sum(pairs, self.whole[name].dtype)
+
+    def _sum(self, pairs: list[tuple[Any, Any]], dtype: torch.dtype) -> tuple[Any, Any]:
+        if len(pairs) == 1 and self.weights == [1.0]:
+            return pairs[0]
+        rounding = len(pairs) * UNIT_ROUNDOFF[dtype]
+        wanted = sum(weight * value for weight, (value, _) in zip(self.weights, pairs, strict=True))
+        bound = sum(
+            max(weight, 1.0) * error + rounding * weight * np.abs(value)
+            for weight, (value, error) in zip(self.weights, pairs, strict=True)
+        )
+        return wanted, bound
+
+
+def _narrowed(arguments: dict[str, Any], dim: int | None) -> dict[str, Any]:
+    """The arguments with the first `dim` columns of the embeddings."""
+    rows = {name: arguments[name] for name in EMBEDDINGS if isinstance(arguments.get(name), Tensor)}
+    return {**arguments, **{name: x[..., :dim] for name, x in rows.items()}}
+
+
+def _padded(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, shape[-1] - x.shape[-1])])
 
 
 class Truth:

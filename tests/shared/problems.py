@@ -91,6 +91,7 @@ class Maker(Draws):
         if self.problem.targets is not None and self.rarely(6):
             self.converge()
         self.add_reduction()
+        self.add_prefixes()
 
     def matrix(self, rows: int) -> Tensor:
         """Embeddings (rows, D)."""
@@ -372,6 +373,19 @@ class Maker(Draws):
         names = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale", "bias")
         given = [name for name in names if isinstance(arguments.get(name), Tensor)]
         problem.needs = tuple(name for name in given if not self.rarely(5))
+
+    def add_prefixes(self) -> None:
+        """Numbers of columns of which each has a loss; at times one that the embeddings do not have."""
+        if not self.rarely(4):
+            return
+        dims = sorted({self.source.integer(1, self.D) for _ in range(self.source.integer(1, 3))})
+        if self.rarely(12):
+            dims.append(self.D + 1)
+            self.problem.refusals.add("matryoshka_dims")
+        self.problem.arguments["matryoshka_dims"] = dims
+        if self.flag():
+            self.problem.arguments["matryoshka_weights"] = [self.choice((1.0, 0.5, 3.0)) for _ in dims]
+        self.noted("prefixes")
 
 
 def _list(ids: Tensor | None) -> list[int] | None:

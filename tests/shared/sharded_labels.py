@@ -18,7 +18,14 @@ from fastqt.losses import positives
 WIDTH = 6
 
 
-def errors(loss: str, counts: list[int], others: bool, reduction: str, listed: bool) -> dict[str, float]:
+def errors(
+    loss: str,
+    counts: list[int],
+    others: bool,
+    reduction: str,
+    listed: bool,
+    dims: tuple[int, ...] | None = None,
+) -> dict[str, float]:
     """How far a rank's value and gradients are from one process's, relative to the greatest number.
 
     Args:
@@ -27,6 +34,7 @@ def errors(loss: str, counts: list[int], others: bool, reduction: str, listed: b
         others: whether there are candidates of their own, two for each row.
         reduction: of the loss.
         listed: whether pairs may be listed; otherwise they are in blocks.
+        dims: of a Matryoshka loss.
     """
     rank, function = dist.get_rank(), getattr(fastqt, loss)
     group = Group(shards="equal" if len(set(counts)) == 1 else "uneven")
@@ -50,8 +58,9 @@ def errors(loss: str, counts: list[int], others: bool, reduction: str, listed: b
         return found.detach(), {name: x.grad for name, x in leaves.items()}
 
     with mock.patch.object(positives, "PAIR_BYTES", positives.PAIR_BYTES if listed else 2**60):
-        wanted, wanted_gradients = computed(False, reduction=reduction)
-        found, gradients = computed(True, reduction=reduction, group=group)
+        more = {} if dims is None else {"matryoshka_dims": dims}
+        wanted, wanted_gradients = computed(False, reduction=reduction, **more)
+        found, gradients = computed(True, reduction=reduction, group=group, **more)
     pairs = {"value": (found, part("embeddings", wanted) if reduction == "none" else wanted)}
     for name, gradient in gradients.items():
         if name == "scale":
