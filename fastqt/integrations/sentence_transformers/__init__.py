@@ -13,6 +13,7 @@ from fastqt.integrations.sentence_transformers.patching import Patch, patch
 if TYPE_CHECKING:
     from fastqt.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
     from fastqt.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
+    from fastqt.integrations.sentence_transformers.matryoshka import MatryoshkaLoss
     from fastqt.integrations.sentence_transformers.ranking import (
         CachedMultipleNegativesRankingLoss,
         CachedMultipleNegativesSymmetricRankingLoss,
@@ -30,6 +31,7 @@ REPLACEMENTS = {
     "CachedGISTEmbedLoss": "gist",
     "CoSENTLoss": "cosent",
     "AnglELoss": "cosent",
+    "MatryoshkaLoss": "matryoshka",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "CachedMultipleNegativesSymmetricRankingLoss",
     "CoSENTLoss",
     "GISTEmbedLoss",
+    "MatryoshkaLoss",
     "MultipleNegativesRankingLoss",
     "MultipleNegativesSymmetricRankingLoss",
     "Patch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +13,7 @@ from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.checks import check_option, check_size, shown
 from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
+from fastqt.matryoshka import Prefixes
 from fastqt.nn.losses.base import check_options
 from fastqt.options import Recheck
 
@@ -64,6 +66,8 @@ class SentenceTransformerLoss(nn.Module):
         torch.Size([])
     """
 
+    prefixes: Prefixes | None = None  # which a MatryoshkaLoss around it sets for a step
+
     def __init__(
         self, model: nn.Module, loss: Callable[..., Tensor] = multiple_negatives_ranking_loss, **options: Any
     ) -> None:
@@ -89,10 +93,20 @@ class SentenceTransformerLoss(nn.Module):
                 f"sentence_features: want at most 3 columns for simcse_loss, got {len(columns)}; "
                 "MultipleNegativesRankingLoss takes any number of negatives"
             )
-        embeddings = self.embed(columns)
+        embeddings, options = self.embed(columns), self._options_of_step()
         if self.loss is multiple_negatives_ranking_loss:
-            return self.loss(embeddings[0], embeddings[1:], **self.options)
-        return self.loss(*embeddings, **self.options)
+            return self.loss(embeddings[0], embeddings[1:], **options)
+        return self.loss(*embeddings, **options)
+
+    def _options_of_step(self) -> dict[str, Any]:
+        """The options, with those of prefixes at norm 1 if there are any."""
+        if self.prefixes is None:
+            return self.options
+        dims, weights = self.prefixes
+        options = {**self.options, "matryoshka_dims": dims, "matryoshka_weights": weights}
+        if "normalize" in inspect.signature(self.loss).parameters:
+            options["normalize"] = True
+        return options
 
     def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
         """The embeddings (B, D) of each column.

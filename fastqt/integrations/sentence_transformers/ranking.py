@@ -26,6 +26,7 @@ from fastqt.distributed import Group
 from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.integrations.sentence_transformers.similarity import scores_cosines
 from fastqt.losses import multiple_negatives_ranking_loss
+from fastqt.matryoshka import Prefixes
 
 # The classes as they are when this module is imported, which is before `patch` changes the library's modules.
 _Ranking = multiple_negatives_ranking.MultipleNegativesRankingLoss
@@ -51,6 +52,8 @@ class MultipleNegativesRankingLoss(Replacement, _Ranking):
         torch.Size([])
     """
 
+    prefixes: Prefixes | None = None  # which a MatryoshkaLoss around it sets for a step
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         scores_cosines(self.similarity_fct)
@@ -63,7 +66,7 @@ class MultipleNegativesRankingLoss(Replacement, _Ranking):
         """
         if len(embeddings) < 2:
             raise ValueError(f"Expected at least 2 embeddings, got {len(embeddings)}")
-        return ranking_loss(self, embeddings)
+        return ranking_loss(self, embeddings, self.prefixes)
 
 
 class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
@@ -81,6 +84,8 @@ class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
         torch.Size([])
     """
 
+    prefixes: Prefixes | None = None  # as of the loss that is not cached
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(self.loss, MultipleNegativesRankingLoss):
@@ -94,7 +99,7 @@ class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
 
         `with_backward` also takes the gradients, and returns the loss without its graph.
         """
-        loss = ranking_loss(self.loss, [torch.cat(column) for column in reps])
+        loss = ranking_loss(self.loss, [torch.cat(column) for column in reps], self.prefixes)
         if with_backward:
             loss.backward()
             loss = loss.detach()
@@ -133,17 +138,19 @@ with warnings.catch_warnings():  # The library warns when a class is derived fro
         """
 
 
-def ranking_loss(loss: Any, embeddings: list[Tensor]) -> Tensor:
-    """The loss of columns with the settings of one of the library's modules."""
+def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Prefixes | None) -> Tensor:
+    """The loss of columns, or of their prefixes at norm 1, with the settings of a module of the library."""
     return multiple_negatives_ranking_loss(
         embeddings[0],
         embeddings[1:],
         scale=loss.scale,
-        normalize=scores_cosines(loss.similarity_fct),
+        normalize=prefixes is not None or scores_cosines(loss.similarity_fct),
         directions=loss.directions,
         partition_mode=loss.partition_mode,
         hardness_mode=loss.hardness_mode,
         hardness_strength=loss.hardness_strength,
+        matryoshka_dims=None if prefixes is None else prefixes.dims,
+        matryoshka_weights=None if prefixes is None else prefixes.weights,
         group=group_of(loss),
     )
 
