@@ -67,6 +67,22 @@ def torch_engine_table(run: Run) -> str:
     )
 
 
+def matryoshka_table(run: Run) -> str:
+    """Five prefixes in one loss, beside the one loss, a loss of each of ours, and of plain PyTorch."""
+    names = {"prefixes": "seconds", **{name: f"{name}_seconds" for name in ("one", "wrapper", "eager")}}
+    return table(
+        ("N", "D", *(f"{name} {unit}" for unit in ("ms", "MiB") for name in names)),
+        (
+            (
+                *(f"{r['N']:,}", f"{r['D']:,}"),
+                *(milliseconds(r[key]) for key in names.values()),
+                *(mebibytes(r["peaks_above_gradients"][name]) for name in names),
+            )
+            for r in rows_of(run, "test_matryoshka")
+        ),
+    )
+
+
 def largest_sentence(run: Run) -> str:
     """Time and memory of the largest batch that plain PyTorch was measured with."""
     rows = [r for r in rows_of(run, "test_loss") if r["eager_seconds"] is not None]
@@ -309,6 +325,7 @@ def inference_table(run: Run) -> str:
 TABLES: dict[str, tuple[Callable[[Run], str], tuple[str, ...]]] = {
     "loss": (loss_table, ("test_loss",)),
     "torch engine": (torch_engine_table, ("test_torch_engine",)),
+    "matryoshka": (matryoshka_table, ("test_matryoshka",)),
     "family": (family_table, ("test_family",)),
     "bfloat16": (bfloat16_table, ("test_bfloat16",)),
     "bfloat16 error": (bfloat16_error_table, ("test_bfloat16_error",)),
