@@ -90,12 +90,49 @@ def has_float64(device: torch.device) -> bool:
 
 
 @functools.cache
-def has_assertions(kind: str) -> bool:
-    """Whether devices of this type can assert a condition by themselves, for which the host does not wait."""
+def has_kernel(operator: str, kind: str) -> bool:
+    """Whether torch has an operator for devices of this type."""
     if kind == "cuda":  # also of a torch that is built for CPUs and only traces
         return True
     key = torch._C._dispatch_key_for_device(kind)
-    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+
+
+def has_assertions(kind: str) -> bool:
+    """Whether devices of this type can assert a condition by themselves, for which the host does not wait."""
+    return has_kernel("aten::_assert_async.msg", kind)
+
+
+INTO_FLOAT32 = "aten::addmm.dtype_out"  # the product of two matrices of 16 bits, in float32
+# The generations of NVIDIA's GPUs from which tensor cores multiply matrices of these dtypes.
+FIRST_GENERATION = {torch.float16: 7, torch.bfloat16: 8}
+
+
+def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """What torch is to multiply matrices of `dtype` in, so that it adds up in float32 at least.
+
+    16 bits stay where torch multiplies them into float32, and the device has instructions for that. A product
+    that is rounded to 16 bits would not do: neither scores nor what chunks add to a gradient have digits to
+    spare.
+    """
+    if (
+        dtype in FIRST_GENERATION
+        and has_kernel(INTO_FLOAT32, device.type)
+        and _has_matrix_unit(device, dtype)
+    ):
+        return dtype
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _has_matrix_unit(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device multiplies matrices of 16 bits by instructions for that."""
+    if device.type == "cuda":
+        known = is_described() or torch.cuda.is_available()
+        return known and (AMD or generation(properties(device)) >= FIRST_GENERATION[dtype])
+    if device.type == "xpu":
+        known = torch.xpu.is_available()
+        return known and torch.xpu.get_device_properties(device).has_subgroup_matrix_multiply_accumulate
+    return True
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -80,6 +80,17 @@ class TargetRows:
         before = torch.cat([starts.new_zeros(1), (weights != 0).cumsum(0)])
         return (before[starts].diff() > 0).sum()
 
+    def largest_mass(self, M: int) -> Tensor:
+        """The largest sum of a row of T, which has M columns, () in the dtype of accumulation."""
+        if self.dense is not None:
+            mass = self.dense.sum(1, dtype=accumulation_dtype(self.dense.device))
+        else:
+            starts, _, weights = self.compressed()
+            mass = torch.cat([weights.new_zeros(1), weights.cumsum(0)])[starts].diff()
+        if self.background is not None:
+            mass = mass + M * self.background
+        return mass.amax()
+
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) in the dtype of the weights, with `background` added."""
         row, column, weight = self.entries()

@@ -7,6 +7,7 @@ for one. So nothing waits for the device, copies from it, or mixes devices.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -20,17 +21,18 @@ from torch.utils._pytree import tree_leaves
 import fastqt
 from fastqt import devices, engines
 from fastqt.engines.chunked import clip
-from fastqt.functional.lowering import problem_of
+from fastqt.functional.lowering import prepare, problem_of
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from tests.shared.case_calls import call_of
 from tests.shared.cases import CASES
+from tests.shared.wide_products import SIXTEEN_BITS, products_into_float32
 
 # Targets that hold tensors would need fake ones inside, and several row negatives never reach an engine.
 HOLD_TENSORS = ("sparse", "at once", "smoothed", "documents, with")
 FAKED = [case for case in CASES if not any(x in case.name for x in HOLD_TENSORS) and not case.shapes]
 
 
-def on(device, fake, case):
+def on(device, fake, case, embeddings=torch.float32):
     """The inputs and the arguments of a case, with fake tensors on a device."""
 
     def moved(x):
@@ -39,8 +41,14 @@ def on(device, fake, case):
         dtype = torch.float32 if x.is_floating_point() else x.dtype
         return fake.from_tensor(x).detach().to(device, dtype)
 
-    inputs = {name: torch.empty(x.shape, device=device) for name, x in case.inputs(torch.float32).items()}
+    inputs = {
+        name: torch.empty(x.shape, device=device, dtype=embeddings if x.dim() == 2 else torch.float32)
+        for name, x in case.inputs(torch.float32).items()
+    }
     return inputs, {name: moved(x) for name, x in case.arguments.items()}
+
+
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
 
 
 def everything(p):
@@ -59,10 +67,14 @@ class OnlyOn(TorchDispatchMode):
     def __init__(self, device):
         super().__init__()
         self.device, self.count = device, 0
+        self.multiplied = set()  # the dtypes of the matrices of all products
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         options = options or {}
         found = function(*arguments, **options)
+        if function.overloadpacket in PRODUCTS:
+            matrices = [x for x in arguments if isinstance(x, torch.Tensor)]
+            self.multiplied |= {x.dtype for x in matrices[-2:]}
         given = [x for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)]
         for x in tree_leaves(found):
             if isinstance(x, torch.Tensor) and any(y.device == self.device for y in given):
@@ -93,6 +105,27 @@ def test_on_another_device_nothing_waits(device):
                     p.targets = replace(p.targets, dense=p.targets.dense.float())
                 everything(p)
             assert seen.count > 50
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize("has_product", [True, False], ids=["into float32", "no such product"])
+def test_products_of_16_bits(device, dtype, has_product):
+    """They are made in 16 bits where torch adds them up in float32, and in float32 where it does not."""
+    wide = products_into_float32("PrivateUse1") if has_product else nullcontext()
+    with wide, FakeTensorMode() as fake:
+        for case in FAKED[::6]:
+            with OnlyOn(device) as seen:
+                p, plan = problem_of(call_of(case, *on(device, fake, case, dtype)))
+                prepare(p, plan)
+                everything(p)
+            assert seen.multiplied == {dtype if has_product else torch.float32}, case.name
+
+        with OnlyOn(device) as seen:
+            a, b = torch.empty(2, 9, 4, device=device, dtype=dtype)
+            p = ClipProblem(a, b, 20.0)
+            computed = engines.ENGINES["torch"].dtype_for(p, dtype)
+            everything(replace(p, queries=a.to(computed), candidates=b.to(computed)))
+        assert seen.multiplied == {dtype if has_product else torch.float32}
 
 
 @pytest.mark.parametrize("pairs", [None, 0, 5])

@@ -22,6 +22,7 @@ from tests.shared.cases import CASES
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
 from tests.shared.problems import ALL_DTYPES, Maker
+from tests.shared.wide_products import SIXTEEN_BITS, products_into_float32
 
 # What of the walk depends on sizes and devices, and that small problems on a CPU would not show.
 HOW = {
@@ -45,6 +46,13 @@ def dtypes(request, monkeypatch):
     return ALL_DTYPES[:-1] if request.param == "no float64" else ALL_DTYPES
 
 
+@pytest.fixture
+def in_16_bits():
+    """A CPU that multiplies 16 bits as GPUs do, and the dtypes of what it multiplies."""
+    with products_into_float32("CPU") as multiplied:
+        yield multiplied
+
+
 def compared(numbers, dtypes):
     return sum(check(Maker(Seeded(number), dtypes).problem, "torch") for number in numbers)
 
@@ -56,6 +64,16 @@ def test_random_problems(dtypes):
 @pytest.mark.slow
 def test_more_random_problems(dtypes):
     assert compared(range(1000, 3000), dtypes) > 1200
+
+
+def test_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
+    assert compared(range(50), SIXTEEN_BITS) > 25
+    assert len(in_16_bits) > 100
+
+
+@pytest.mark.slow
+def test_more_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
+    assert compared(range(1000, 3000), SIXTEEN_BITS) > 1200
 
 
 def test_on_another_device_nothing_waits():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fastqt
+from fastqt.devices import product_dtype
 from fastqt.engines import cpu
 from tests.shared import oracle
 from tests.shared.problems import Problem
@@ -168,6 +169,12 @@ class Truth:
             self.read_as is torch.bfloat16 and backend in (None, "cpu") and cpu.has_bfloat16_products()
         )
         self.rounding = UNIT_ROUNDOFF[torch.bfloat16] if self.rounds else 0.0
+        # The engine of torch operations multiplies in 16 bits where torch adds such products up in float32.
+        self.rounds_operands = (
+            backend == "torch"
+            and self.read_as in (torch.float16, torch.bfloat16)
+            and product_dtype(torch.device("cpu"), self.read_as) is self.read_as
+        )
         self.unit = UNIT_ROUNDOFF[self.computed]
         self.scale = float(arguments.get("scale", 1.0))
         self.bias = self._bias()
@@ -301,6 +308,8 @@ class Truth:
         factor = np.expm1(min(700.0, 2 * self.score_error)) + self.terms * self.unit
         if self.backend == "triton":
             factor += THREE_ROUNDINGS[self.read_as]  # in which its products are taken, under autocast as well
+        if self.rounds_operands:
+            factor += 2 * UNIT_ROUNDOFF[self.read_as]  # of E, and of the queries times their rows' weights
         if self.in_parts:
             factor += 2 * (UNIT_ROUNDOFF[self.dtype] + UNIT_ROUNDOFF[self.read_as])  # of the two gradients
         factor += 4 * self.rounding  # of dS, of its products, and of a gradient before that of its norm
@@ -326,6 +335,11 @@ class Truth:
             dtype = self.arguments[name].dtype
             flushed = max(flushed, FLUSHED[dtype])
             return wanted, factor * size + more + 2 * UNIT_ROUNDOFF[dtype] * np.abs(wanted) + flushed
+        # The engine's gradients are those of copies at norm 1, in float16.
+        in_copies = self.rounds_operands and self.read_as is torch.float16 and self.normalize
+        too_large = (in_copies & (size > self.largest_gradient(name))).any(-1, keepdims=True)
+        if in_copies:
+            flushed = max(flushed, self.flushed_result())
         if self.normalize and name != "row_scores":
             wanted, size, more, flushed = self._through_norms(name, wanted, size, more, flushed)
             factor += (self.given[name].shape[1] + 8) * self.unit
@@ -334,7 +348,8 @@ class Truth:
         rounded = UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[self.read_as]  # or cut off, to the inputs' dtype
         bound = factor * size + more + 2 * rounded * np.abs(wanted) + flushed + self.flushed_result()
         # Parts that autograd adds up may exceed the dtype's largest number where their sum does not.
-        return wanted, np.where(self.in_parts & (size > self.largest_gradient(name)), np.inf, bound)
+        too_large = too_large | (self.in_parts & (size > self.largest_gradient(name)))
+        return wanted, np.where(too_large, np.inf, bound)
 
     def _row_sums(self) -> np.ndarray:
         """For each row the largest sum that its coefficients can have."""
@@ -367,7 +382,12 @@ class Truth:
     def largest_gradient(self, name: str) -> float:
         """The largest number that the gradient of an argument can hold on its way back."""
         dtypes = [self.arguments[name].dtype, self.read_as if name in EMBEDDINGS else self.computed]
-        return min(torch.finfo(dtype).max for dtype in dtypes)
+        largest = min(torch.finfo(dtype).max for dtype in dtypes)
+        in_float16_mean = self.read_as is torch.float16 and self.arguments["reduction"] == "mean"
+        if self.rounds_operands and in_float16_mean:
+            # They are kept 64 times as large until they are multiplied by the upstream gradient.
+            return largest / 64 * min(1.0, abs(self.problem.upstream.item()))
+        return largest
 
     def _through_norms(
         self, name: str, wanted: np.ndarray, size: np.ndarray, more: np.ndarray | float, flushed: float

@@ -67,7 +67,8 @@ def product_verdict(
     form: str, sizes: tuple[int, int, int], dtype: torch.dtype, add: bool, device: torch.device
 ) -> Verdict:
     """Whether a product is exact to float32, adds to what is there if asked to, and writes nothing else."""
-    from fastqt.engines.triton.operands import aligned, multiply
+    from fastqt.engines.products import multiply
+    from fastqt.engines.triton.operands import aligned
 
     N, M, D = sizes
     generator = torch.Generator().manual_seed(0)

@@ -43,7 +43,7 @@ def chunk_products(
     rows: int, columns: int, width: int, device: torch.device
 ) -> Iterator[tuple[str, int, Callable[[], None]]]:
     """The name of each product, its multiplications, and what computes it."""
-    from fastqt.engines.triton.operands import multiply
+    from fastqt.engines.products import multiply
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, dtype=torch.float32).to(torch.bfloat16)

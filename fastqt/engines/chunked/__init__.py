@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.devices import product_dtype
 from fastqt.engines.chunked.prefixes import PrefixWalk
 from fastqt.engines.chunked.walk import Result, Walk
 from fastqt.engines.soundness import require_sound_targets
@@ -24,13 +25,21 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
-    """What inputs of a dtype are computed in: float32 for those of 16 bits."""
-    return torch.promote_types(dtype, torch.float32)
+    """What inputs of a dtype are computed in: those of 16 bits in float32, unless the device does better.
+
+    The walk over several prefixes has scores that are sums of products, in float32.
+    """
+    if isinstance(p, Problem) and p.prefix_dims:
+        return torch.promote_types(dtype, torch.float32)
+    return product_dtype(p.queries.device, dtype)
 
 
 def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
-    """Whether it takes embeddings as they are where their rows are to be normalised: yes."""
-    return True
+    """Whether it takes embeddings as they are where their rows are to be normalised.
+
+    It rounds probabilities times inverse norms, which float16 has too little range for.
+    """
+    return dtype is not torch.float16
 
 
 def gradients_in_forward(p: Problem) -> bool:

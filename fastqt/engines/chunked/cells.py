@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.engines.chunked.embeddings import Embeddings, ranges
-from fastqt.problem import Problem
+from fastqt.problem import Problem, loss_dtype
 
 BLOCK_BYTES = 8 * 2**20  # of the embeddings of cells that are scored at a time
 # Where more than one cell in so many is a target, scoring each by itself takes longer than the products,
@@ -89,7 +89,7 @@ class ListedTargets:
         row_bytes = 2 * p.queries.element_size() * p.queries.shape[1]
         for entries in ranges(len(scores), max(BLOCK_BYTES // row_bytes, 1)):
             row, column = places.rows[entries], places.columns[entries]
-            products = p.queries[row].mul_(p.candidates[column]).sum(1, dtype=dtype)
+            products = p.queries[row].to(loss_dtype(p.queries)).mul_(p.candidates[column]).sum(1, dtype=dtype)
             if queries.inverse_norms is not None and candidates.inverse_norms is not None:
                 products = products * queries.inverse_norms[row] * candidates.inverse_norms[column]
             scores[entries] = products * scale
@@ -129,11 +129,11 @@ class TargetTile:
         if p.targets.dense is None:
             M = len(p.candidates)
             self.places = Places(p, height, M)
-            self._cells = p.queries.new_empty(height * M + 1)
+            self._cells = p.queries.new_empty(height * M + 1, dtype=loss_dtype(p.queries))
 
     def of_chunk(self, rows: slice) -> Tensor:
         """T's rows, in the dtype of the scores; the next call may overwrite them."""
-        t, dtype = self.p.targets, self.p.queries.dtype
+        t, dtype = self.p.targets, loss_dtype(self.p.queries)
         if self.places is None:
             assert t.dense is not None
             T = t.dense[rows].to(dtype)

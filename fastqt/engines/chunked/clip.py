@@ -2,8 +2,13 @@
 
 Both walk over chunks of whole rows of the scores. The first adds up the exponentials in each row, and in
 each column over the chunks. After it dL/dS of a cell depends on no other cell, and the second walk makes it
-and its two products: 8 N M D operations. The pairs are left out of the sums, and their dL/dS is given, so
-that it keeps its digits once a pair is learnt.
+and its two products: 8 N M D operations, less the scores of the first walk's last chunk, with which the
+second begins. The pairs are left out of the sums, and their dL/dS is given, so that it keeps its digits once
+a pair is learnt.
+
+A score cannot be made once alone unless all are kept: what it adds to its query's gradient is divided by its
+column's sum, which has the scores of all other queries, and another query's columns have other sums, so that
+no later factor puts it right. So larger problems take 8 N M D, and those of one chunk 6.
 """
 
 from __future__ import annotations
@@ -14,7 +19,9 @@ from torch import Tensor
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import reference_clip
 from fastqt.engines.chunked.embeddings import Embeddings, ranges
+from fastqt.engines.chunked.rounded import ROUNDED, Rounded, rounded_bytes, score
 from fastqt.engines.chunked.walk import chunk_rows, scale_on
+from fastqt.engines.products import multiply
 from fastqt.problem import (
     ClipProblem,
     ClipSide,
@@ -42,14 +49,16 @@ def forward(p: ClipProblem) -> Rows:
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    known = sums(p)
-    total = (row_weight * _losses(known).sum()).to(loss_dtype(p.queries))
-    return total, _gradients(p, known, torch.full_like(known.row_others, row_weight), needs)
+    with torch.no_grad(), without_autocast(p.queries):
+        walk = _Walk(p, needs)
+        known = walk.sums()
+        total = (row_weight * _losses(known).sum()).to(loss_dtype(p.queries))
+        return total, walk.gradients(*_sides(known, torch.full_like(known.row_others, row_weight)))
 
 
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
-    return _gradients(p, ClipSums(*saved), row_weights, needs)
+    return gradients_from(p, *_sides(ClipSums(*saved), row_weights), needs)
 
 
 def sums(p: ClipProblem) -> ClipSums:
@@ -77,8 +86,8 @@ def _losses(known: ClipSums) -> Tensor:
     return (of_rows + torch.logaddexp(known.column_others - known.positive, zero)) / 2
 
 
-def _gradients(p: ClipProblem, known: ClipSums, weights: Tensor, needs: Needs) -> Gradients:
-    """The gradients of the sum of weights_i loss_i."""
+def _sides(known: ClipSums, weights: Tensor) -> tuple[ClipSide, ClipSide, Tensor]:
+    """The softmaxes of the sum of weights_i loss_i, and its dL/dS at the pairs."""
     positive, halves = known.positive, weights / 2
     rows, columns = (
         ClipSide(torch.logaddexp(others, positive), halves)
@@ -86,7 +95,7 @@ def _gradients(p: ClipProblem, known: ClipSums, weights: Tensor, needs: Needs) -
     )
     # P - 1 of a pair is minus what all others have.
     of_others = (known.row_others - rows.logsumexp).exp() + (known.column_others - columns.logsumexp).exp()
-    return gradients_from(p, rows, columns, -halves * of_others, needs)
+    return rows, columns, -halves * of_others
 
 
 class _Walk:
@@ -96,14 +105,17 @@ class _Walk:
         self.p, self.needs = p, needs
         self.pairs = len(p.queries) if p.pairs is None else p.pairs
         self.dtype, self.scale = accumulation_dtype(p.queries.device), scale_on(p.queries.device, p.scale)
-        self.queries = Embeddings(p.queries, p.normalize, needs.queries)
+        self.queries = Embeddings(p.queries, p.normalize, wanted=False)
         self.candidates = Embeddings(p.candidates, p.normalize, needs.candidates)
 
         N, M = len(p.queries), len(p.candidates)
-        row_bytes = (2 * M + 3 * p.queries.shape[1]) * p.queries.element_size()
+        dtype = loss_dtype(p.queries)
+        row_bytes = (2 * M + 3 * p.queries.shape[1]) * dtype.itemsize + rounded_bytes(p.queries, M)
         self.height = chunk_rows(N, p.memory, p.queries.device, row_bytes)
         # Scores, and room for their exponentials.
-        self._scores, self._room = p.queries.new_empty(2, self.height, M)
+        tiles: Tensor = p.queries.new_empty((2, self.height, M), dtype=dtype)
+        self._scores, self._room = tiles[0], tiles[1]
+        self._held: slice | None = None  # the rows whose scores the first walk has left there
 
     def sums(self) -> ClipSums:
         """The first walk."""
@@ -114,7 +126,7 @@ class _Walk:
 
         for rows in ranges(N, self.height):
             f = self.queries.rows(rows)
-            S = self._scored(f * self.scale)
+            S = self._scored(rows, f * self.scale)
 
             of_pairs = self._pairs_of(S, rows)
             if len(of_pairs):
@@ -125,19 +137,25 @@ class _Walk:
 
             row_others[rows] = self._logsumexp(S, 1)
             column_others = torch.logaddexp(column_others, self._logsumexp(S, 0))
+            self._held = rows
         return ClipSums(positive_scores(positive), row_others, column_others)
 
     def gradients(self, rows: ClipSide, columns: ClipSide, pairs: Tensor) -> Gradients:
         """The second walk, of known sums."""
-        queries, candidates = self.queries, self.candidates
+        p, queries, candidates = self.p, self.queries, self.candidates
         row_shifts, row_weights = self._shifted(rows)
         column_shifts, column_weights = self._shifted(columns)
-        of_scale = torch.zeros((), dtype=self.dtype, device=self.p.queries.device)
+        of_scale = torch.zeros((), dtype=self.dtype, device=p.queries.device)
+        gradient = p.queries.new_empty(p.queries.shape) if self.needs.queries else None
+        rounded = None
+        if p.queries.dtype in ROUNDED:
+            largest = rows.weights.abs().amax() + columns.weights.abs().amax()
+            rounded = Rounded(queries, self.scale, largest, None, self._room.numel())
 
-        for chunk in ranges(len(self.p.queries), self.height):
+        for chunk in reversed([*ranges(len(p.queries), self.height)]):
             f = queries.rows(chunk)
             scaled = f * self.scale
-            S = self._scored(scaled)
+            S = self._scored(chunk, scaled)
 
             dS = torch.sub(S, column_shifts, out=self._room[: len(f)]).exp_().mul_(column_weights)
             dS.addcmul_(S.sub_(row_shifts[chunk, None]).exp_(), row_weights[chunk, None])
@@ -146,24 +164,31 @@ class _Walk:
 
             if candidates.inverse_norms is not None:
                 dS.mul_(candidates.inverse_norms)
+            missing = None
+            if rounded is not None:
+                dS, scaled, missing = rounded.of_chunk(chunk, dS, torch.ones_like(rows.weights[chunk]))
             if candidates.gradient is not None:
-                candidates.gradient.addmm_(dS.T, scaled)
-            if queries.gradient is None and not self.needs.scale:
+                multiply(candidates.gradient, dS.T, scaled, add=True)
+            if gradient is None and not self.needs.scale:
                 continue
-            product = dS @ candidates.matrix
+            product = torch.empty_like(f)
+            multiply(product, dS, candidates.matrix, add=False)
+            if missing is not None:
+                product.mul_(missing[:, None])
             if self.needs.scale:
                 of_scale += (product * f).sum(1, dtype=self.dtype).sum()
-            if queries.gradient is not None:
-                queries.gradient[chunk] = queries.through_norms(chunk, product.mul_(self.scale))
+            if gradient is not None:
+                gradient[chunk] = queries.through_norms(chunk, product.mul_(self.scale))
 
-        candidates.finish()
-        scale = of_scale if self.needs.scale else None
-        return Inputs(queries.gradient, candidates.gradient, scale=scale)
+        of_candidates = candidates.finished(None if rounded is None else rounded.of_columns)
+        return Inputs(gradient, of_candidates, scale=of_scale if self.needs.scale else None)
 
-    def _scored(self, scaled: Tensor) -> Tensor:
-        """The scores of some rows."""
-        S = torch.mm(scaled, self.candidates.matrix.T, out=self._scores[: len(scaled)])
-        return S if self.candidates.inverse_norms is None else S.mul_(self.candidates.inverse_norms)
+    def _scored(self, rows: slice, scaled: Tensor) -> Tensor:
+        """The scores of some rows, minus infinity at the pairs where the first walk has left them."""
+        S = self._scores[: len(scaled)]
+        if rows != self._held:
+            score(S, rows, scaled, self.queries, self.candidates, self.scale)
+        return S
 
     def _pairs_of(self, cells: Tensor, rows: slice) -> Tensor:
         """A view of those of some rows' cells that are pairs."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fastqt.problem import loss_dtype
+
 LEAST_NORM = 1e-12  # that `torch.nn.functional.normalize` divides by
 BLOCK_BYTES = 4 * 2**20  # of the rows that are finished at a time
 
@@ -17,17 +19,17 @@ class Embeddings:
     Attributes:
         matrix: (rows, D)
         inverse_norms: (rows,), or None where scores are no cosines.
-        gradient: (rows, D), zeros at first.
+        gradient: (rows, D), zeros at first, in the dtype of scores, as the inverse norms.
     """
 
     def __init__(self, matrix: Tensor, normalize: bool, wanted: bool | None) -> None:
-        self.matrix = matrix
+        self.matrix, dtype = matrix, loss_dtype(matrix)
         self.inverse_norms = inverse_norms(matrix) if normalize else None
-        self.gradient = torch.zeros_like(matrix, memory_format=torch.contiguous_format) if wanted else None
+        self.gradient = matrix.new_zeros(matrix.shape, dtype=dtype) if wanted else None
 
     def rows(self, rows: slice) -> Tensor:
-        """Some rows as scores read them."""
-        x = self.matrix[rows]
+        """Some rows as scores read them, in the dtype of scores."""
+        x = self.matrix[rows].to(loss_dtype(self.matrix))
         return x if self.inverse_norms is None else x * self.inverse_norms[rows, None]
 
     def through_norms(self, rows: slice, gradient: Tensor) -> Tensor:
@@ -47,17 +49,26 @@ class Embeddings:
         radial.masked_fill_(self.inverse_norms[rows] >= 1 / LEAST_NORM, 0)
         gradient.addcmul_(unit, radial[:, None], value=-1)
 
-    def finish(self) -> None:
-        """Turns the sum of dSᵀ times the queries, times the inverse norms, into the gradient."""
-        if self.gradient is not None and self.inverse_norms is not None:
-            height = max(BLOCK_BYTES // (self.matrix.shape[1] * self.matrix.element_size()), 1)
+    def finished(self, factor: Tensor | None = None) -> Tensor | None:
+        """The gradient, if one is wanted, in the dtype of the matrix.
+
+        Args:
+            factor: () what the sum of dSᵀ times the queries, times the inverse norms, lacks.
+        """
+        if self.gradient is None:
+            return None
+        if factor is not None:
+            self.gradient.mul_(factor)
+        if self.inverse_norms is not None:
+            height = max(BLOCK_BYTES // (self.matrix.shape[1] * self.gradient.element_size()), 1)
             for rows in ranges(len(self.matrix), height):
                 self.take_off_radial(rows, self.gradient[rows])
+        return self.gradient.to(self.matrix.dtype)
 
 
 def inverse_norms(x: Tensor) -> Tensor:
-    """One over the norm of each row, as `torch.nn.functional.normalize` has it, in the dtype of `x`."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    """One over the norm of each row, as `torch.nn.functional.normalize` has it, in the dtype of scores."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=loss_dtype(x))
     return norms.clamp_(min=LEAST_NORM).reciprocal_()
 
 

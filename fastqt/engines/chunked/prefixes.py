@@ -160,11 +160,10 @@ class PrefixWalk(Walk):
             if parts:
                 self._add_gradients(rows, f, scaled, parts)
 
-        self._finish_columns()
         losses = torch.stack([prefix.weight * prefix.link.loss for prefix in self.prefixes]).sum(0)
         return Result(losses, self.link.logsumexp, self.link.mass, self._gradients())
 
-    def _multiply(self, rows: slice, scaled: Tensor, S: Tensor) -> None:
+    def _score(self, rows: slice, scaled: Tensor, S: Tensor) -> None:
         """Adds the products of the prefix's block to those of the blocks before, and writes its scores."""
         block, R, first = self._at.block, self._sums[: S.numel()].view_as(S), 0
         for embeddings in self.blocks:
@@ -295,6 +294,10 @@ class PrefixWalk(Walk):
                     block = embeddings.gradient[:, prefix.block]
                     block.addcmul_(embeddings.matrix[:, prefix.block], along[first:last, None], value=-1)
                 first = last
+
+    def _of_blocks(self) -> list[Tensor | None]:
+        self._finish_columns()
+        return [block.gradient for block in self.blocks]
 
     def _gradients(self) -> Gradients:
         gradients = super()._gradients()

@@ -18,6 +18,7 @@ and between 2 and 3 their exact E is put in their place.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,9 @@ from fastqt.devices import accumulation_dtype
 from fastqt.engines.chunked.cells import ListedTargets, Places, TargetTile, are_listed
 from fastqt.engines.chunked.embeddings import Embeddings, ranges
 from fastqt.engines.chunked.links import Chunk, Factors, Link, Sigmoid, Softmax
-from fastqt.problem import Gradients, Inputs, Needs, Problem, finite_scale, room_of
+from fastqt.engines.chunked.rounded import ROUNDED, Rounded, rounded_bytes, score
+from fastqt.engines.products import multiply
+from fastqt.problem import Gradients, Inputs, Needs, Problem, finite_scale, loss_dtype, room_of
 from fastqt.steps import even_step
 
 # Bytes of what belongs to a chunk. On a CPU it stays near the caches; elsewhere launches should be few.
@@ -89,7 +92,8 @@ class Walk:
         link: type[Softmax | Sigmoid] = Sigmoid if p.link == "sigmoid" else Softmax
         tiles = (LISTED_TILES if listed else MATRIX_TILES) + link.takes_spare
         tiles += self.more_tiles(link.takes_spare)
-        row_bytes = (tiles * self.width + 5 * self.D) * p.queries.element_size()
+        row_bytes = (tiles * self.width + 5 * self.D) * loss_dtype(p.queries).itemsize
+        row_bytes += rounded_bytes(p.queries, self.width)
         self.height = chunk_rows(self.N, p.memory, device, row_bytes)
 
         self.places = Places(p, self.height, self.width) if listed else None
@@ -98,6 +102,7 @@ class Walk:
         if self.places is not None:
             targets = ListedTargets(p, self.queries, self.blocks[0], self.scale, self.places)
 
+        self.rounded = self._rounded(weights) if p.queries.dtype in ROUNDED else None
         if not isinstance(weights, Tensor):
             weights = torch.full((self.N,), weights, dtype=self.dtype, device=device)
         self.link: Link = link(p, weights, targets)
@@ -107,17 +112,31 @@ class Walk:
         """How many more tiles there are, each as large as a chunk's scores."""
         return 0
 
+    def _rounded(self, weights: float | Tensor) -> Rounded:
+        """What products read of embeddings of 16 bits."""
+        p = self.p
+        largest = torch.ones((), dtype=self.dtype, device=p.queries.device)
+        if p.link != "log_sum_exp":
+            largest = p.targets.largest_mass(self.M)
+        if p.link == "sigmoid":
+            largest = largest.clamp(min=1)
+        cells = self.height * self.width
+        if isinstance(weights, Tensor):
+            return Rounded(self.queries, self.scale, largest, weights, cells)
+        return Rounded(self.queries, self.scale, largest * weights, None, cells)
+
     def _make_room(self) -> None:
         """Allocates the chunk and the gradients."""
-        p, needs, new = self.p, self.needs, self.p.queries.new_empty
+        p, needs = self.p, self.needs
+        new = partial(p.queries.new_empty, dtype=loss_dtype(p.queries))
         # One cell more than there are, to which what is of no interest is written.
         self._cells = new(self.height * self.width + 1)
         self._spare = new(self.height * self.width) if self.link.takes_spare else None
 
-        self.query_gradient = new(p.queries.shape) if needs.queries else None
+        self.query_gradient = p.queries.new_empty(p.queries.shape) if needs.queries else None
         self.row_negative_gradient = None
         if p.row_negatives is not None and needs.row_negatives:
-            self.row_negative_gradient = new(p.row_negatives.shape)
+            self.row_negative_gradient = p.row_negatives.new_empty(p.row_negatives.shape)
         self.row_score_gradient = None
         if p.row_scores is not None and needs.row_scores:
             self.row_score_gradient = torch.empty_like(p.row_scores)
@@ -126,7 +145,7 @@ class Walk:
             self.bias_gradient = torch.zeros_like(p.bias)
         self.scale_gradient = torch.zeros((), dtype=self.dtype, device=p.queries.device)
         # Of the chunk's queries: scaled, times the row factors, and the product of E and the candidates.
-        self._scaled, self._weighted, self._product = new(3, self.height, self.D)
+        self._scaled, self._weighted, self._product = new((3, self.height, self.D))
 
     def run(self) -> Result:
         """Visits all chunks."""
@@ -141,15 +160,13 @@ class Walk:
                 self._restore_cells(rows, entries, places)
                 self._differentiate(chunk, f, scaled, factors)
 
-        for block in self.blocks:
-            block.finish()
         return Result(self.link.loss, self.link.logsumexp, self.link.mass, self._gradients())
 
     def _scored(self, rows: slice, f: Tensor, scaled: Tensor) -> tuple[Chunk, slice, Tensor | None]:
         """The scores of some rows, and where listed targets are among them."""
         n = len(f)
         S = self._cells[: n * self.width].view(n, self.width)
-        self._multiply(rows, scaled, S)
+        self._score(rows, scaled, S)
 
         T = None if self.target_tile is None else self.target_tile.of_chunk(rows)
         self._exclude(S[:, : self.M], rows, T)
@@ -161,14 +178,12 @@ class Walk:
         spare = None if self._spare is None else self._spare[: S.numel()].view_as(S)
         return Chunk(rows, S, self._alone(rows, f), T, spare), entries, places
 
-    def _multiply(self, rows: slice, scaled: Tensor, S: Tensor) -> None:
+    def _score(self, rows: slice, scaled: Tensor, S: Tensor) -> None:
         """Writes the scores of some rows of queries, which are scaled already."""
         first = 0
         for block in self.blocks:
             cells = S[:, first : first + len(block.matrix)]
-            torch.mm(scaled, block.matrix.T, out=cells)
-            if block.inverse_norms is not None:
-                cells.mul_(block.inverse_norms)
+            score(cells, rows, scaled, self.queries, block, self.scale)
             first += len(block.matrix)
 
     def _exclude(self, S: Tensor, rows: slice, T: Tensor | None) -> None:
@@ -210,20 +225,8 @@ class Walk:
         if self.row_score_gradient is not None and factors.alone is not None:
             self.row_score_gradient[rows] = factors.alone.to(self.row_score_gradient.dtype)
 
-        wants_product = self.query_gradient is not None or self.needs.scale
-        weighted = torch.mul(scaled, row_factors[:, None], out=self._weighted[: len(f)])
-        product, first = self._product[: len(f)], 0
-        for block in self.blocks:
-            cells = E[:, first : first + len(block.matrix)]
-            if block.inverse_norms is not None:
-                cells.mul_(block.inverse_norms)
-            if wants_product:
-                product.addmm_(cells, block.matrix, beta=int(first > 0))
-            if block.gradient is not None:
-                block.gradient.addmm_(cells.T, weighted)
-            first += len(block.matrix)
-
-        product.mul_(row_factors[:, None])
+        product = self._product[: len(f)]
+        self._multiply(chunk, scaled, factors, product)
         if self.row_negatives is not None and factors.alone is not None:
             of_cells = factors.alone.to(f.dtype)[:, None]
             product.addcmul_(self.row_negatives.rows(rows), of_cells)
@@ -236,11 +239,41 @@ class Walk:
         if self.query_gradient is not None:
             self.query_gradient[rows] = self.queries.through_norms(rows, product.mul_(self.scale))
 
+    def _multiply(self, chunk: Chunk, scaled: Tensor, factors: Factors, product: Tensor) -> None:
+        """The products of E: that with the candidates, and what the chunk adds to their gradient."""
+        E, first = chunk.scores, 0
+        for block in self.blocks:
+            if block.inverse_norms is not None:
+                E[:, first : first + len(block.matrix)].mul_(block.inverse_norms)
+            first += len(block.matrix)
+
+        if self.rounded is None:
+            missing = factors.of_rows.to(E.dtype)
+            weighted = torch.mul(scaled, missing[:, None], out=self._weighted[: len(scaled)])
+        else:
+            E, weighted, missing = self.rounded.of_chunk(chunk.rows, E, factors.of_rows)
+
+        wants_product, first = self.query_gradient is not None or self.needs.scale, 0
+        for block in self.blocks:
+            cells = E[:, first : first + len(block.matrix)]
+            if wants_product:
+                multiply(product, cells, block.matrix, add=first > 0)
+            if block.gradient is not None:
+                multiply(block.gradient, cells.T, weighted, add=True)
+            first += len(block.matrix)
+        product.mul_(missing[:, None])
+
+    def _of_blocks(self) -> list[Tensor | None]:
+        """The gradients of the blocks, once all chunks are visited."""
+        factor = None if self.rounded is None else self.rounded.of_columns
+        return [block.finished(factor) for block in self.blocks]
+
     def _gradients(self) -> Gradients:
+        of_blocks = self._of_blocks()
         return Inputs(
             queries=self.query_gradient,
-            candidates=self.blocks[0].gradient,
-            negatives=self.blocks[1].gradient if len(self.blocks) > 1 else None,
+            candidates=of_blocks[0],
+            negatives=of_blocks[1] if len(of_blocks) > 1 else None,
             row_negatives=self.row_negative_gradient,
             scale=self.scale_gradient if self.needs.scale else None,
             bias=self.bias_gradient,

@@ -20,8 +20,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fastqt.engines.products import multiply
 from fastqt.engines.triton.heights import chunk_rows, columns_that_fit, rows_that_fit
-from fastqt.engines.triton.operands import Block, Operands, aligned, fitting, multiply, ranges
+from fastqt.engines.triton.operands import Block, Operands, aligned, fitting, ranges
 from fastqt.engines.triton.scores import Scores
 from fastqt.kernels.gradients import candidate_gradient_epilogue, query_gradient_epilogue
 from fastqt.kernels.scores import Tile, column_tiles, row_tiles

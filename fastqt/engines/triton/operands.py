@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fastqt.devices import is_described, on_gpu, properties
+from fastqt.devices import on_gpu, properties
 from fastqt.engines.triton.free_memory import room_within
 from fastqt.problem import Gradients, Inputs, Needs, Problem, room_of
 
@@ -97,7 +97,7 @@ class Operands:
         t = self.p.targets
         in_every_cell = t.dense is not None or t.background is not None  # what is stored is less the targets
         if self.p.queries.dtype is torch.float16 and (self.p.link == "softmax" or in_every_cell):
-            norm = norm * _largest_mass(self.p).clamp(min=1)
+            norm = norm * t.largest_mass(len(self.p.candidates)).clamp(min=1)
         return norm
 
     @property
@@ -173,19 +173,6 @@ class Operands:
         )
 
 
-def _largest_mass(p: Problem) -> Tensor:
-    """The largest sum of a row of T, () float64."""
-    t = p.targets
-    if t.dense is not None:
-        mass = t.dense.sum(1, dtype=torch.float64)
-    else:
-        starts, _, weights = t.compressed()
-        mass = torch.cat([weights.new_zeros(1), weights.cumsum(0)])[starts].diff()
-    if t.background is not None:
-        mass = mass + p.candidates.shape[0] * t.background
-    return mass.amax()
-
-
 def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
     """A scale as kernels read it; nothing waits for a device that holds it."""
     if isinstance(scale, Tensor) and scale.device == device:
@@ -196,18 +183,6 @@ def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
 def weighted_sum(loss: Tensor, row_weight: float) -> Tensor:
     """row_weight * sum_i loss_i, () float32, in two launches."""
     return torch.mul(loss.sum(), row_weight, out=loss.new_empty((), dtype=torch.float32))
-
-
-def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    """out (+)= a b, accumulated in float32."""
-    if is_described():
-        return
-    if out.dtype is a.dtype:
-        out.addmm_(a, b, beta=int(add))
-    elif a.is_cuda:
-        torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
-    else:
-        out.addmm_(a.float(), b.float(), beta=int(add))
 
 
 def room_for(p: Problem) -> int:

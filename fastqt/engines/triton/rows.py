@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastqt.engines.products import multiply
 from fastqt.engines.soundness import TARGETS_WANTED, sound
 from fastqt.engines.triton.heights import chunk_rows
-from fastqt.engines.triton.operands import Operands, aligned, multiply, ranges
+from fastqt.engines.triton.operands import Operands, aligned, ranges
 from fastqt.kernels.loss_rows import loss_rows
 from fastqt.negatives import mixed_rows
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.engines.products import multiply
 from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.heights import rows_that_fit
 from fastqt.engines.triton.operands import (
     Operands,
     aligned,
-    multiply,
     ranges,
     room_for,
     weighted_sum,

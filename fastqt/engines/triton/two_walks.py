@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from fastqt.engines.products import multiply
 from fastqt.engines.triton import operands
 from fastqt.engines.triton.heights import (
     LAUNCH,
@@ -22,7 +23,7 @@ from fastqt.engines.triton.heights import (
     within_a_wave,
 )
 from fastqt.engines.triton.loop import Loop
-from fastqt.engines.triton.operands import Block, Operands, aligned, multiply, ranges
+from fastqt.engines.triton.operands import Block, Operands, aligned, ranges
 from fastqt.kernels.launch import multiprocessors
 
 CHUNK_LAUNCHES = 8  # of a chunk of rows, beside those of its tiles

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.sections import NotTakenError, Options
 from benchmarks.gpu.smoke import losses, machine, products, scores, vendor
 from benchmarks.gpu.stages import SCORES, smoke
-from fastqt.engines.triton import operands
+from fastqt.engines import products as engine_products
 
 CPU = torch.device("cpu")
 DRY = Options(dry_run=True)
@@ -45,7 +45,7 @@ def test_the_steps_are_those_that_a_first_contact_wants():
 @pytest.mark.parametrize("form", products.FORMS)
 @pytest.mark.parametrize("add", [False, True])
 def test_a_product_that_is_wrong_fails(form, add, monkeypatch):
-    right = operands.multiply
+    right = engine_products.multiply
     verdict = partial(products.product_verdict, form, products.DRY_SIZES, torch.bfloat16, add, CPU)
 
     def rounded(out, a, b, *, add):
@@ -65,7 +65,7 @@ def test_a_product_that_is_wrong_fails(form, add, monkeypatch):
     assert verdict().ok
     broken = [rounded, adds_nothing if add else always_adds]
     for wrong in [*broken, writes_beyond] if "slice" in form else broken:
-        monkeypatch.setattr(operands, "multiply", wrong)
+        monkeypatch.setattr(engine_products, "multiply", wrong)
         found = verdict()
         assert not found.ok
         assert found.detail.startswith("wrong: product; product ")

@@ -1,0 +1,20 @@
+"""Matrix products in torch's own operations, which add up in float32 at least."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastqt.devices import INTO_FLOAT32, has_kernel, is_described
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    """out (+)= a b, where `out` has the dtype of `a` and `b`, or float32 where they have 16 bits."""
+    if is_described():
+        return
+    if out.dtype is a.dtype:
+        out.addmm_(a, b, beta=int(add))
+    elif has_kernel(INTO_FLOAT32, a.device.type):
+        torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
+    else:
+        out.addmm_(a.float(), b.float(), beta=int(add))
