@@ -189,7 +189,7 @@ class ClipProblem(Differentiable):
 
 
 class ClipSums(NamedTuple):
-    """What is found of the scores of a `ClipProblem`, all of them float64.
+    """What is found of the scores of a `ClipProblem`, all in the dtype of accumulation.
 
     Attributes:
         positive: (pairs,) the score of each pair; NaN in place of infinity, as of `positive_scores`.
@@ -206,8 +206,8 @@ class ClipSide(NamedTuple):
     """The whole softmax of each row, or of each column, of which a `ClipProblem` may hold a part.
 
     Attributes:
-        logsumexp: (N,) or (M,) float64, of all cells, a pair's included.
-        weights: (N,) or (M,) float64; dL/dS of a cell has weight * exp(S - logsumexp) from this side.
+        logsumexp: (N,) or (M,) in the dtype of accumulation, of all cells, a pair's included.
+        weights: (N,) or (M,) of the same dtype; dL/dS of a cell has weight * exp(S - logsumexp) from this side.
     """
 
     logsumexp: Tensor

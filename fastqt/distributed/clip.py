@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed import collectives, faults
 from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.ring import in_dtypes_of
@@ -66,7 +67,7 @@ class ClipOfRanks:
         """row_weight * sum_i loss_i of this rank's pairs, and the gradients of the same of all pairs."""
         gathered = self._gathered(p)
         rows = self._rows(p, gathered)
-        weights = torch.full((self.N,), row_weight, dtype=torch.float64, device=p.queries.device)
+        weights = torch.full_like(rows.saved[0], row_weight)
         gradients = self._gradients(p, gathered, rows.saved, weights, needs)
         return (row_weight * rows.loss.sum()).to(loss_dtype(p.queries)), gradients
 
@@ -106,7 +107,7 @@ class ClipOfRanks:
     def _rows(self, p: ClipProblem, gathered: Tensor | None) -> Rows:
         """The losses; saved are all pairs' scores, and what else is in own rows and in all columns."""
         group, n = self.shards.group, len(p.queries)
-        positive = p.queries.new_empty(n, dtype=torch.float64)
+        positive = p.queries.new_empty(n, dtype=accumulation_dtype(p.queries.device))
         of_rows = torch.full_like(positive, -torch.inf)
         of_columns = positive.new_full((self.N,), -torch.inf)
         for rectangle in self._rectangles(p, gathered, self._exchange(p)):
@@ -128,7 +129,7 @@ class ClipOfRanks:
         p: ClipProblem,
         gathered: Tensor | None,
         known: tuple[Tensor, ...],
-        weights: Tensor,  # (N,) float64, of all pairs
+        weights: Tensor,  # (N,) of all pairs
         needs: Needs,
     ) -> Gradients:
         positive, of_rows, of_columns = known

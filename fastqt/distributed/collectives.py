@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed import steps
 from fastqt.distributed.group import Group
 
@@ -123,7 +124,7 @@ def of_first_rank(x: Tensor, group: Group) -> Tensor:
 
 
 def log_add_up(x: Tensor, group: Group) -> Tensor:
-    """log sum_r exp(x_r) over all ranks, float64; -inf at a rank adds nothing."""
+    """log sum_r exp(x_r) over all ranks, in the dtype of x; -inf at a rank adds nothing."""
     most = x.clone()
     steps.exchange(group, "maxima", dist.all_reduce, most, dist.ReduceOp.MAX, group=group.process_group)
     finite = most.where(most.isfinite(), 0)
@@ -167,8 +168,8 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: Group) -> Tensor:
         ctx.factor = group.factor
-        parts = local.new_empty(group.size, dtype=torch.float64)
-        part = local.double().reshape(1)
+        part = local.to(accumulation_dtype(local.device)).reshape(1)
+        parts = part.new_empty(group.size)
         steps.exchange(group, "losses", all_gather, parts, part, group=group.process_group)
         return parts.sum().to(local.dtype)
 

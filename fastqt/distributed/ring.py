@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed import faults
 from fastqt.distributed.exchange import Exchange, add, zeros_like
 from fastqt.distributed.shards import Shards
-from fastqt.engines import Computation
+from fastqt.engines import Computation, ComputationOfColumns
 from fastqt.problem import ROW_CELLS, Gradients, Needs, Problem, Rows, loss_dtype
 
 
@@ -36,7 +38,7 @@ class Ring:
 
     Args:
         shards: how candidates and negatives lie on the ranks.
-        engine: what computes each visit.
+        engine: what computes each visit; of a softmax a `ComputationOfColumns`.
     """
 
     def __init__(self, shards: Shards, engine: Computation) -> None:
@@ -58,7 +60,7 @@ class Ring:
     @faults.telling
     def forward_with_gradients(self, p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
         """row_weight * sum_i loss_i, and its gradients; for a sigmoid."""
-        total = p.queries.new_zeros((), dtype=torch.float64)
+        total = p.queries.new_zeros((), dtype=accumulation_dtype(p.queries.device))
 
         def compute(visit: Problem, needs: Needs) -> Gradients:
             part, gradients = self.engine.forward_with_gradients(visit, row_weight, needs)
@@ -73,7 +75,10 @@ class Ring:
         """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
 
         def compute(visit: Problem, needs: Needs) -> Gradients:
-            return Gradients(*self.engine.backward(visit, saved, row_weights, needs))
+            if p.link == "sigmoid":
+                return Gradients(*self.engine.backward(visit, saved, row_weights, needs))
+            engine, (logsumexp, mass) = cast(ComputationOfColumns, self.engine), saved
+            return Gradients(*engine.backward_of_columns(visit, logsumexp, mass, row_weights, needs))
 
         return self._gradients(p, needs, compute)
 
@@ -160,28 +165,31 @@ class _RowSums:
 
     def __init__(self, p: Problem) -> None:
         self.link = p.link
-        n = len(p.queries)
-        self.logsumexp = p.queries.new_full((n,), -torch.inf, dtype=torch.float64)
-        self.mass, self.rest = (p.queries.new_zeros(n, dtype=torch.float64) for _ in range(2))
+        n, dtype = len(p.queries), accumulation_dtype(p.queries.device)
+        self.logsumexp = p.queries.new_full((n,), -torch.inf, dtype=dtype)
+        self.mass, self.loss = (p.queries.new_zeros(n, dtype=dtype) for _ in range(2))
 
     def add(self, rows: Rows) -> None:
         if self.link == "sigmoid":
-            self.rest += rows.loss
+            self.loss += rows.loss
             return
         logsumexp, mass = rows.saved
-        self.logsumexp = torch.logaddexp(self.logsumexp, logsumexp)
         if self.link == "softmax":
-            # What the targets' scores and the entropy give, without the mass times the logsumexp.
-            self.rest += (rows.loss - mass * logsumexp).where(mass > 0, 0)
+            # A target's loss grows by what the logsumexp grows, which is found without a difference of the two
+            # sums, so that a loss near 0 keeps its digits.
+            apart = logsumexp - self.logsumexp
+            zero = torch.zeros_like(apart)
+            self.loss += (rows.loss + mass * torch.logaddexp(-apart, zero)).where(mass > 0, 0)
+            self.loss += (self.mass * torch.logaddexp(apart, zero)).where(self.mass > 0, 0)
             self.mass += mass
+        self.logsumexp = torch.logaddexp(self.logsumexp, logsumexp)
 
     def rows(self) -> Rows:
         if self.link == "sigmoid":
-            return Rows(self.rest, (self.logsumexp, self.mass))
+            return Rows(self.loss, (self.logsumexp, self.mass))
         if self.link == "log_sum_exp":
             return Rows(self.logsumexp, (self.logsumexp, torch.ones_like(self.mass)))
-        loss = (self.mass * self.logsumexp + self.rest).where(self.mass > 0, 0)
-        return Rows(loss, (self.logsumexp, self.mass))
+        return Rows(self.loss, (self.logsumexp, self.mass))
 
 
 def in_dtypes_of(inputs: Sequence[Tensor | None], sums: Gradients) -> Gradients:

@@ -74,6 +74,19 @@ class Computation(Protocol):
     def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any: ...
 
 
+class ComputationOfColumns(Computation, Protocol):
+    """A module that also computes problems of which several processes have the columns.
+
+    `forward` finds the loss, the logsumexp and the mass of rows of these columns alone, which add up to those
+    of whole rows. `backward_of_columns` is given the logsumexp and the mass of whole rows, in place of what
+    was found of these columns, and so finds their part of the gradients.
+    """
+
+    def backward_of_columns(
+        self, p: Any, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Any
+    ) -> Any: ...
+
+
 class ClipComputation(Computation, Protocol):
     """A module that computes CLIP's loss, and what can be found of a rectangle of its scores by itself.
 
@@ -112,6 +125,7 @@ class Engine:
     of_kind: Callable[[Any], Any]
     mixes: bool = False  # whether it makes `Mixed` row negatives itself; otherwise they are written before
     takes_prefixes: bool = False  # whether it computes a problem of prefixes
+    takes_columns: bool = False  # whether it is a `ComputationOfColumns` of a `Problem`
     eager: bool = False  # whether its loss is plain PyTorch that autograd differentiates
     # The dtypes for which `choose` and `dtype_for` ask for no more of a problem than its class and the types,
     # shapes, dtypes and devices of its embeddings.
@@ -177,6 +191,7 @@ ENGINES = {
             "cpu",
             cast(EngineModule, cpu),
             lambda p: _CPU[type(p)],
+            takes_columns=True,
             by_kind=(torch.float32, torch.float64, torch.float16),
         ),
         Engine("cuda", cast(EngineModule, cuda), lambda p: _CUDA.get(type(p)), mixes=True),
@@ -187,7 +202,13 @@ ENGINES = {
             mixes=True,
             scales=triton.scaled,
         ),
-        Engine("torch", cast(EngineModule, chunked), lambda p: _TORCH.get(type(p)), takes_prefixes=True),
+        Engine(
+            "torch",
+            cast(EngineModule, chunked),
+            lambda p: _TORCH.get(type(p)),
+            takes_prefixes=True,
+            takes_columns=True,
+        ),
         Engine("reference", cast(EngineModule, reference), _of_reference, eager=True, takes_prefixes=True),
     )
 }

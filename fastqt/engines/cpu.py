@@ -116,6 +116,13 @@ def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple
     return total, _gradients(gradients, needs)
 
 
+def backward_of_columns(
+    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs
+) -> Gradients:
+    """The part of the gradients of longer rows that some of their columns have."""
+    return backward(p, (logsumexp, mass), row_weights, needs)
+
+
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.problem import (
     ClipProblem,
     ClipSide,
@@ -18,7 +19,7 @@ from fastqt.problem import (
 
 def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
-    scores = finite_scale(p.scale) * _products(p).double()
+    scores = finite_scale(p.scale) * _products(p).to(accumulation_dtype(p.queries.device))
     own = _pairs_of(p, scores)
     positive = positive_scores(own)
     own.fill_(float("-inf"))
@@ -30,7 +31,7 @@ def gradients_from(
 ) -> Gradients:
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
     scale, products = finite_scale(p.scale), _products(p)
-    scores = scale * products.double()
+    scores = scale * products.to(accumulation_dtype(p.queries.device))
     of_scores = rows.weights[:, None] * (scores - rows.logsumexp[:, None]).exp_()
     of_scores += columns.weights * (scores - columns.logsumexp).exp_()
     _pairs_of(p, of_scores).copy_(pairs)

@@ -20,6 +20,7 @@ from fastqt.distributed.group import Group
 from fastqt.distributed.local import with_a_row
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards
+from fastqt.engines import plans
 from fastqt.functional.call import LEAVES, MAY_LACK, Call
 from fastqt.functional.lowering import prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
@@ -185,6 +186,8 @@ def _problem_of_ring(shards: Shards, call: Call, one: Call) -> tuple[Problem, en
             setattr(visited, name, None)
 
     p, plan = problem_of(visited)
+    if p.link != "sigmoid" and not (plan.engine.takes_columns or plan.engine.eager):
+        plan = plans.plan(None, p, "torch")  # The kernels know no other columns of a row than their own.
     if plan.engine.eager:
         raise ValueError("exchange: want 'gather' with backend='reference', got 'ring'")
     p.queries, p.candidates, p.negatives = call.queries, call.candidates, call.negatives

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import NamedTuple
 
+from fastqt.devices import accumulation_dtype
 from fastqt.fields import Differentiable
 from fastqt.losses.adding_walk import AddingWalk
 
@@ -77,16 +78,17 @@ class PositionalProblem(Differentiable):
 
 
 def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: PositionalGradients) -> Tensor:
-    """The loss of each sentence, (B,) float64; adds the gradients of sum_i row_weights_i loss_i."""
+    """The loss of each sentence, (B,) in the dtype of accumulation; adds the gradients of sum_i row_weights_i loss_i."""
     dlatents, dpositions, dweight, dbias = gradients
     places, weight = p.position_scores, p.weight
-    of_position = 1 / p.within.sum(1).clamp(min=1).double() if p.mean else None
+    dtype = accumulation_dtype(p.queries.device)
+    of_position = 1 / p.within.sum(1).clamp(min=1).to(dtype) if p.mean else None
     if row_weights is not None:
         row_weights = row_weights.to(p.queries.dtype)
     if of_position is not None and row_weights is not None:
         row_weights = row_weights * of_position.to(row_weights.dtype)
 
-    losses = p.queries.new_empty(len(p.ids), dtype=torch.float64)
+    losses = p.queries.new_empty(len(p.ids), dtype=dtype)
     # Sums over sentences of the positions' probabilities, before the factor that the position gives.
     sums = torch.zeros_like(places.scores) if dpositions is not None or dweight is not None else None
     step = max(CHUNK_BYTES // (len(weight) * weight.element_size()), 16)
@@ -105,7 +107,7 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
         if bool((totals < LEAST_SUM).logical_and_(inside).any()):
             raise ScoresTooFarApartError
         found = (highest + places.highest) + totals.log() - own
-        losses[rows] = found.where(inside, 0).sum(1, dtype=torch.float64)
+        losses[rows] = found.where(inside, 0).sum(1, dtype=dtype)
         if row_weights is None:
             continue
 

@@ -6,6 +6,7 @@ reduction would leave them: rows for embeddings, and the sum over ranks for a sc
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -198,6 +199,13 @@ BY_EXCHANGE = [
 ]
 
 
+IN_TORCH_OPERATIONS = [
+    name
+    for name, case in LOSSES.items()
+    if name not in GUIDED and "backend" in inspect.signature(getattr(fastqt, case.loss)).parameters
+]
+
+
 def sharded(case: Case, counts: tuple[int, ...], **group: object) -> Case:
     shards = "equal" if len(set(counts)) == 1 else "uneven"
     return replace(case, counts=counts, group={"shards": shards, **group})
@@ -218,6 +226,14 @@ def check(ranks, case: Case, tolerance: float | None = None) -> None:
 @pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
 def test_uneven_shards(ranks, name, exchange):
     check(ranks, sharded(LOSSES[name], UNEVEN[3], exchange=exchange))
+
+
+@pytest.mark.parametrize("name", IN_TORCH_OPERATIONS)
+def test_a_ring_in_torch_operations(ranks, name):
+    """As on a device without kernels, and of softmaxes on GPUs."""
+    case = LOSSES[name]
+    case = replace(case, options={**case.options, "backend": "torch"})
+    check(ranks, sharded(case, UNEVEN[3], exchange="ring"))
 
 
 @pytest.mark.slow

@@ -72,3 +72,11 @@ def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: 
 def _walked(p: Problem, weights: float | Tensor, needs: Needs) -> Result:
     """What a walk over the scores finds, with the arguments of `Walk`."""
     return (PrefixWalk if p.prefix_dims else Walk)(p, weights, needs).run()
+
+
+def backward_of_columns(
+    p: Problem, logsumexp: Tensor, mass: Tensor, row_weights: Tensor, needs: Needs
+) -> Gradients:
+    """The part of the gradients of longer rows that some of their columns have."""
+    with torch.no_grad(), without_autocast(p.queries):
+        return Walk(p, row_weights, needs, (logsumexp, mass)).run().gradients

@@ -6,9 +6,9 @@ and its two products: 8 N M D operations, less the scores of the first walk's la
 second begins. The pairs are left out of the sums, and their dL/dS is given, so that it keeps its digits once
 a pair is learnt.
 
-A score cannot be made once alone unless all are kept: what it adds to its query's gradient is divided by its
-column's sum, which has the scores of all other queries, and another query's columns have other sums, so that
-no later factor puts it right. So larger problems take 8 N M D, and those of one chunk 6.
+Each score is made twice unless all are kept. What it adds to its query's gradient is divided by the sum of
+its column, which is known once all queries have been visited, and as each column has a sum of its own, no
+factor of the query's gradient could make up for it later. So problems of one chunk alone take 6 N M D.
 """
 
 from __future__ import annotations

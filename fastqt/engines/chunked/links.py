@@ -58,7 +58,9 @@ class Factors(NamedTuple):
 class Link(Protocol):
     """A link function over whole rows of scores, of which the weights are (N,)."""
 
-    def __init__(self, p: Problem, weights: Tensor, listed: ListedTargets | None) -> None: ...
+    def __init__(
+        self, p: Problem, weights: Tensor, listed: ListedTargets | None, *, differentiates: bool = True
+    ) -> None: ...
 
     logsumexp: Tensor  # (N,) in the dtype of accumulation, as the two others
     mass: Tensor
@@ -77,8 +79,21 @@ class Softmax:
 
     takes_spare = False
 
-    def __init__(self, p: Problem, weights: Tensor, listed: ListedTargets | None) -> None:
+    def __init__(
+        self,
+        p: Problem,
+        weights: Tensor,
+        listed: ListedTargets | None,
+        *,
+        differentiates: bool = True,
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """
+        Args:
+            known: (N,) the logsumexp and the mass of rows of which the problem has a part of the columns.
+        """
         N, device = len(p.queries), p.queries.device
+        self._differentiates, self._known = differentiates, known
         self._sums_alone = p.link == "log_sum_exp"
         self._weights, self._listed = weights, listed
         dtype = accumulation_dtype(device)
@@ -104,15 +119,20 @@ class Softmax:
         if T is not None:
             self.mass[rows] = T.sum(1, dtype=self.mass.dtype)
         mass, of_targets = self.mass[rows], self._of_targets[rows]
+        if self._known is not None:
+            mass = self._known[1][rows]
 
         # A row without targets adds nothing, whatever its scores are.
         empty = mass == 0
-        S.masked_fill_(empty[:, None], 0)
-        alone = None if alone is None else alone.masked_fill(empty, 0)
+        if self._differentiates:
+            S.masked_fill_(empty[:, None], 0)
+            alone = None if alone is None else alone.masked_fill(empty, 0)
 
         # The shift is the row's maximum: E is at most 1, and the largest of all cells has all digits.
         largest = S.amax(1)
         exact = of_targets if alone is None else torch.maximum(of_targets, alone)
+        if self._known is not None:  # Other columns may be larger by far, and a factor has to be in range.
+            exact = self._known[0][rows]
         largest = torch.maximum(largest, _rounded_down(exact, S.dtype))
         largest.masked_fill_(largest.isneginf(), 0)
         S.sub_(largest[:, None])
@@ -129,7 +149,7 @@ class Softmax:
         if self._sums_alone:
             self.loss[rows] = logsumexp
         elif divergence is not None:
-            self.loss[rows] = divergence + mass * (logsumexp - shift)
+            self.loss[rows] = (divergence + mass * (logsumexp - shift)).masked_fill(empty, 0)
         else:
             # With o and x the logsumexps of others and targets, lse = x + log(1 + exp(o - x)): close to a
             # learnt target's score all digits of the difference are kept.
@@ -138,6 +158,8 @@ class Softmax:
 
         # A probability is E times exp(shift - lse). Where every cell is excluded the logsumexp is minus
         # infinity, and there are none; beside a target they are NaN.
+        if self._known is not None:
+            logsumexp = self._known[0][rows].masked_fill(empty, torch.inf)
         if self._sums_alone:
             logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.inf)
         of_exponentials = mass * (shift - logsumexp).exp()
@@ -154,12 +176,15 @@ class Softmax:
         listed = self._listed
         assert listed is not None
         row, weights = listed.rows[entries], listed.weights[entries]
-        mass, logsumexp = self.mass[row], self.logsumexp[row]
+        logsumexp, mass = (x[row] for x in self._known or (self.logsumexp, self.mass))
 
         # A target's probability is (1 - q) r, with q that of all other cells and r its share among targets.
         # So rho P - T = (rho r - T) - rho q r, of which a single target has the last term alone.
         share = (listed.scores[entries] - self._near_targets[row]).exp()
-        others = (self._others[row] - logsumexp).exp()
+        if self._known is None:
+            others = (self._others[row] - logsumexp).exp()
+        else:
+            others = -(self._near_targets[row] - logsumexp).expm1()
         of_scores = (mass * share - weights) - mass * others * share
         of_exponentials = (self._shift[row] - logsumexp).exp()
         return of_scores / (mass * of_exponentials.clamp(min=LEAST_OF_EXPONENTIALS))
@@ -170,7 +195,11 @@ class Sigmoid:
 
     takes_spare = True
 
-    def __init__(self, p: Problem, weights: Tensor, listed: ListedTargets | None) -> None:
+    def __init__(self, p: Problem, weights: Tensor, listed: ListedTargets | None, **_: object) -> None:
+        """
+        Args:
+            _: of a softmax, which depend on other cells of a row.
+        """
         self._weights, self._listed = weights, listed
         self.loss, self.logsumexp, self.mass = (torch.zeros_like(weights) for _ in range(3))
         if listed is not None:

@@ -120,7 +120,7 @@ class PrefixWalk(Walk):
             targets = None
             if self.places is not None:
                 targets = ListedTargets(p, queries, candidates, self.scale, self.places)
-            link = type(self.link)(whole, weights * weight, targets)
+            link = type(self.link)(whole, weights * weight, targets, differentiates=any(self.needs))
 
         # Without gradients no E is needed once its row is concluded.
         kept = is_widest or not any(self.needs)

@@ -71,9 +71,16 @@ class Walk:
         p: the problem.
         weights: how much each row's loss counts: of all rows the same, or (N,).
         needs: which gradients are wanted.
+        known: (N,) the logsumexp and the mass of rows of which the problem has a part of the columns.
     """
 
-    def __init__(self, p: Problem, weights: float | Tensor, needs: Needs) -> None:
+    def __init__(
+        self,
+        p: Problem,
+        weights: float | Tensor,
+        needs: Needs,
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self.p, self.needs = p, needs
         (self.N, self.D), self.M, device = p.queries.shape, len(p.candidates), p.queries.device
         self.scale = scale_on(device, p.scale)
@@ -102,10 +109,11 @@ class Walk:
         if self.places is not None:
             targets = ListedTargets(p, self.queries, self.blocks[0], self.scale, self.places)
 
+        self.known = known
         self.rounded = self._rounded(weights) if p.queries.dtype in ROUNDED else None
         if not isinstance(weights, Tensor):
             weights = torch.full((self.N,), weights, dtype=self.dtype, device=device)
-        self.link: Link = link(p, weights, targets)
+        self.link: Link = link(p, weights, targets, differentiates=any(needs), known=known)
         self._make_room()
 
     def more_tiles(self, takes_spare: bool) -> int:
@@ -117,7 +125,7 @@ class Walk:
         p = self.p
         largest = torch.ones((), dtype=self.dtype, device=p.queries.device)
         if p.link != "log_sum_exp":
-            largest = p.targets.largest_mass(self.M)
+            largest = p.targets.largest_mass(self.M) if self.known is None else self.known[1].amax()
         if p.link == "sigmoid":
             largest = largest.clamp(min=1)
         cells = self.height * self.width

@@ -59,10 +59,10 @@ class MatryoshkaLoss(Replacement, _Matryoshka):
         if not takes_prefixes(self.loss):
             return super().forward(sentence_features, labels)
         try:
-            self.loss.prefixes = self._drawn()
+            self.loss.prefixes = self._drawn()  # type: ignore[assignment]
             loss: Tensor = self.loss(sentence_features, labels)
         finally:
-            self.loss.prefixes = None
+            self.loss.prefixes = None  # type: ignore[assignment]
         return loss
 
     def _drawn(self) -> Prefixes:
