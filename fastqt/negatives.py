@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import FLOATING, INTEGERS, check_number, check_tensor, require, shown
+from fastqt.devices import accumulation_dtype, has_float64
 from fastqt.ids import as_ids
+
+STEPS = 2**15  # A draw without float64 is a number of two digits to this base.
 
 
 class Mixed:
@@ -90,7 +94,8 @@ class Noise:
         power: the exponent of the counts, at least 0. A candidate with the count 0 is never drawn.
 
     Attributes:
-        shares: (M,) float64, the probability of each candidate.
+        shares: (M,) float64, the probability of each candidate; float32 on a device without float64, which
+            draws in steps of 10⁻⁹.
 
     Raises:
         ValueError: counts that are not 1-D, negative, not finite or all 0, or a negative power.
@@ -121,24 +126,34 @@ class Noise:
         if power < 0:
             raise ValueError(f"power: want at least 0, got {power}")
 
-        weights = counts.detach().double()
+        device, in_steps = counts.device, not has_float64(counts.device)
+        # The ends of shares are sums of many, so without float64 the host finds them.
+        weights = counts.detach().to("cpu" if in_steps else device).double()
         require((weights.isfinite() & (weights >= 0)).all(), "counts: want finite numbers >= 0")
         require((weights > 0).any(), "counts: want at least one above 0")
         # Divided by the greatest, no power overflows. 0 to the power of 0 would be 1.
         weights = torch.where(weights > 0, (weights / weights.max()) ** power, 0.0)
-        self.shares = weights / weights.sum()
-        self._ends = self.shares.cumsum(0)
+        shares = weights / weights.sum()
+        self.shares = shares.to(device, accumulation_dtype(device))
+        ends = shares.cumsum(0)
+        if in_steps:
+            ends = (ends * (STEPS**2 / ends[-1])).round().int()
+        self._ends = ends.to(device)
         places = torch.arange(len(weights), device=weights.device)
-        self._last = places.where(weights > 0, 0).max()
+        self._last = places.where(weights > 0, 0).max().to(device)
 
     def draw(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws candidates with replacement: int64 in [0, M), of a shape such as N, K.
 
         They are on the device of the counts, and so is the generator; torch's default one if None.
         """
-        device = self._ends.device
-        places = torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
+        options: dict[str, Any] = {"device": self._ends.device, "generator": generator}
+        if self._ends.is_floating_point():
+            places = torch.rand(shape, dtype=torch.float64, **options) * self._ends[-1]
+        else:
+            coarse, fine = (torch.randint(STEPS, shape, dtype=torch.int32, **options) for _ in range(2))
+            places = coarse * STEPS + fine
         # To the right of a share's end begins the next that is not 0, so that no candidate without a share is
         # drawn. A place is less than 1, but rounding may make it the end of the last share.
-        drawn = torch.searchsorted(self._ends, places * self._ends[-1], right=True)
+        drawn = torch.searchsorted(self._ends, places, right=True)
         return drawn.clamp(max=self._last)

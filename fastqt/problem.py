@@ -207,7 +207,7 @@ class ClipSide(NamedTuple):
 
     Attributes:
         logsumexp: (N,) or (M,) in the dtype of accumulation, of all cells, a pair's included.
-        weights: (N,) or (M,) of the same dtype; dL/dS of a cell has weight * exp(S - logsumexp) from this side.
+        weights: (N,) or (M,) of that dtype; dL/dS of a cell has weight * exp(S - logsumexp) from this side.
     """
 
     logsumexp: Tensor

@@ -77,7 +77,8 @@ class Ring:
         def compute(visit: Problem, needs: Needs) -> Gradients:
             if p.link == "sigmoid":
                 return Gradients(*self.engine.backward(visit, saved, row_weights, needs))
-            engine, (logsumexp, mass) = cast(ComputationOfColumns, self.engine), saved
+            engine = cast(ComputationOfColumns, self.engine)
+            logsumexp, mass = saved
             return Gradients(*engine.backward_of_columns(visit, logsumexp, mass, row_weights, needs))
 
         return self._gradients(p, needs, compute)
@@ -175,8 +176,8 @@ class _RowSums:
             return
         logsumexp, mass = rows.saved
         if self.link == "softmax":
-            # A target's loss grows by what the logsumexp grows, which is found without a difference of the two
-            # sums, so that a loss near 0 keeps its digits.
+            # A target's loss grows by what the logsumexp grows, which is found without a difference of
+            # large sums, so that a loss near 0 keeps its digits.
             apart = logsumexp - self.logsumexp
             zero = torch.zeros_like(apart)
             self.loss += (rows.loss + mass * torch.logaddexp(-apart, zero)).where(mass > 0, 0)

@@ -78,7 +78,7 @@ class PositionalProblem(Differentiable):
 
 
 def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: PositionalGradients) -> Tensor:
-    """The loss of each sentence, (B,) in the dtype of accumulation; adds the gradients of sum_i row_weights_i loss_i."""
+    """The loss of each sentence, (B,); adds the gradients of sum_i row_weights_i loss_i."""
     dlatents, dpositions, dweight, dbias = gradients
     places, weight = p.position_scores, p.weight
     dtype = accumulation_dtype(p.queries.device)

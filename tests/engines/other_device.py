@@ -7,9 +7,10 @@ for one. So nothing waits for the device, copies from it, or mixes devices.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -67,11 +68,13 @@ class OnlyOn(TorchDispatchMode):
     def __init__(self, device):
         super().__init__()
         self.device, self.count = device, 0
+        self.asserted = False
         self.multiplied = set()  # the dtypes of the matrices of all products
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         options = options or {}
         found = function(*arguments, **options)
+        self.asserted |= function is torch.ops.aten._assert_async.msg
         if function.overloadpacket in PRODUCTS:
             matrices = [x for x in arguments if isinstance(x, torch.Tensor)]
             self.multiplied |= {x.dtype for x in matrices[-2:]}
@@ -105,6 +108,58 @@ def test_on_another_device_nothing_waits(device):
                     p.targets = replace(p.targets, dense=p.targets.dense.float())
                 everything(p)
             assert seen.count > 50
+
+
+class Kind(NamedTuple):
+    """What fastqt asks of a type of devices. torch lets nobody index tensors of a type that it lacks support
+    for, so the device "other" answers in its place."""
+
+    has_float64: bool
+    multiplies_16_bits: bool
+    asserts: bool
+
+
+KINDS = {"mps": Kind(False, False, False), "xpu": Kind(True, True, True), "hip": Kind(True, True, True)}
+
+
+@contextmanager
+def standing_for(kind, monkeypatch):
+    if not kind.has_float64:
+        monkeypatch.setattr(devices, "NO_FLOAT64", ("other",))
+    wide = products_into_float32("PrivateUse1") if kind.multiplies_16_bits else nullcontext()
+    with wide, torch.library._scoped_library("aten", "IMPL") as library:
+        if kind.asserts:
+            library.impl("_assert_async.msg", lambda *_: None, "PrivateUse1")
+        devices.has_kernel.cache_clear()
+        yield
+    devices.has_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_devices_reach_the_engine_and_copy_nothing(name, monkeypatch):
+    if torch._C._get_privateuse1_backend_name() != "other":
+        backend_registration._setup_privateuseone_for_python_backend("other")
+    device, kind = torch.device("other", 0), KINDS[name]
+    dtype = torch.float16 if kind.multiplies_16_bits else torch.float32
+    assert devices.has_float64(torch.device(name)) == kind.has_float64
+    with standing_for(kind, monkeypatch), FakeTensorMode() as fake:
+        for case in FAKED[::9]:
+            with OnlyOn(device) as seen:
+                p, plan = problem_of(call_of(case, *on(device, fake, case, torch.float16)))
+                assert plan.engine.name == "torch", case.name
+                prepare(p, plan)
+                everything(p)
+            assert seen.count > 50
+            assert seen.multiplied == {dtype}
+            banded = p.targets.offsets is not None and p.mask is None
+            assert seen.asserted == (kind.asserts and not banded), case.name
+
+        with OnlyOn(device) as seen:
+            for loss in public_losses("mean").values():
+                f, g = (torch.empty(9, 4, device=device, requires_grad=True) for _ in range(2))
+                for gradient in torch.autograd.grad(loss(f, g), (f, g)):
+                    assert gradient.device == device
+        assert seen.count > 100
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
@@ -141,11 +196,10 @@ def test_clip_on_another_device(device, pairs):
         clip.gradients_from(p, *sides, found.positive, Needs(True, True, scale=True))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_public_functions_on_another_device(device, reduction):
-    """All that surrounds the engine."""
+def public_losses(reduction):
+    """Functions of queries and candidates."""
     options = {"reduction": reduction}
-    losses = {
+    return {
         "window": partial(fastqt.contrastive_loss, **options),
         "cosines": partial(fastqt.info_nce_loss, scale=20.0, **options),
         "sigmoid": partial(fastqt.siglip_loss, scale=10.0, bias=-10.0, **options),
@@ -154,8 +208,13 @@ def test_public_functions_on_another_device(device, reduction):
         "distances": partial(fastqt.contrastive_loss, diagonal="keep", similarity="euclidean", **options),
         "margins": partial(fastqt.max_margin_loss, **options),
     }
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_public_functions_on_another_device(device, reduction):
+    """All that surrounds the engine."""
     with FakeTensorMode(), OnlyOn(device):
-        for loss in losses.values():
+        for loss in public_losses(reduction).values():
             f, g = (torch.empty(9, 4, device=device, requires_grad=True) for _ in range(2))
             assert loss(f, g).shape == ((9,) if reduction == "none" else ())
 

@@ -92,6 +92,7 @@ def test_on_another_device_nothing_waits():
         ("cuda", torch.float64, "torch"),
         ("mps", torch.float16, "torch"),
         ("xpu", torch.bfloat16, "torch"),
+        ("hip", torch.float32, "torch"),
     ],
 )
 def test_it_is_chosen_where_no_kernel_is(kind, dtype, name):
