@@ -94,6 +94,26 @@ def ranked_by(name: str) -> Loss:
     return lambda a, b: loss.compute_loss_from_embeddings([a, b], labels_of(a))
 
 
+def spread_rows(N: int, learnt: bool) -> list[Tensor]:
+    """Random rows, which are a little more alike than random directions; learnt, nearly a basis."""
+    x = torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+    return [torch.eye(D).repeat(N // D + 1, 1)[:N] + 1e-3 * x if learnt else x + 0.2]
+
+
+def moments_of_matrix(x: Tensor) -> Tensor:
+    unit = F.normalize(x, dim=1)
+    scores = (unit @ unit.T).masked_fill(torch.eye(len(x), dtype=torch.bool), 0)
+    pairs = len(x) * (len(x) - 1)
+    return (scores.sum() / pairs).square() + (scores.square().sum() / pairs - 1 / x.shape[1]).relu()
+
+
+def regularised() -> Loss:
+    from sentence_transformers.sentence_transformer import losses
+
+    loss = losses.GlobalOrthogonalRegularizationLoss(Given())
+    return lambda x: sum(loss.compute_loss_from_embeddings([x]).values())
+
+
 CASES = (
     Case(
         "CoSENT",
@@ -109,6 +129,7 @@ CASES = (
         partial(ranked_by, "AnglELoss"),
         lambda a, b: fastqt.angle_loss(a, b, labels_of(a)),
     ),
+    Case("spread-out (GOR)", spread_rows, moments_of_matrix, regularised, fastqt.spread_out_loss),
 )
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ntxent_loss,
         siglip_loss,
         simcse_loss,
+        spread_out_loss,
         supcon_loss,
     )
     from fastqt.negatives import Mixed, Noise
@@ -79,6 +80,7 @@ __all__ = [
     "sigmoid_loss",
     "simcse_loss",
     "smoothed",
+    "spread_out_loss",
     "supcon_loss",
     "warm_up",
 ]

@@ -123,6 +123,11 @@ def of_first_rank(x: Tensor, group: Group) -> Tensor:
     return x
 
 
+def sum_replicated(x: Tensor, group: Group) -> Tensor:
+    """The sum over all ranks, of which each computes the same; its backward has the group's factor."""
+    return _sum_replicated(x, group)
+
+
 def log_add_up(x: Tensor, group: Group) -> Tensor:
     """log sum_r exp(x_r) over all ranks, in the dtype of x; -inf at a rank adds nothing."""
     most = x.clone()
@@ -178,6 +183,17 @@ class _Total(torch.autograd.Function):
         return upstream[0] * ctx.factor, None
 
 
+class _SumReplicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.factor = group.factor
+        return add_up(x.clone(), group)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return upstream[0] * ctx.factor, None
+
+
 class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, factor: int) -> Tensor:
@@ -192,4 +208,5 @@ class _Shared(torch.autograd.Function):
 # torch gives `apply` no types.
 _gather: Callable[..., Tensor] = _Gather.apply
 _total: Callable[..., Tensor] = _Total.apply
+_sum_replicated: Callable[..., Tensor] = _SumReplicated.apply
 _shared: Callable[..., Tensor] = _Shared.apply

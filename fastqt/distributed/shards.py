@@ -73,6 +73,9 @@ class Shards(Batch):
         rows, first = self.gather_constant(x, of), self.first(of)
         return torch.cat([rows[:first], collectives.shared(x, self.group), rows[first + len(x) :]])
 
+    def sum_replicated(self, x: Tensor) -> Tensor:
+        return collectives.sum_replicated(x, self.group)
+
     def log_add_up(self, x: Tensor, of: str = "rows") -> Tensor:
         first = self.first(of)
         return collectives.log_add_up(x.roll(first, 0), self.group).roll(-first, 0)

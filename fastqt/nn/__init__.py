@@ -36,6 +36,7 @@ from fastqt.nn.losses import (
     SigLIPLoss,
     SigmoidLoss,
     SimCSELoss,
+    SpreadOutLoss,
     SupConLoss,
 )
 from fastqt.nn.masked_words import MaskedWordHead, mask_words
@@ -87,6 +88,7 @@ __all__ = [
     "SimCSE",
     "SimCSELoss",
     "SkipThoughts",
+    "SpreadOutLoss",
     "SupConLoss",
     "Transformer",
     "mask_words",

@@ -47,7 +47,9 @@ def test_bfloat16(ranks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(7,), (9, 4), (1, 1), (8, 8), (5, 1, 7, 2), (4,) * 4, (3, 0, 0, 20)])
+@pytest.mark.parametrize(
+    "counts", [(7,), (9, 4), (1, 1), (0, 5, 6), (8, 8), (5, 1, 7, 2), (4,) * 4, (3, 0, 0, 20)]
+)
 @each
 def test_other_numbers_of_ranks(ranks, name, counts):
     check(ranks, replace(CASES[name], counts=counts))

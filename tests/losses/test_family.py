@@ -47,6 +47,7 @@ OF_RANKING = """
 OF_WHOLE_BATCHES = """
     yield fastqt.cosent_loss(*z[:2], words)
     yield fastqt.angle_loss(*z[:2], words // 2)
+    yield fastqt.spread_out_loss(z[0])
 """
 OF_THREE_BLOCKS = """
     yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})

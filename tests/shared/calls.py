@@ -71,6 +71,7 @@ CALLS = {
     "lsep": (fastqt.lsep_loss, {"scores": F[:, 0], "labels": IDS, "scale": F[0, 0].abs()}),
     "cosent": (fastqt.cosent_loss, {"a": F, "b": G, "labels": IDS, "scale": F[0, 0].abs()}),
     "angle": (fastqt.angle_loss, {"a": F, "b": G, "labels": H[:, 0]}),
+    "spread_out": (fastqt.spread_out_loss, {"embeddings": F}),
     "Guide": (fastqt.Guide, {"queries": F, "candidates": G, "negatives": H, "thresholds": F[:, 0]}),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),

@@ -34,6 +34,8 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "hcl": fastqt.hcl_loss,
     "distillation": lambda x, y, **o: fastqt.distillation_loss(x, y, y.detach(), x.detach(), **o),
     "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
+    "spread_out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(torch.cat([a, b]), **o),
+    "few spread out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(a @ b.T @ b, **o),
     "ranking": lambda *x, **o: fastqt.multiple_negatives_ranking_loss(
         *x, directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), **o
     ),

@@ -149,6 +149,13 @@ def ranked_scores(n: int, generator: torch.Generator, converged: bool) -> Inputs
     return {"scores": scores + 20 * labels if converged else scores, "labels": labels}
 
 
+def few_directions(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Rows that are alike, or once converged nearly those of an orthonormal basis and of its negative."""
+    noise = torch.randn(n, D, generator=generator)
+    basis = torch.eye(D).repeat(2, 1)[torch.arange(n) % (2 * D)] * (1 - 2 * (torch.arange(n)[:, None] % 2))
+    return {"embeddings": basis + 0.1 * noise if converged else 0.3 + noise}
+
+
 # The formulas.
 
 
@@ -367,6 +374,16 @@ def of_prefixes(name: str) -> Loss:
     return loss._replace(eager=eager, options={**loss.options, **options})
 
 
+def spread_out(embeddings: Tensor) -> Tensor:
+    n, d = embeddings.shape
+    others = cosines(embeddings, embeddings)[~torch.eye(n, dtype=torch.bool)]
+    return others.mean().square() + (others.square().mean() - 1 / d).relu()
+
+
+def second_moment(embeddings: Tensor) -> Tensor:
+    return (embeddings @ embeddings.T)[~torch.eye(len(embeddings), dtype=torch.bool)].square().mean()
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -433,6 +450,13 @@ EVERY_LOSS = {
     "lsep_loss": Loss(fastqt.lsep_loss, ranked_scores, ranking),
     "cosent_loss": Loss(fastqt.cosent_loss, ranked_pairs, cosent),
     "angle_loss": Loss(fastqt.angle_loss, ranked_pairs, angle),
+    "spread_out_loss": Loss(fastqt.spread_out_loss, few_directions, spread_out),
+    "spread_out_loss, squares": Loss(
+        fastqt.spread_out_loss,
+        few_directions,
+        second_moment,
+        {"mean_weight": 0.0, "hinge": False, "normalize": False},
+    ),
     "gist_embed_loss": Loss(
         fastqt.gist_embed_loss,
         guided,

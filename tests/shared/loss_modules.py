@@ -130,6 +130,7 @@ MODULES = {
     "lsep": (nn.LSEPLoss, fastqt.lsep_loss, {"scale": 3.0}, (BIAS, IDS), {}),
     "cosent": (nn.CoSENTLoss, fastqt.cosent_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, BIAS), {}),
     "angle": (nn.AnglELoss, fastqt.angle_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, IDS), {}),
+    "spread_out": (nn.SpreadOutLoss, fastqt.spread_out_loss, {"mean_weight": 0.5}, (QUERIES,), {}),
     "ntxent": (nn.NTXentLoss, fastqt.ntxent_loss, {"normalize": False, "memory": "low"}, (QUERIES, IDS), {}),
 }
 each = pytest.mark.parametrize("name", MODULES)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
-from tests.shared.every_loss import Inputs, ranked_pairs, ranked_scores
+from tests.shared.every_loss import Inputs, few_directions, ranked_pairs, ranked_scores
 
 
 @dataclass
@@ -44,6 +44,11 @@ class Case:
 CASES = {
     "lsep": Case(fastqt.lsep_loss, ranked_scores, scaled=True),
     "cosent": Case(fastqt.cosent_loss, ranked_pairs, scaled=True),
+    # 12 columns: of as many rows or fewer the rows travel.
+    "spread out": Case(fastqt.spread_out_loss, few_directions),
+    "spread out, squares": Case(
+        fastqt.spread_out_loss, few_directions, {"mean_weight": 0.0, "hinge": False, "normalize": False}
+    ),
     "angle": Case(fastqt.angle_loss, ranked_pairs, scaled=True),
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         MultipleNegativesRankingLoss,
         MultipleNegativesSymmetricRankingLoss,
     )
+    from fastqt.integrations.sentence_transformers.spread_out import GlobalOrthogonalRegularizationLoss
 
 # The library's classes that have a replacement of the same name here, and the module that holds it.
 REPLACEMENTS = {
@@ -32,6 +33,7 @@ REPLACEMENTS = {
     "CoSENTLoss": "cosent",
     "AnglELoss": "cosent",
     "MatryoshkaLoss": "matryoshka",
+    "GlobalOrthogonalRegularizationLoss": "spread_out",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "CachedMultipleNegativesSymmetricRankingLoss",
     "CoSENTLoss",
     "GISTEmbedLoss",
+    "GlobalOrthogonalRegularizationLoss",
     "MatryoshkaLoss",
     "MultipleNegativesRankingLoss",
     "MultipleNegativesSymmetricRankingLoss",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from fastqt import functional, losses
 from fastqt.losses.mixcse import check_released_alone
 from fastqt.losses.ranking_options import check_partition
+from fastqt.losses.spread_out import check_weights
 from fastqt.nn.losses.base import BiasedLoss, Loss, ScaledLoss
 
 
@@ -345,6 +346,26 @@ class AnglELoss(ScaledLoss):
     """
 
     function = staticmethod(losses.angle_loss)
+
+
+class SpreadOutLoss(Loss):
+    """`fastqt.spread_out_loss` with its options fixed.
+
+    A call takes embeddings (N, D).
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.SpreadOutLoss(mean_weight=0.0, hinge=False)
+        >>> round(criterion(torch.ones(8, 4)).item(), 4)  # all scores are 1
+        1.0
+    """
+
+    function = staticmethod(losses.spread_out_loss)
+
+    @classmethod
+    def check_values(cls, options: Mapping[str, Any]) -> None:
+        super().check_values(options)
+        check_weights(options.get("mean_weight", 1.0), options.get("second_moment_weight", 1.0))
 
 
 class MaxMarginLoss(Loss):

@@ -146,6 +146,10 @@ class SimCSELoss(ScaledLoss):
         matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
+class SpreadOutLoss(Loss):
+    def __init__(self, *, mean_weight: float = 1.0, second_moment_weight: float = 1.0, hinge: bool = True,
+        normalize: bool = True, group: GroupLike | None = None) -> None: ...
+
 class SupConLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, matryoshka_dims: Sequence[int] | None = None,
