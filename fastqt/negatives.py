@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -147,11 +146,15 @@ class Noise:
 
         They are on the device of the counts, and so is the generator; torch's default one if None.
         """
-        options: dict[str, Any] = {"device": self._ends.device, "generator": generator}
+        device = self._ends.device
         if self._ends.is_floating_point():
-            places = torch.rand(shape, dtype=torch.float64, **options) * self._ends[-1]
+            places = torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
+            places *= self._ends[-1]
         else:
-            coarse, fine = (torch.randint(STEPS, shape, dtype=torch.int32, **options) for _ in range(2))
+            coarse, fine = (
+                torch.randint(STEPS, shape, dtype=torch.int32, device=device, generator=generator)
+                for _ in range(2)
+            )
             places = coarse * STEPS + fine
         # To the right of a share's end begins the next that is not 0, so that no candidate without a share is
         # drawn. A place is less than 1, but rounding may make it the end of the last share.

@@ -1,10 +1,12 @@
 """Questions to CUDA are about the device that they name, and leave the current one as it is."""
 
 import contextlib
+import types
 
 import pytest
 import torch
 
+from fastqt import devices
 from fastqt.devices import is_capturing
 
 
@@ -29,3 +31,11 @@ def test_other_devices_have_no_captures(monkeypatch):
     monkeypatch.delattr(torch.cuda, "is_current_stream_capturing")
     assert not is_capturing(torch.device("cpu"))
     assert not is_capturing(torch.device("mps"))
+
+
+def test_memory_is_a_devices_own_where_it_has_some(monkeypatch):
+    properties = types.SimpleNamespace(total_memory=7)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(devices, "known_properties", lambda _: properties)
+    assert devices.memory_of(torch.device("xpu", 0)) == devices.memory_of(torch.device("cuda", 0)) == 7
+    assert devices.memory_of(torch.device("cpu")) == devices.memory_of(torch.device("mps")) > 2**20

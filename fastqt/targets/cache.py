@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fastqt.devices import is_capturing
+from fastqt.devices import ONE_STREAM, is_capturing
 from fastqt.targets.base import TargetRows
 
 MOST_ENTRIES = 2**16  # of rows that are cached
@@ -85,6 +85,10 @@ class RowsCache:
         `of` is what tells the operator from others, beside its sizes, and `lower` makes the rows.
         """
         if torch.compiler.is_compiling():
+            return lower(N, M, device)
+
+        # Other devices have streams too, of whose order `_Entry` knows nothing.
+        if device.type not in (*ONE_STREAM, "cuda"):
             return lower(N, M, device)
 
         key = (of, N, M, device)
