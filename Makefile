@@ -10,7 +10,7 @@ CSRC   := $(shell find csrc -type f)
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all bench soak fuzz sanitize wheel stub lint clean
+.PHONY: demo docs test test-all bench soak fuzz sanitize ports wheel stub lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -77,6 +77,13 @@ fuzz: .venv/built
 # program of their own, and the whole extension in the tests of the CPU engine and the GRU. Several minutes.
 sanitize: .venv/built
 	$(BIN)/python -m pytest tests/csrc/cpu/test_sanitizers.py --sanitize-problems 2000
+
+# The C++ of the CPU engine, compiled for macOS and Windows by clang with the headers of both, which the package ziglang
+# holds; and the losses and commands in a process without what the two systems lack. Several minutes; nothing for the two
+# systems is run.
+ports: .venv/built
+	$(BIN)/python -c 'import ziglang' || $(BIN)/pip install --quiet ziglang
+	$(BIN)/python -m pytest tests/csrc/test_other_compilers.py tests/test_other_systems.py
 
 clean:
 	rm -rf .venv build dist *.egg-info fastqt/*.so

@@ -139,15 +139,6 @@ def _has_matrix_unit(device: torch.device, dtype: torch.dtype) -> bool:
 ONE_STREAM = ("cpu", "mps")
 
 
-def memory_of(device: torch.device) -> int:
-    """The bytes of memory that a device has: its own, or the machine's."""
-    if device.type == "cuda":
-        return int(known_properties(device).total_memory)
-    if device.type == "xpu":
-        return int(torch.xpu.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def is_capturing(device: torch.device) -> bool:
     """Whether kernels that are launched on `device` now are recorded into a CUDA graph.
 
@@ -160,8 +151,12 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def memory_of(device: torch.device) -> int:
-    """The bytes of memory that a device has; those of this machine for all but a CUDA GPU."""
-    return int(known_properties(device).total_memory) if device.type == "cuda" else machine_memory()
+    """The bytes of memory that a device has: its own, or the machine's."""
+    if device.type == "cuda":
+        return int(known_properties(device).total_memory)
+    if device.type == "xpu":
+        return int(torch.xpu.get_device_properties(device).total_memory)
+    return machine_memory()
 
 
 def machine_memory() -> int:

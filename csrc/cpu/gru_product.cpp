@@ -89,7 +89,7 @@ bool is_packing_of(const Tensor& packed, int64_t K, int64_t N) {
 // pack, or not this matrix.
 Tensor pack_matrix(Tensor matrix, int64_t rows) {
   const Lines by_rows(matrix, 0), by_columns(matrix, 1);
-  const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
+  [[maybe_unused]] const bool packs = available() && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
 
   int64_t elements = 0;
 #ifdef FASTQT_MKL
@@ -115,7 +115,7 @@ Tensor pack_matrix(Tensor matrix, int64_t rows) {
 }
 
 // out (b, N) = left (b, K) · matrix (K, N), plus `out` if `accumulate`.
-void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool accumulate) {
+void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, [[maybe_unused]] bool accumulate) {
   const Lines to(out, 0), from(left, 0);
   STD_TORCH_CHECK(
       to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) && left.size(1) == matrix.size(0) &&

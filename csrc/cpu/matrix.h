@@ -106,7 +106,7 @@ struct RowsOf {
 
 // Asks Linux to back a new tensor by pages of 2 MiB. The first touch of each page costs a page fault, and larger
 // pages are fewer. Linux does this by itself only where it is configured to.
-inline void ask_for_large_pages(const std::optional<Tensor>& tensor) {
+inline void ask_for_large_pages([[maybe_unused]] const std::optional<Tensor>& tensor) {
 #ifdef __linux__
   constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
   if (!tensor) return;

@@ -27,13 +27,17 @@
 #endif
 
 // A clone vectorises only code that is inlined into it. FASTQT_INLINE is for functions; FASTQT_ALWAYS_INLINE
-// follows the parameters of a lambda.
+// follows the parameters of a lambda, for which Microsoft's compiler has no word that all its versions know.
 #if defined(__GNUC__) || defined(__clang__)
 #define FASTQT_ALWAYS_INLINE __attribute__((always_inline))
+#define FASTQT_INLINE inline FASTQT_ALWAYS_INLINE
+#elif defined(_MSC_VER)
+#define FASTQT_ALWAYS_INLINE
+#define FASTQT_INLINE __forceinline
 #else
 #define FASTQT_ALWAYS_INLINE
+#define FASTQT_INLINE inline
 #endif
-#define FASTQT_INLINE inline FASTQT_ALWAYS_INLINE
 
 namespace fastqt {
 
