@@ -132,6 +132,22 @@ def test_no_chunk_holds_more_than_the_memory():
         assert 0 < 4 * walk.Walk(p, 1.0, Needs()).height * M <= room
 
 
+@pytest.mark.parametrize("above", [0.0, 1.0, 40.0, 300.0])
+def test_columns_of_rows_whose_other_columns_are_larger(above):
+    """Also where the probabilities of all columns that are there vanish."""
+    f, g = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = fastqt.Diagonal().rows(6, 6, f.device)
+    p = Problem(f, g, None, None, 1.0, targets, "keep", None, None, None)
+    logsumexp = (f @ g.T).logsumexp(1) + above
+    mass, weights = torch.full((6,), 2.0).double(), torch.arange(6).double()
+    found = chunked.backward_of_columns(p, logsumexp, mass, weights, Needs(queries=True, candidates=True))
+
+    probabilities = (f @ g.T - logsumexp[:, None]).exp()
+    dS = weights[:, None] * (mass[:, None] * probabilities - torch.eye(6))
+    torch.testing.assert_close(found.queries, dS @ g, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found.candidates, dS.T @ f, rtol=1e-12, atol=1e-14)
+
+
 def test_derivatives_of_the_gradient_are_refused():
     x, y = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     x = x.detach().requires_grad_()
