@@ -12,6 +12,7 @@ are those of loss and gradients in float32, to the formula in float64, for batch
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import resource
@@ -32,7 +33,7 @@ from benchmarks.peers import MOST_MEMORY, Given, step_of
 
 STORED = RESULTS / "peers-whole-batch.json"
 ROWS, D = (512, 4096, 16_384), 768
-ERROR_ROWS = 512
+ERROR_ROWS = 2048  # more than two for each column
 MOST_CELLS = 2**28  # of a matrix in eager PyTorch, whose step keeps several of them
 EFFORT = Effort(warm_ups=1, least_rounds=3, seconds=6.0)
 SIDES = ("matrix", "theirs", "ours")
@@ -107,6 +108,29 @@ def moments_of_matrix(x: Tensor) -> Tensor:
     return (scores.sum() / pairs).square() + (scores.square().sum() / pairs - 1 / x.shape[1]).relu()
 
 
+def taught_rows(N: int, learnt: bool) -> list[Tensor]:
+    """A student's rows, and once learnt nearly those of its teacher, turned."""
+    x = torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+    if not learnt:
+        return [x]
+    rotation = torch.linalg.qr(torch.randn(D, D, generator=torch.Generator().manual_seed(2)))[0]
+    return [teacher_of(x) @ rotation + 1e-3 * x]
+
+
+def teacher_of(rows: Tensor) -> Tensor:
+    return _teacher(len(rows), rows.dtype)
+
+
+@functools.cache
+def _teacher(N: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(N, D, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def distilled_by_matrices(x: Tensor) -> Tensor:
+    student, teacher = (F.normalize(y, dim=1) for y in (x, teacher_of(x)))
+    return (student @ student.T - teacher @ teacher.T).square().mean()
+
+
 def regularised() -> Loss:
     from sentence_transformers.sentence_transformer import losses
 
@@ -130,6 +154,13 @@ CASES = (
         lambda a, b: fastqt.angle_loss(a, b, labels_of(a)),
     ),
     Case("spread-out (GOR)", spread_rows, moments_of_matrix, regularised, fastqt.spread_out_loss),
+    Case(
+        "distillation of scores",
+        taught_rows,
+        distilled_by_matrices,
+        None,
+        lambda x: fastqt.similarity_distillation_loss(x, teacher_of(x)),
+    ),
 )
 
 

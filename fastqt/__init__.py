@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ntxent_loss,
         siglip_loss,
         simcse_loss,
+        similarity_distillation_loss,
         spread_out_loss,
         supcon_loss,
     )
@@ -79,6 +80,7 @@ __all__ = [
     "siglip_loss",
     "sigmoid_loss",
     "simcse_loss",
+    "similarity_distillation_loss",
     "smoothed",
     "spread_out_loss",
     "supcon_loss",

@@ -23,6 +23,7 @@ from fastqt.losses.ntxent import ntxent_loss
 from fastqt.losses.ranking import multiple_negatives_ranking_loss
 from fastqt.losses.siglip import siglip_loss
 from fastqt.losses.simcse import simcse_loss
+from fastqt.losses.similarity_distillation import similarity_distillation_loss
 from fastqt.losses.spread_out import spread_out_loss
 from fastqt.losses.supcon import supcon_loss
 
@@ -48,6 +49,7 @@ __all__ = [
     "ntxent_loss",
     "siglip_loss",
     "simcse_loss",
+    "similarity_distillation_loss",
     "spread_out_loss",
     "supcon_loss",
 ]

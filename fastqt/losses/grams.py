@@ -66,6 +66,28 @@ def _joined(x: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat([x, beside.to(dtype)], 1) if beside.shape[1] else x
 
 
+class _Scores(torch.autograd.Function):
+    """x @ y.T, (N, M), of x (N, D) and y (M, D); autograd's own gradients would be subject to autocast."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        with without_autocast(x):
+            return x @ y.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        of_x, of_y = ctx.needs_input_grad
+        with without_autocast(x):
+            return upstream[0] @ y if of_x else None, upstream[0].T @ x if of_y else None
+
+
 class _Sums(torch.autograd.Function):
     """The sum of rows, (D,), and their squared norms, (N,), both in `dtype`."""
 
@@ -93,4 +115,5 @@ class _Sums(torch.autograd.Function):
 
 # torch gives `apply` no types.
 sums: Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]] = _Sums.apply
+scores: Callable[[Tensor, Tensor], Tensor] = _Scores.apply
 _gram: Callable[..., Tensor] = _Gram.apply

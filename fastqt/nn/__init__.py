@@ -36,6 +36,7 @@ from fastqt.nn.losses import (
     SigLIPLoss,
     SigmoidLoss,
     SimCSELoss,
+    SimilarityDistillationLoss,
     SpreadOutLoss,
     SupConLoss,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "SigmoidLoss",
     "SimCSE",
     "SimCSELoss",
+    "SimilarityDistillationLoss",
     "SkipThoughts",
     "SpreadOutLoss",
     "SupConLoss",

@@ -48,6 +48,8 @@ OF_WHOLE_BATCHES = """
     yield fastqt.cosent_loss(*z[:2], words)
     yield fastqt.angle_loss(*z[:2], words // 2)
     yield fastqt.spread_out_loss(z[0])
+    yield fastqt.similarity_distillation_loss(z[0], z[1])
+    yield fastqt.similarity_distillation_loss(*z[:2], candidates=z[2], teacher_candidates=z[1])
 """
 OF_THREE_BLOCKS = """
     yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})

@@ -72,6 +72,10 @@ CALLS = {
     "cosent": (fastqt.cosent_loss, {"a": F, "b": G, "labels": IDS, "scale": F[0, 0].abs()}),
     "angle": (fastqt.angle_loss, {"a": F, "b": G, "labels": H[:, 0]}),
     "spread_out": (fastqt.spread_out_loss, {"embeddings": F}),
+    "distillation": (
+        fastqt.similarity_distillation_loss,
+        {"embeddings": F, "teacher_embeddings": G, "candidates": H, "teacher_candidates": G},
+    ),
     "Guide": (fastqt.Guide, {"queries": F, "candidates": G, "negatives": H, "thresholds": F[:, 0]}),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),

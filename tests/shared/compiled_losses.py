@@ -36,6 +36,13 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
     "spread_out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(torch.cat([a, b]), **o),
     "few spread out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(a @ b.T @ b, **o),
+    "distillation": lambda a, b, scale, **o: scale * fastqt.similarity_distillation_loss(a + b, b, **o),
+    "narrow distillation": lambda a, b, scale, **o: (
+        scale
+        * fastqt.similarity_distillation_loss(
+            a[:, :2], a[:, 2:5], candidates=b[:, :2], teacher_candidates=b[:, 2:5], **o
+        )
+    ),
     "ranking": lambda *x, **o: fastqt.multiple_negatives_ranking_loss(
         *x, directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), **o
     ),

@@ -156,6 +156,27 @@ def few_directions(n: int, generator: torch.Generator, converged: bool) -> Input
     return {"embeddings": basis + 0.1 * noise if converged else 0.3 + noise}
 
 
+def taught(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """A student of a wider teacher; once converged its scores are nearly the teacher's."""
+    teacher, embeddings = torch.randn(2, n, D, generator=generator)
+    if converged:
+        rotation = torch.linalg.qr(torch.randn(D, D, generator=generator))[0]
+        embeddings = teacher @ rotation + 0.05 * embeddings
+    return {"embeddings": embeddings, "teacher_embeddings": F.pad(teacher, (0, 3))}
+
+
+def taught_candidates(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Few columns, so that sums over columns are smaller than the scores."""
+    both = taught(2 * n, generator, converged)
+    sides = {}
+    for name, x in both.items():
+        narrow = torch.cat([x[:, :2], x[:, 2:3] * (not converged)], 1)
+        if converged and name == "embeddings":
+            narrow = F.pad(both["teacher_embeddings"][:, :2], (1, 0)) + 0.05 * x[:, :3]
+        sides[name], sides[name.replace("embeddings", "candidates")] = narrow[:n], narrow[n:]
+    return sides
+
+
 # The formulas.
 
 
@@ -384,6 +405,17 @@ def second_moment(embeddings: Tensor) -> Tensor:
     return (embeddings @ embeddings.T)[~torch.eye(len(embeddings), dtype=torch.bool)].square().mean()
 
 
+def distilled(
+    embeddings: Tensor,
+    teacher_embeddings: Tensor,
+    candidates: Tensor | None = None,
+    teacher_candidates: Tensor | None = None,
+) -> Tensor:
+    student = cosines(embeddings, embeddings if candidates is None else candidates)
+    others = teacher_embeddings if teacher_candidates is None else teacher_candidates
+    return (student - cosines(teacher_embeddings, others)).square().mean()
+
+
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -456,6 +488,15 @@ EVERY_LOSS = {
         few_directions,
         second_moment,
         {"mean_weight": 0.0, "hinge": False, "normalize": False},
+    ),
+    "similarity_distillation_loss": Loss(
+        fastqt.similarity_distillation_loss, taught, distilled, constant=("teacher_embeddings",)
+    ),
+    "similarity_distillation_loss, candidates": Loss(
+        fastqt.similarity_distillation_loss,
+        taught_candidates,
+        distilled,
+        constant=("teacher_embeddings", "teacher_candidates"),
     ),
     "gist_embed_loss": Loss(
         fastqt.gist_embed_loss,

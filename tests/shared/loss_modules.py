@@ -131,6 +131,13 @@ MODULES = {
     "cosent": (nn.CoSENTLoss, fastqt.cosent_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, BIAS), {}),
     "angle": (nn.AnglELoss, fastqt.angle_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, IDS), {}),
     "spread_out": (nn.SpreadOutLoss, fastqt.spread_out_loss, {"mean_weight": 0.5}, (QUERIES,), {}),
+    "distillation": (
+        nn.SimilarityDistillationLoss,
+        fastqt.similarity_distillation_loss,
+        {"normalize": False},
+        (QUERIES, CANDIDATES),
+        {"candidates": OTHERS[:5], "teacher_candidates": CANDIDATES[:5]},
+    ),
     "ntxent": (nn.NTXentLoss, fastqt.ntxent_loss, {"normalize": False, "memory": "low"}, (QUERIES, IDS), {}),
 }
 each = pytest.mark.parametrize("name", MODULES)

@@ -15,7 +15,14 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
-from tests.shared.every_loss import Inputs, few_directions, ranked_pairs, ranked_scores
+from tests.shared.every_loss import (
+    Inputs,
+    few_directions,
+    ranked_pairs,
+    ranked_scores,
+    taught,
+    taught_candidates,
+)
 
 
 @dataclass
@@ -48,6 +55,13 @@ CASES = {
     "spread out": Case(fastqt.spread_out_loss, few_directions),
     "spread out, squares": Case(
         fastqt.spread_out_loss, few_directions, {"mean_weight": 0.0, "hinge": False, "normalize": False}
+    ),
+    # At 15 columns the rows travel, and at 3 sums over columns.
+    "distillation": Case(fastqt.similarity_distillation_loss, taught, constant=("teacher_embeddings",)),
+    "distillation of candidates": Case(
+        fastqt.similarity_distillation_loss,
+        taught_candidates,
+        constant=("teacher_embeddings", "teacher_candidates"),
     ),
     "angle": Case(fastqt.angle_loss, ranked_pairs, scaled=True),
 }

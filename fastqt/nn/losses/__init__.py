@@ -368,6 +368,22 @@ class SpreadOutLoss(Loss):
         check_weights(options.get("mean_weight", 1.0), options.get("second_moment_weight", 1.0))
 
 
+class SimilarityDistillationLoss(Loss):
+    """`fastqt.similarity_distillation_loss` with its options fixed.
+
+    A call takes the student's embeddings (N, D), the teacher's (N, E), and the keyword arguments `candidates`
+    and `teacher_candidates`.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.SimilarityDistillationLoss(normalize=False)
+        >>> criterion(torch.eye(4), torch.zeros(4, 6)).item()  # 4 of 16 scores are 1 in place of 0
+        0.25
+    """
+
+    function = staticmethod(losses.similarity_distillation_loss)
+
+
 class MaxMarginLoss(Loss):
     """`fastqt.max_margin_loss` with its options fixed.
 

@@ -146,6 +146,9 @@ class SimCSELoss(ScaledLoss):
         matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
+class SimilarityDistillationLoss(Loss):
+    def __init__(self, *, normalize: bool = True, group: GroupLike | None = None) -> None: ...
+
 class SpreadOutLoss(Loss):
     def __init__(self, *, mean_weight: float = 1.0, second_moment_weight: float = 1.0, hinge: bool = True,
         normalize: bool = True, group: GroupLike | None = None) -> None: ...
