@@ -74,7 +74,8 @@ def matryoshka_table(run: Run) -> str:
         ("N", "D", *(f"{name} {unit}" for unit in ("ms", "MiB") for name in names)),
         (
             (
-                *(f"{r['N']:,}", f"{r['D']:,}"),
+                f"{r['N']:,}",
+                f"{r['D']:,}",
                 *(milliseconds(r[key]) for key in names.values()),
                 *(mebibytes(r["peaks_above_gradients"][name]) for name in names),
             )
