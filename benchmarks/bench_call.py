@@ -73,7 +73,7 @@ def layers(queries: Tensor, candidates: Tensor) -> dict[str, Callable[[], object
     made, plain, needs = problem(*leaves), problem(*values), Needs(True, True)
     products = loss_products(*leaves)
     operator = torch.ops.fastqt.contrastive_loss_with_gradients.default
-    arguments = (*cpu._problem_arguments(plain), SIZE, None, 1 / SIZE, needs)
+    arguments = (*cpu.problem_arguments(plain), SIZE, None, 1 / SIZE, needs)
 
     def targets() -> None:
         window = fastqt.Window()

@@ -70,18 +70,14 @@ def torch_engine_table(run: Run) -> str:
 def matryoshka_table(run: Run) -> str:
     """Five prefixes in one loss, beside the one loss, a loss of each of ours, and of plain PyTorch."""
     names = {"prefixes": "seconds", **{name: f"{name}_seconds" for name in ("one", "wrapper", "eager")}}
-    return table(
-        ("N", "D", *(f"{name} {unit}" for unit in ("ms", "MiB") for name in names)),
-        (
-            (
-                f"{r['N']:,}",
-                f"{r['D']:,}",
-                *(milliseconds(r[key]) for key in names.values()),
-                *(mebibytes(r["peaks_above_gradients"][name]) for name in names),
-            )
-            for r in rows_of(run, "test_matryoshka")
-        ),
-    )
+
+    def row(r: dict[str, Any]) -> tuple[str, ...]:
+        times_of = [milliseconds(r[key]) for key in names.values()]
+        peaks = [mebibytes(r["peaks_above_gradients"][name]) for name in names]
+        return (f"{r['N']:,}", f"{r['D']:,}", *times_of, *peaks)
+
+    header = ("N", "D", *(f"{name} {unit}" for unit in ("ms", "MiB") for name in names))
+    return table(header, map(row, rows_of(run, "test_matryoshka")))
 
 
 def largest_sentence(run: Run) -> str:

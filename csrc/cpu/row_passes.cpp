@@ -119,6 +119,12 @@ FASTQT_INLINE void scale_body(T* x, const T* factors, int64_t n, T factor) {
 }
 
 template <class T>
+FASTQT_INLINE void product_add_body(T* sums, const T* x, const T* y, int64_t n) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) sums[j] += x[j] * y[j];
+}
+
+template <class T>
 FASTQT_INLINE void raise_body(T* m, const T* x, int64_t n) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) m[j] = x[j] > m[j] ? x[j] : m[j];
@@ -226,6 +232,13 @@ FASTQT_CLONES void row_scale(float* x, const float* factors, int64_t n, float fa
 }
 FASTQT_CLONES void row_scale(double* x, const double* factors, int64_t n, double factor) {
   scale_body(x, factors, n, factor);
+}
+
+FASTQT_CLONES void row_product_add(float* sums, const float* x, const float* y, int64_t n) {
+  product_add_body(sums, x, y, n);
+}
+FASTQT_CLONES void row_product_add(double* sums, const double* x, const double* y, int64_t n) {
+  product_add_body(sums, x, y, n);
 }
 
 FASTQT_CLONES void row_raise(float* m, const float* x, int64_t n) { raise_body(m, x, n); }

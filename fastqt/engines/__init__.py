@@ -42,6 +42,7 @@ from fastqt.engines import (
     chunked,
     cpu,
     cpu_clip,
+    cpu_prefixes,
     cpu_three_block,
     cuda,
     cuda_clip,
@@ -190,7 +191,8 @@ ENGINES = {
         Engine(
             "cpu",
             cast(EngineModule, cpu),
-            lambda p: _CPU[type(p)],
+            lambda p: cpu_prefixes if isinstance(p, Problem) and p.prefix_dims else _CPU[type(p)],
+            takes_prefixes=True,
             takes_columns=True,
             by_kind=(torch.float32, torch.float64, torch.float16),
         ),

@@ -46,7 +46,11 @@ TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they l
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this engine cannot compute a problem; None if it can."""
-    return ops.native_error if device.type == "cpu" else f"the tensors are on {device}"
+    if device.type != "cpu":
+        return f"the tensors are on {device}"
+    if isinstance(p, Problem) and p.prefix_dims and p.row_negatives is not None:
+        return "it does not know matryoshka_dims beside row_negatives"
+    return ops.native_error
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
@@ -80,6 +84,8 @@ def _has_bfloat16_instructions() -> bool:
 def _scores_few_targets(p: AnyProblem) -> bool:
     if not isinstance(p, Problem):
         return isinstance(p, ClipProblem)
+    if p.prefix_dims:  # whose gradients are added up before they are multiplied
+        return False
     columns = p.targets.columns
     cells = p.queries.shape[0] * p.candidates.shape[0]
     return columns is not None and CELLS_PER_TARGET * columns.shape[0] <= cells
@@ -99,9 +105,9 @@ def gradients_in_forward(p: Problem) -> bool:
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
     *rows, status, row, column = torch.ops.fastqt.contrastive_loss_rows.default(
-        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS
+        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS
     )
-    _check_targets(p, status, row, column)
+    check_targets(p, status, row, column)
     logsumexp, mass, loss = rows
     return Rows(loss, (logsumexp, mass))
 
@@ -110,10 +116,10 @@ def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple
     """row_weight * sum_i loss_i, and its gradients."""
     total: Tensor
     total, gradients, status, row, column = torch.ops.fastqt.contrastive_loss_with_gradients.default(
-        *_problem_arguments(p), *_gradient_tile(p), row_weight, [*map(bool, needs)]
+        *problem_arguments(p), *_gradient_tile(p), row_weight, [*map(bool, needs)]
     )
-    _check_targets(p, status, row, column)
-    return total, _gradients(gradients, needs)
+    check_targets(p, status, row, column)
+    return total, gradients_of(gradients, needs)
 
 
 def backward_of_columns(
@@ -126,10 +132,10 @@ def backward_of_columns(
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
     gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(
-        *_problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, [*map(bool, needs)]
+        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, [*map(bool, needs)]
     )
-    _check_targets(p, status, row, column)
-    return _gradients(gradients, needs)
+    check_targets(p, status, row, column)
+    return gradients_of(gradients, needs)
 
 
 def _gradient_tile(p: Problem) -> tuple[int, int | None]:
@@ -140,22 +146,22 @@ def _gradient_tile(p: Problem) -> tuple[int, int | None]:
     if p.link != "sigmoid":
         return even_step(N, max(_chunk_rows(p), MIN_CHUNK_ROWS)), None
     rows = even_step(N, TILE_ROWS)
-    return rows, even_step(_width(p), TILE_BYTES // p.queries.element_size() // rows)
+    return rows, even_step(width_of(p), TILE_BYTES // p.queries.element_size() // rows)
 
 
 def _chunk_rows(p: Problem) -> int:
     """How many whole rows of scores fit the memory of a chunk."""
     room = min(room_of(p.memory, CHUNK_BYTES, LOW_BYTES), CHUNK_BYTES)
     cells = room // p.queries.element_size()
-    return cells // (_width(p) + (p.row_negatives is not None))
+    return cells // (width_of(p) + (p.row_negatives is not None))
 
 
-def _width(p: Problem) -> int:
+def width_of(p: Problem) -> int:
     """How many candidates and negatives there are."""
     return p.candidates.shape[0] + (0 if p.negatives is None else p.negatives.shape[0])
 
 
-def _problem_arguments(p: Problem) -> list[Any]:
+def problem_arguments(p: Problem) -> list[Any]:
     """The arguments that the three operators have in common, in their order."""
     arguments = [*_read(p)]
     arguments[_SCALE] = finite_scale(p.scale)
@@ -171,13 +177,13 @@ if ops.native_error is None:
     _SCALE, _LINK, _DIAGONAL = map(ops.PROBLEM_ARGUMENTS.index, ("scale", "link", "diagonal"))
 
 
-def _check_targets(p: Problem, status: int, row: int, column: int) -> None:
+def check_targets(p: Problem, status: int, row: int, column: int) -> None:
     """Raises for the target that an operator has reported, if any."""
     if status:
         raise target_error(status, row, column, p)
 
 
-def _gradients(found: list[Tensor], needs: Needs) -> Gradients:
+def gradients_of(found: list[Tensor], needs: Needs) -> Gradients:
     """The gradients that an operator has returned: those that are needed, in the order of `Needs`."""
     each = iter(found)
     return Inputs(*[next(each) if need else None for need in needs])

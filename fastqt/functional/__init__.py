@@ -80,9 +80,9 @@ def contrastive_loss(
             product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
         matryoshka_dims: the loss is the sum of those of the first so many columns of all embeddings, such as
             (64, 128, 256), ascending and at most D; with `normalize` each of these prefixes counts at norm 1.
-            All prefixes together take the matrix products of one loss of the widest, in torch's operations
-            (backend="torch"). With distances, `Mixed`, several cells that a row has alone, or a ring of
-            ranks, each prefix is a loss of its own.
+            All prefixes together take the matrix products of one loss of the widest, on a GPU and beside
+            `row_negatives` by backend="torch". With distances, `Mixed`, several cells that a row has alone,
+            or a ring of ranks, each prefix is a loss of its own.
         matryoshka_weights: numbers > 0 that the losses of the prefixes are multiplied by; 1 each if None.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as

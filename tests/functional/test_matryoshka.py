@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastqt
-from fastqt.engines import ENGINES, chunked
+from fastqt.engines import ENGINES, chunked, cpu
 from fastqt.engines.chunked import walk
 from tests.shared.cases import CASES, Case
 from tests.shared.tolerances import FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
@@ -49,6 +49,8 @@ def truth(case: Case, inputs: dict[str, Tensor], normalize: bool) -> tuple[Tenso
 def rows_of_a_chunk(request, monkeypatch):
     if request.param != "whole":
         monkeypatch.setattr(walk, "ROOM", {"cpu": (2000, 2000)})
+        monkeypatch.setattr(cpu, "CHUNK_BYTES", 2000)
+        monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", 1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -58,6 +60,10 @@ def rows_of_a_chunk(request, monkeypatch):
 @pytest.mark.thinned(3)
 def test_value_and_gradients_are_the_oracles(case, normalize, backend):
     inputs = case.inputs(torch.float64)
+    if backend == "cpu" and case.tensors.count("row_negatives") and inputs["row_negatives"].dim() == 2:
+        with pytest.raises(ValueError, match=r"^backend: 'cpu' is not available: .* beside row_negatives"):
+            case.loss(inputs, backend=backend, **OPTIONS)
+        return
     found = case.loss(inputs, normalize=normalize, reduction="none", backend=backend, **OPTIONS)
     losses, gradients = truth(case, inputs, normalize)
     assert relative(found, losses) < FLOAT64
@@ -71,10 +77,11 @@ def test_value_and_gradients_are_the_oracles(case, normalize, backend):
         assert relative(a, b) < FLOAT64
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-def test_learnt_pairs_keep_their_digits(link, normalize, dtype):
+def test_learnt_pairs_keep_their_digits(link, normalize, dtype, backend):
     """Where each prefix of a query scores high with its candidate's, the gradients are tiny, not wrong."""
     generator = torch.Generator().manual_seed(0)
     candidates = F.normalize(torch.randn(24, 32, generator=generator, dtype=torch.float64), dim=1)
@@ -84,7 +91,7 @@ def test_learnt_pairs_keep_their_digits(link, normalize, dtype):
     options = {"scale": 40.0, "normalize": normalize, "matryoshka_dims": (8, 16, 32), "diagonal": "keep"}
     if link == "sigmoid":
         options["bias"] = -10.0
-    found = function(a, b, fastqt.Diagonal(), **options)
+    found = function(a, b, fastqt.Diagonal(), backend=backend, **options)
     exact = [x.detach().double().requires_grad_() for x in (a, b)]
     wanted = 0.0
     for dim in (8, 16, 32):
@@ -101,15 +108,16 @@ def test_learnt_pairs_keep_their_digits(link, normalize, dtype):
         assert (x.double() - y).norm() < error * y.norm()
 
 
-def test_rows_too_short_for_a_norm():
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_rows_too_short_for_a_norm(backend):
     """A prefix of zeros has no direction: its scores are 0, and its gradient that of a division by 1e-12."""
     queries, candidates = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).double()
     queries[1, :2] = candidates[2, :2] = 0
     options = {"normalize": True, "matryoshka_dims": (2, 4), "diagonal": "keep"}
     both = []
-    for backend in ("torch", "reference"):
+    for name in (backend, "reference"):
         a, b = (x.clone().requires_grad_() for x in (queries, candidates))
-        loss = fastqt.contrastive_loss(a, b, fastqt.Diagonal(), backend=backend, **options)
+        loss = fastqt.contrastive_loss(a, b, fastqt.Diagonal(), backend=name, **options)
         both.append([loss.detach(), *torch.autograd.grad(loss, (a, b))])
     for x, y in zip(*both, strict=True):
         assert relative(x, y) < FLOAT64

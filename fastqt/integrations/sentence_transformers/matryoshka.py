@@ -56,13 +56,14 @@ class MatryoshkaLoss(Replacement, _Matryoshka):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         """The weighted sum of the losses of the prefixes, of which `n_dims_per_step` are drawn."""
-        if not takes_prefixes(self.loss):
+        inner: Any = self.loss
+        if not takes_prefixes(inner):
             return super().forward(sentence_features, labels)
         try:
-            self.loss.prefixes = self._drawn()  # type: ignore[assignment]
-            loss: Tensor = self.loss(sentence_features, labels)
+            inner.prefixes = self._drawn()
+            loss: Tensor = inner(sentence_features, labels)
         finally:
-            self.loss.prefixes = None  # type: ignore[assignment]
+            inner.prefixes = None
         return loss
 
     def _drawn(self) -> Prefixes:

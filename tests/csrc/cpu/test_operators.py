@@ -425,3 +425,33 @@ def test_opcheck(operator, link, dtype):
         arguments,
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefix_dims": [2, 2]}, r"prefix_dims: want ascending numbers in 1\.\.3, got 2"),
+        ({"prefix_dims": [2, 4]}, r"prefix_dims: want ascending numbers in 1\.\.3, got 4"),
+        ({"prefix_dims": [0, 3]}, r"prefix_dims: want ascending numbers in 1\.\.3, got 0"),
+        ({"prefix_weights": [1.0]}, "prefix_weights: want one for each of the 2 prefix_dims"),
+        ({"row_negatives": torch.zeros(N, D)}, "row_negatives: want None with prefixes"),
+        ({"row_weights": rows().float()}, "row_weights: want"),
+        ({"tile_rows": 0}, "tile_rows: want"),
+        ({"needs": NEEDS[1:]}, "needs: want 7 booleans"),
+    ],
+    ids=str,
+)
+def test_prefixes_of_wrong_sizes_are_refused(change, message):
+    """As they are, the loss is that of both prefixes."""
+    right = {
+        **problem(),
+        "row_negatives": None,
+        "prefix_dims": [2, 3],
+        "prefix_weights": [1.0, 2.0],
+        "row_weights": rows(),
+        "needs": [False] * 7,
+    }
+    loss, *_ = torch.ops.fastqt.prefix_loss(**right)
+    assert loss.isfinite().all()
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.fastqt.prefix_loss(**{**right, **change})
