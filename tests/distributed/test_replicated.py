@@ -53,3 +53,8 @@ def test_bfloat16(ranks, name):
 @each
 def test_other_numbers_of_ranks(ranks, name, counts):
     check(ranks, replace(CASES[name], counts=counts))
+
+
+@each
+def test_ranks_that_compare_each_call(ranks, name):
+    check(ranks, replace(CASES[name], counts=(6, 17), group={"check": "always"}))
