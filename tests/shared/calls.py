@@ -72,7 +72,7 @@ CALLS = {
     "cosent": (fastqt.cosent_loss, {"a": F, "b": G, "labels": IDS, "scale": F[0, 0].abs()}),
     "angle": (fastqt.angle_loss, {"a": F, "b": G, "labels": H[:, 0]}),
     "spread_out": (fastqt.spread_out_loss, {"embeddings": F}),
-    "distillation": (
+    "similarity_distillation": (
         fastqt.similarity_distillation_loss,
         {"embeddings": F, "teacher_embeddings": G, "candidates": H, "teacher_candidates": G},
     ),

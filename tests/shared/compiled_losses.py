@@ -36,7 +36,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
     "spread_out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(torch.cat([a, b]), **o),
     "few spread out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(a @ b.T @ b, **o),
-    "distillation": lambda a, b, scale, **o: scale * fastqt.similarity_distillation_loss(a + b, b, **o),
+    "similarity distillation": lambda a, b, scale, **o: (
+        scale * fastqt.similarity_distillation_loss(a + b, b, **o)
+    ),
     "narrow distillation": lambda a, b, scale, **o: (
         scale
         * fastqt.similarity_distillation_loss(

@@ -343,7 +343,7 @@ def hcl(
     return of_two_views(z1, z2, scale, loss)
 
 
-def taught(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+def taught_pairs(n: int, generator: torch.Generator, converged: bool) -> Inputs:
     """A student and a teacher, which once converged have nearly the same cosines."""
     student = pairs("queries", "candidates")(n, generator, False)
     teacher = {f"teacher_{name}": x.clone() for name, x in student.items()}
@@ -447,7 +447,7 @@ EVERY_LOSS = {
     ),
     "distillation_loss": Loss(
         fastqt.distillation_loss,
-        with_numbers(taught, scale=19.0),
+        with_numbers(taught_pairs, scale=19.0),
         distillation,
         constant=("teacher_queries", "teacher_candidates"),
     ),

@@ -131,7 +131,7 @@ MODULES = {
     "cosent": (nn.CoSENTLoss, fastqt.cosent_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, BIAS), {}),
     "angle": (nn.AnglELoss, fastqt.angle_loss, {"scale": 5.0}, (QUERIES, CANDIDATES, IDS), {}),
     "spread_out": (nn.SpreadOutLoss, fastqt.spread_out_loss, {"mean_weight": 0.5}, (QUERIES,), {}),
-    "distillation": (
+    "similarity_distillation": (
         nn.SimilarityDistillationLoss,
         fastqt.similarity_distillation_loss,
         {"normalize": False},
