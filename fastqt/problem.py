@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import NamedTuple
 
-from fastqt.checks import check_option, shown
+from fastqt.checks import check_option, require, shown
 from fastqt.fields import Differentiable
 from fastqt.options import DiagonalMode, MemoryMode, Reduction, Similarity, TargetReduction
 from fastqt.targets import TargetRows
@@ -134,10 +134,13 @@ class Problem(Differentiable):
     # count at norm 1 by themselves with `normalize`. Empty: of the embeddings as they are. Ascending.
     prefix_dims: tuple[int, ...] = ()
     prefix_weights: tuple[float, ...] = ()
+    # A cell leaves where its product of embeddings is above that of its row, unless it is a target, a
+    # replaced diagonal or a given score. Infinity and NaN let all cells stay. In the dtype of losses.
+    thresholds: Tensor | None = None  # (N,), contiguous
 
     needs_type: ClassVar[type[Any]] = Inputs
     # Which fields have something for each query or for each candidate, beside the targets and the mask.
-    by_query: ClassVar = ("queries", "row_negatives", "query_groups", "partners", "row_scores")
+    by_query: ClassVar = ("queries", "row_negatives", "query_groups", "partners", "row_scores", "thresholds")
     by_candidate: ClassVar = ("candidates", "candidate_groups", "bias")
 
 
@@ -288,6 +291,20 @@ def finite_scale(scale: float | Tensor) -> float:
     if not math.isfinite(value):
         raise ValueError(f"scale: want a finite number, which is 1 / temperature, got {value}")
     return value
+
+
+def check_scale_of_thresholds(p: Problem) -> None:
+    """Raises ValueError unless scores have the order of the similarities that thresholds are compared with.
+
+    A device that is not read asserts it.
+    """
+    if p.thresholds is None:
+        return
+    wanted = "scale: want a positive number where false negatives are filtered"
+    if isinstance(p.scale, Tensor):
+        require(p.scale > 0, wanted)
+    elif p.scale <= 0:
+        raise ValueError(f"{wanted}, got {p.scale}")
 
 
 # What can be wrong with a target, by the status numbers of csrc/cpu/score_tile.h.

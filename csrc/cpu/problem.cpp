@@ -52,6 +52,7 @@ void check_exclusions(const Problem& p) {
   check_tensor("query_groups", p.query_groups, ScalarType::Long, {N}, Layout::kContiguous);
   check_tensor("candidate_groups", p.candidate_groups, ScalarType::Long, {M}, Layout::kContiguous);
   check_tensor("mask", p.mask, ScalarType::Bool, {N, M}, Layout::kStrided);
+  check_tensor("thresholds", p.thresholds, computed_dtype(p.queries.scalar_type()), {N}, Layout::kContiguous);
 }
 
 template <class T>
@@ -93,6 +94,8 @@ Cells<T> cells_of(const Problem& p, const Gradients& gradients) {
           pointer<bool>(p.mask),
           stride(p.mask, 0),
           stride(p.mask, 1),
+          pointer<T>(p.thresholds),
+          static_cast<T>(p.scale),
           pointer<T>(p.row_scores),
           gradients.row_scores ? gradients.row_scores->template mutable_data_ptr<T>() : nullptr};
 }

@@ -32,7 +32,8 @@ namespace fastqt {
   FIELD(std::optional<Tensor>, candidate_groups) /* (M,) int64 */                                     \
   FIELD(std::optional<Tensor>, mask)             /* (N, M) bool, true where a cell is excluded */     \
   FIELD(bool, normalize)                         /* scores are of the rows of embeddings at norm 1 */ \
-  FIELD(std::optional<Tensor>, row_scores)       /* (N,) T: the score of one more cell of each row */
+  FIELD(std::optional<Tensor>, row_scores)       /* (N,) T: the score of one more cell of each row */  \
+  FIELD(std::optional<Tensor>, thresholds)       /* (N,) T: of products above which cells leave */
 
 struct Problem {
 #define FASTQT_MEMBER(type, name) const type& name;

@@ -150,6 +150,12 @@ FASTQT_INLINE void exclude_group_body(T* x, const int64_t* groups, int64_t n, in
 }
 
 template <class T>
+FASTQT_INLINE void exclude_above_body(T* x, int64_t n, T limit) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) x[j] = x[j] > limit ? -std::numeric_limits<T>::infinity() : x[j];
+}
+
+template <class T>
 FASTQT_INLINE double dot_body(const T* x, const T* y, int64_t n) {
   double total = 0;
 #pragma omp simd reduction(+ : total)
@@ -266,6 +272,9 @@ FASTQT_CLONES void row_exclude_group(float* x, const int64_t* groups, int64_t n,
 FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group) {
   exclude_group_body(x, groups, n, group);
 }
+
+FASTQT_CLONES void row_exclude_above(float* x, int64_t n, float limit) { exclude_above_body(x, n, limit); }
+FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) { exclude_above_body(x, n, limit); }
 
 FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) { return dot_body(x, y, n); }
 FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) { return dot_body(x, y, n); }

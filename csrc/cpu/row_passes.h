@@ -64,6 +64,10 @@ void row_two_exps(double* x, int64_t n, double shift, double factor, const doubl
 void row_exclude_group(float* x, const int64_t* groups, int64_t n, int64_t group);
 void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t group);
 
+// x_j = -inf where x_j > limit
+void row_exclude_above(float* x, int64_t n, float limit);
+void row_exclude_above(double* x, int64_t n, double limit);
+
 // sum_j x_j y_j
 double row_dot(const float* x, const float* y, int64_t n);
 double row_dot(const double* x, const double* y, int64_t n);

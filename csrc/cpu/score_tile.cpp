@@ -49,8 +49,9 @@ class Row {
         row_score_(has_row_score_ ? cells.row_score[row_] : -kInfinity),
         exact_(exact) {
     exact_.clear();
-    if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     collect_targets();
+    if (cells.thresholds != nullptr) filter();
+    if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
     take_out_targets();
     if constexpr (kRounds<S>) score_targets();
@@ -157,6 +158,13 @@ class Row {
       for (int64_t j = first_; j < first_ + candidates_; ++j)
         add_target(j, targets[j * cells_.dense_column_stride]);
     }
+  }
+
+  // Lets the cells leave whose scores are above the limit of the row, but no target. Scores have no biases yet.
+  void filter() {
+    for (ExactCell& cell : exact_) cell.score = scores_[cell.offset];
+    row_exclude_above(scores_, width_, cells_.scale * cells_.thresholds[row_]);
+    for (const ExactCell& cell : exact_) scores_[cell.offset] = static_cast<T>(cell.score);
   }
 
   // Reports the target with which the mass becomes infinite.

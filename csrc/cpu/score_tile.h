@@ -68,6 +68,8 @@ struct Cells {
   const int64_t* candidate_groups;
   const bool* mask;
   int64_t mask_row_stride, mask_column_stride;
+  const T* thresholds;  // (N,) or null: a cell leaves, unless it is a target, where its score without the bias is above
+  T scale;              // scale * thresholds[row]
   const T* row_score = nullptr;      // (N,) or null: the score of one more cell of each row, which is in no tile
   T* row_score_gradient = nullptr;   // (N,) or null
 

@@ -27,6 +27,7 @@ from fastqt.problem import (
     Problem,
     Rows,
     ThreeBlockProblem,
+    check_scale_of_thresholds,
     finite_scale,
     room_of,
     target_error,
@@ -163,6 +164,7 @@ def width_of(p: Problem) -> int:
 
 def problem_arguments(p: Problem) -> list[Any]:
     """The arguments that the three operators have in common, in their order."""
+    check_scale_of_thresholds(p)
     arguments = [*_read(p)]
     arguments[_SCALE] = finite_scale(p.scale)
     arguments[_LINK] = LINKS.index(p.link)

@@ -21,6 +21,7 @@ from fastqt.problem import (
     TARGET_OUTSIDE,
     AnyProblem,
     Problem,
+    check_scale_of_thresholds,
     finite_scale,
     prefix_of,
     reduce,
@@ -48,6 +49,7 @@ def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
     """The reduced loss of a checked problem."""
     finite_scale(p.scale)
+    check_scale_of_thresholds(p)
     check_targets(p)
     return reduce(row_losses(p), reduction)
 
@@ -55,16 +57,22 @@ def contrastive_loss(p: Problem, reduction: str) -> Tensor:
 def _losses_of_one(p: Problem) -> Tensor:
     """The loss of each row of embeddings as they are, (N,)."""
     T = p.targets.to_dense(p.queries.shape[0], p.candidates.shape[0]).to(p.queries.dtype)
-    scores = p.scale * (p.queries @ p.candidates.T)
+    similar = p.queries @ p.candidates.T
+    scores = p.scale * similar
     if p.bias is not None:
         scores = scores + p.bias
+
+    scores = without_false_negatives(p, scores, similar, T)
     scores = replace_diagonal(scores, p.diagonal)
     scores = scores.masked_fill(excluded_cells(p, T), float("-inf"))
+
     blocks = [scores]
     if p.negatives is not None:
-        blocks.append(p.scale * (p.queries @ p.negatives.T))
+        similar = p.queries @ p.negatives.T
+        blocks.append(without_false_negatives(p, p.scale * similar, similar))
     if p.row_negatives is not None:
-        blocks.append(p.scale * (p.queries * p.row_negatives).sum(1, keepdim=True))
+        similar = (p.queries * p.row_negatives).sum(1, keepdim=True)
+        blocks.append(without_false_negatives(p, p.scale * similar, similar))
     if p.row_scores is not None:
         absent = p.row_scores.isneginf()
         blocks.append(p.row_scores.masked_fill(absent, float("-inf"))[:, None])  # without a gradient
@@ -121,6 +129,14 @@ def _prefix(p: Problem, dim: int) -> Problem:
     """The problem of the first `dim` columns, whose rows have norm 1 where that is asked for."""
     prefix = prefix_of(p, dim)
     return replace(with_embeddings(prefix, unit_rows), normalize=False) if p.normalize else prefix
+
+
+def without_false_negatives(p: Problem, scores: Tensor, similar: Tensor, T: Tensor | None = None) -> Tensor:
+    """Scores of which those leave whose similarities are above the threshold of their row, unless targets."""
+    if p.thresholds is None:
+        return scores
+    above = similar.detach() > p.thresholds[:, None]
+    return scores.masked_fill(above if T is None else above & (T == 0), float("-inf"))
 
 
 def check_targets(p: Problem) -> None:

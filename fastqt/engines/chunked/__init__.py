@@ -15,7 +15,15 @@ from fastqt.devices import product_dtype
 from fastqt.engines.chunked.prefixes import PrefixWalk
 from fastqt.engines.chunked.walk import Result, Walk
 from fastqt.engines.soundness import require_sound_targets
-from fastqt.problem import AnyProblem, Gradients, Needs, Problem, Rows, loss_dtype
+from fastqt.problem import (
+    AnyProblem,
+    Gradients,
+    Needs,
+    Problem,
+    Rows,
+    check_scale_of_thresholds,
+    loss_dtype,
+)
 from fastqt.torch_modes import without_autocast
 
 
@@ -49,7 +57,7 @@ def gradients_in_forward(p: Problem) -> bool:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    require_sound_targets(p)
+    _check(p)
     with torch.no_grad(), without_autocast(p.queries):
         result = _walked(p, 1.0, Needs())
     return Rows(result.loss, (result.logsumexp, result.mass))
@@ -57,7 +65,7 @@ def forward(p: Problem) -> Rows:
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    require_sound_targets(p)
+    _check(p)
     with torch.no_grad(), without_autocast(p.queries):
         result = _walked(p, row_weight, needs)
     return (row_weight * result.loss.sum()).to(loss_dtype(p.queries)), result.gradients
@@ -80,3 +88,8 @@ def backward_of_columns(
     """The part of the gradients of longer rows that some of their columns have."""
     with torch.no_grad(), without_autocast(p.queries):
         return Walk(p, row_weights, needs, (logsumexp, mass)).run().gradients
+
+
+def _check(p: Problem) -> None:
+    check_scale_of_thresholds(p)
+    require_sound_targets(p)

@@ -177,6 +177,7 @@ class Walk:
         self._score(rows, scaled, S)
 
         T = None if self.target_tile is None else self.target_tile.of_chunk(rows)
+        self._filter(S, rows, T)
         self._exclude(S[:, : self.M], rows, T)
         entries, places = slice(0, 0), None
         if self.places is not None:
@@ -193,6 +194,15 @@ class Walk:
             cells = S[:, first : first + len(block.matrix)]
             score(cells, rows, scaled, self.queries, block, self.scale)
             first += len(block.matrix)
+
+    def _filter(self, S: Tensor, rows: slice, T: Tensor | None) -> None:
+        """Lets cells leave whose scores, which have no biases yet, are above the threshold of their row."""
+        if self.p.thresholds is None:
+            return
+        above = (self.p.thresholds[rows] * self.scale)[:, None] < S
+        if T is not None:  # Listed targets come back.
+            above[:, : self.M] &= T == 0
+        S.masked_fill_(above, -torch.inf)
 
     def _exclude(self, S: Tensor, rows: slice, T: Tensor | None) -> None:
         """Adds biases to the candidates' scores, replaces the diagonal, and excludes cells."""
@@ -214,7 +224,10 @@ class Walk:
             return self.p.row_scores[rows].to(self.dtype)
         if self.row_negatives is None:
             return None
-        return (f * self.row_negatives.rows(rows)).sum(1, dtype=self.dtype) * self.scale
+        alone = (f * self.row_negatives.rows(rows)).sum(1, dtype=self.dtype)
+        if self.p.thresholds is not None:
+            alone.masked_fill_(alone > self.p.thresholds[rows], -torch.inf)
+        return alone * self.scale
 
     def _restore_cells(self, rows: slice, entries: slice, places: Tensor | None) -> None:
         """Makes E that of all cells: 0 on the replaced diagonal, exact at listed targets."""

@@ -43,6 +43,8 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
     if device.type not in ("cpu", "cuda"):
         return f"the tensors are on {device}"
+    if isinstance(p, Problem) and p.thresholds is not None:
+        return "it does not know thresholds of similarities"
     return "it has no float64" if dtype is torch.float64 else None
 
 

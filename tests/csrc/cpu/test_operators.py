@@ -45,6 +45,7 @@ def problem(dtype: torch.dtype = torch.float32) -> Arguments:
         "mask": None,
         "normalize": False,
         "row_scores": torch.linspace(-1, 1, N, dtype=dtype),
+        "thresholds": torch.linspace(-1, 2, N, dtype=dtype),
         "tile_rows": 2,
     }
 
@@ -169,6 +170,9 @@ PROBLEMS = {
     "fewer row scores": ({"row_scores": torch.ones(N - 1)}, "row_scores: want", "(4)"),
     "row scores in another dtype": ({"row_scores": torch.ones(N).double()}, "row_scores: want", "float64"),
     "strided row scores": ({"row_scores": strided(torch.ones(N))}, "contiguous", "strided"),
+    "fewer thresholds": ({"thresholds": torch.ones(N - 1)}, "thresholds: want", "(4)"),
+    "thresholds in another dtype": ({"thresholds": torch.ones(N).double()}, "thresholds: want", "float64"),
+    "strided thresholds": ({"thresholds": strided(torch.ones(N))}, "contiguous", "strided"),
     "an unknown link": ({"link": 3}, "link: want 0 (softmax), 1 (sigmoid) or 2 (logsumexp)", "3"),
     "an unknown diagonal": ({"diagonal": -1}, "diagonal: want 0 (zero), 1 (exclude) or 2 (keep)", "-1"),
     "no targets": ({"starts": None}, "want either starts or dense", "neither"),
@@ -384,7 +388,7 @@ def test_malformed_blocks_are_refused(case):
 
 def test_the_three_operators_agree():
     """The problem that the cases above change is accepted, and has the loss that users get for it."""
-    given = {**problem(torch.float64), "columns": torch.arange(N), "diagonal": 2}
+    given = {**problem(torch.float64), "columns": torch.arange(N), "diagonal": 2, "thresholds": None}
     names = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "scale")
     expected = contrastive_loss(
         *(given[name] for name in names[:2]),

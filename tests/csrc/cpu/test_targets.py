@@ -42,6 +42,7 @@ def problem(rows: list[list[tuple[int, float]]], **changes: Any) -> dict[str, An
         "mask": None,
         "normalize": False,
         "row_scores": None,
+        "thresholds": None,
         "tile_rows": 3,
         **changes,
     }
