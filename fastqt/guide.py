@@ -138,6 +138,15 @@ class Guide:
         )
 
 
+def check_margin_of_false_negatives(
+    margin: float | None, strategy: str, dtype: torch.dtype = torch.float64
+) -> None:
+    """Raises ValueError or TypeError unless embeddings of `dtype` can have this margin of themselves."""
+    check_option("false_negative_margin_strategy", strategy, MARGIN_STRATEGIES)
+    if margin is not None:
+        check_number("false_negative_margin", margin, dtype=dtype)
+
+
 def pair_thresholds(
     queries: Tensor, positives: Tensor, *, margin: float, strategy: str, normalize: bool = True
 ) -> Tensor:

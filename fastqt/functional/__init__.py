@@ -11,7 +11,15 @@ from fastqt.functional.call import Call
 from fastqt.functional.loss import loss_of
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed
-from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction
+from fastqt.options import (
+    Backend,
+    DiagonalMode,
+    MarginStrategy,
+    Memory,
+    Reduction,
+    Similarity,
+    TargetReduction,
+)
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
@@ -35,6 +43,8 @@ def contrastive_loss(
     guide: Guide | None = None,
     matryoshka_dims: Sequence[int] | None = None,
     matryoshka_weights: Sequence[float] | None = None,
+    false_negative_margin: float | None = None,
+    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: TargetReduction = "mean",
     similarity: Similarity = "dot",
     memory: Memory = "fast",
@@ -84,6 +94,15 @@ def contrastive_loss(
             `row_negatives` by backend="torch". With distances, `Mixed`, several cells that a row has alone,
             or a ring of ranks, each prefix is a loss of its own.
         matryoshka_weights: numbers > 0 that the losses of the prefixes are multiplied by; 1 each if None.
+        false_negative_margin: filters false negatives by the embeddings themselves, without a product more:
+            a cell leaves the softmax where its similarity, a product or a cosine, is above t + margin, with t
+            that of the row's target, of several the least similar. Equal ones stay, and so do targets, what
+            `diagonal` replaces, scores that are given, and rows without a target. No gradient flows through
+            the choice. A similarity within rounding of the margin may fall to either side; rounding is that
+            of float32, and of bfloat16 where a CPU multiplies in it. It wants targets as indices, pairs,
+            windows or sparse rows, not smoothed, similarity="dot", and a positive 1 / temperature.
+        false_negative_margin_strategy: "absolute", or "relative": above t + |t| * margin. It is added, where
+            a `Guide` of the same embeddings would take it off.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -120,7 +139,8 @@ def contrastive_loss(
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations" (2018),
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`. Prefixes: Kusupati et al., "Matryoshka representation learning"
-    (2022), eq. 1.
+    (2022), eq. 1. The margin of false negatives: Zhang et al., "Qwen3 Embedding: Advancing text embedding and
+    reranking through foundation models" (2025), eq. 2.
     """
     call = Call(
         "softmax",
@@ -140,6 +160,8 @@ def contrastive_loss(
         guide=guide,
         matryoshka_dims=matryoshka_dims,
         matryoshka_weights=matryoshka_weights,
+        false_negative_margin=false_negative_margin,
+        false_negative_margin_strategy=false_negative_margin_strategy,
         reduction=reduction,
         memory=memory,
         backend=backend,
@@ -252,6 +274,7 @@ def log_sum_exp(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
+    thresholds: Tensor | None = None,
     similarity: Similarity = "dot",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -268,9 +291,8 @@ def log_sum_exp(
         loss = torch.nn.functional.softplus(torch.logaddexp(a, b) - positive).mean()
 
     is the cross-entropy over both sets together. It keeps all its digits once the positives are learnt,
-    when a logsumexp that contains the positive cancels against it. Gradients flow to `queries`,
-    `candidates`, `negatives`, `row_negatives`, `row_scores`, `scale` and `bias`, once (a double backward
-    needs backend="reference").
+    when a logsumexp that contains the positive cancels against it. Gradients flow as of
+    `contrastive_loss`, once (a double backward needs backend="reference").
 
     Args:
         queries: (N, D) floating point.
@@ -280,6 +302,9 @@ def log_sum_exp(
         scale: 1 / temperature, as of `contrastive_loss`.
         query_groups, candidate_groups: positives that are not on the diagonal leave the sum by them.
         guide: as of `contrastive_loss`; it takes its product in the backward pass once more.
+        thresholds: (N,) floating point; a cell leaves the sum where its similarity, the product or cosine,
+            is above that of its row, as by the `false_negative_margin` of `contrastive_loss`. No gradient
+            flows to them. Not with similarity="euclidean".
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -318,6 +343,7 @@ def log_sum_exp(
         candidate_groups=candidate_groups,
         mask=mask,
         guide=guide,
+        thresholds=thresholds,
         reduction="none",
         memory=memory,
         backend=backend,

@@ -22,11 +22,11 @@ from fastqt.checks import (
 )
 from fastqt.distributed.group import Group
 from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.guide import Guide
+from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.ids import as_groups
 from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.negatives import Mixed
-from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
+from fastqt.options import Backend, DiagonalMode, MarginStrategy, Memory, Similarity, TargetReduction
 from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, Inputs, check_memory
 from fastqt.targets import Targets
 from fastqt.torch_modes import is_traced
@@ -72,6 +72,9 @@ class Call:
     similarity: Similarity = "dot"
     matryoshka_dims: Sequence[int] | None = None
     matryoshka_weights: Sequence[float] | None = None
+    false_negative_margin: float | None = None
+    false_negative_margin_strategy: MarginStrategy = "absolute"
+    thresholds: Tensor | None = None  # of `log_sum_exp`, or what a margin is lowered to
 
     @property
     def function(self) -> str:
@@ -159,11 +162,15 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
     check_memory(call.memory)
     check_flag("normalize", call.normalize)
     check_scale(call.scale, queries.dtype)
+    margin = call.false_negative_margin
+    check_margin_of_false_negatives(margin, call.false_negative_margin_strategy, queries.dtype)
     if not (type(call.bias) is float and call.bias == 0):
         check_bias(call.bias, m, device, queries.dtype)
 
     if call.similarity != "dot":
         _check_similarity(call)
+    if margin is not None or call.thresholds is not None:
+        _check_thresholds(call)
     if call.row_scores is not None:
         _check_row_scores(call)
     if call.guide is not None:
@@ -190,6 +197,23 @@ def _check_similarity(call: Call) -> None:
         )
     if isinstance(call.row_negatives, Mixed):
         raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
+
+
+def _check_thresholds(call: Call) -> None:
+    name = "thresholds" if call.false_negative_margin is None else "false_negative_margin"
+    if call.similarity != "dot":
+        raise ValueError(f"{name}: want None with similarity={call.similarity!r}")
+    if call.false_negative_margin is not None:
+        return
+    thresholds, n, device = call.thresholds, call.queries.shape[0], call.queries.device
+    check_tensor(name, thresholds)
+    assert thresholds is not None
+    if thresholds.dtype not in FLOATING:
+        raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {thresholds.dtype}")
+    if tuple(thresholds.shape) != (n,):
+        raise ValueError(f"{name}: want shape ({n},), got {tuple(thresholds.shape)}")
+    if thresholds.device != device:
+        raise ValueError(f"{name}: want device {device} as queries, got {thresholds.device}")
 
 
 def _check_row_scores(call: Call) -> None:

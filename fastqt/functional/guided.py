@@ -25,6 +25,7 @@ from fastqt.problem import (
     Needs,
     Problem,
     Rows,
+    check_scale_of_thresholds,
     finite_scale,
     loss_dtype,
     reduce,
@@ -70,6 +71,7 @@ def guided_problem(p: Problem, guide: Guide) -> GuidedProblem:
 def reference_loss(p: GuidedProblem, reduction: str) -> Tensor:
     """The reduced loss in plain PyTorch, with the whole mask."""
     finite_scale(p.scale)
+    check_scale_of_thresholds(p)
     reference.check_targets(p)
     rows = [reference.row_losses(chunk) for _, chunk in _chunks(p, len(p.queries))]
     return reduce(torch.cat(rows), reduction)

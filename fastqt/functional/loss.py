@@ -17,6 +17,7 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
 from fastqt.functional.call import LEAVES, Call, Completion, checked
 from fastqt.functional.euclidean import in_products, moments
+from fastqt.functional.false_negatives import with_thresholds
 from fastqt.functional.lowering import computed_loss, kind_of, lowered
 from fastqt.functional.ranks import facts_of, gathered, loss_of_ring, takes_ring
 from fastqt.functional.row_cells import joins_cells, one_cell_a_row
@@ -61,8 +62,11 @@ def _takes_one_walk(batch: Batch, call: Call) -> bool:
     """Whether one problem has all prefixes of a call, because nothing else differs between them.
 
     The squared norms of a distance, a mixture at norm 1, and the scores that are joined to one cell of each
-    row are others for each prefix; a ring joins the rows' logsumexps.
+    row are others for each prefix, and so are the similarities that a margin is compared with; a ring joins
+    the rows' logsumexps.
     """
+    if call.false_negative_margin is not None or call.thresholds is not None:
+        return False
     if call.similarity == "euclidean" or isinstance(call.row_negatives, Mixed) or joins_cells(call):
         return False
     return not (isinstance(batch, Shards) and takes_ring(batch, call))
@@ -121,6 +125,7 @@ def _local_loss(
 
 def _computed(call: Call, reduction: Reduction, kind: Hashable | None) -> tuple[Tensor, TargetRows]:
     """The loss of a call's rows, and their targets; the arguments as of `_local_loss`."""
+    call = with_thresholds(call)
     one, completion = one_cell_a_row(call)
     p, engine = lowered(one, kind if one is call else kind_of(one))
     loss = computed_loss(p, reduction, engine)

@@ -65,6 +65,7 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
         link=call.link,
         normalize=call.normalize,
         row_scores=call.row_scores,
+        thresholds=call.thresholds,
     )
     if p.targets.background is not None:
         _check_smoothing(call)

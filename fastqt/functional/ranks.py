@@ -22,6 +22,7 @@ from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
 from fastqt.functional.call import LEAVES, MAY_LACK, Call
+from fastqt.functional.false_negatives import targets_of_margin, with_thresholds, with_thresholds_from
 from fastqt.functional.lowering import prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
 from fastqt.guide import Guide
@@ -46,6 +47,8 @@ def facts_of(call: Call, ranks: Group) -> dict[str, Hashable]:
         **{f"{name} given": getattr(call, name) is not None for name in MAY_LACK},
         "matryoshka_dims": call.prefixes and call.prefixes.dims,
         "matryoshka_weights": call.prefixes and call.prefixes.weights,
+        "false_negative_margin": call.false_negative_margin,
+        "false_negative_margin_strategy": call.false_negative_margin_strategy,
         "guide": None if call.guide is None else call.guide.kind(),
         "bias per candidate": isinstance(call.bias, Tensor) and call.bias.dim() == 1,
         **facts_of_leaves(ranks, {name: getattr(call, name) for name in LEAVES}),
@@ -137,6 +140,7 @@ def _with_own_candidates_first(shards: Shards, call: Call) -> Call:
 
 def loss_of_ring(shards: Shards, call: Call) -> tuple[Tensor, TargetRows]:
     """The loss of this rank's rows from one rank's candidates after the other, and the rows' targets."""
+    call = _with_thresholds(shards, call)
     with shards.agreeing():
         _check_ring(shards, call)
         whole = _with_columns_of_all(shards, call)
@@ -149,6 +153,17 @@ def loss_of_ring(shards: Shards, call: Call) -> tuple[Tensor, TargetRows]:
     ring = Ring(shards, engine.computation(p))
     loss = autograd.loss_of(p, call.reduction, ring, call.function)
     return loss if completion is None else completion(loss), p.targets
+
+
+def _with_thresholds(shards: Shards, call: Call) -> Call:
+    """The call with the thresholds of this rank's rows, whose targets are on all ranks."""
+    if call.false_negative_margin is None:
+        return with_thresholds(call)
+    M = shards.total("candidates")
+    with shards.agreeing():
+        targets = targets_of_margin(call, M)
+    columns = targets.compressed()[1].clamp(0, M - 1)
+    return with_thresholds_from(call, targets, visiting_rows(shards, call.candidates, columns))
 
 
 def _check_ring(shards: Shards, call: Call) -> None:

@@ -103,11 +103,15 @@ def scores_of_row_negatives(call: Call) -> Tensor:
         rows = rows[:, None] if rows.dim() == 2 else rows
         # The square of a number that float32 holds is one of float64.
         f = F.normalize(f.to(accumulation_dtype(f.device)), dim=1).to(f.dtype) if normalize else f
+
         if is_transformed() or is_traced(queries, rows):
             similar = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
         else:
             similar = _similar_in_chunks(f, rows, read_as, normalize, euclidean)
-        return similar * call.scale
+        scores = similar * call.scale
+        if call.thresholds is None:
+            return scores
+        return scores.masked_fill(similar.detach() > call.thresholds[:, None], -torch.inf)
 
 
 def _similar(queries: Tensor, rows: Tensor, normalize: bool, euclidean: bool) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
+from fastqt.functional.false_negatives import threshold_of
 
 
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
@@ -36,6 +37,23 @@ def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     """The scores of rows with rows, (N,)."""
     dtype = torch.promote_types(a.dtype, torch.float32)
     return scale * (a.to(dtype) * b.to(dtype)).sum(1)
+
+
+def similarity_thresholds(
+    queries: Tensor, positives: Tensor, margin: float | None, strategy: str
+) -> Tensor | None:
+    """What similarities of each row are compared with, (n,), for a margin above that of its positive."""
+    if margin is None:
+        return None
+    return threshold_of(scores(queries.detach(), positives.detach(), 1.0), margin, strategy)
+
+
+def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, thresholds: Tensor | None) -> Tensor:
+    """The scores of rows with rows, (N,); minus infinity where their similarities are above thresholds."""
+    if thresholds is None:
+        return scores(a, b, scale)
+    above = scores(a.detach(), b.detach(), 1.0) > thresholds
+    return scores(a, b, scale).masked_fill(above, -torch.inf)
 
 
 def row_numbers(n: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import prefixes_of
-from fastqt.options import Backend, Memory, Similarity, TargetReduction
+from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
 from fastqt.targets import Pairs
 
 
@@ -25,6 +25,8 @@ def info_nce_loss(
     negatives: Tensor | None = None,
     label_smoothing: float = 0.0,
     guide: Guide | None = None,
+    false_negative_margin: float | None = None,
+    false_negative_margin_strategy: MarginStrategy = "absolute",
     similarity: Similarity = "dot",
     matryoshka_dims: Sequence[int] | None = None,
     matryoshka_weights: Sequence[float] | None = None,
@@ -48,6 +50,8 @@ def info_nce_loss(
             label smoothing.
         guide, matryoshka_dims, matryoshka_weights, reduction, memory, backend, group: as of
             `contrastive_loss`.
+        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`. Not with label
+            smoothing.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -69,6 +73,10 @@ def info_nce_loss(
     """
     if guide is not None and label_smoothing:
         raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
+    if false_negative_margin is not None and label_smoothing:
+        raise ValueError(
+            "false_negative_margin: want None with label_smoothing, which gives every candidate mass"
+        )
     if similarity == "euclidean" and label_smoothing:
         raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
     check_label_smoothing(label_smoothing)
@@ -83,6 +91,8 @@ def info_nce_loss(
         guide=guide,
         matryoshka_dims=matryoshka_dims,
         matryoshka_weights=matryoshka_weights,
+        false_negative_margin=false_negative_margin,
+        false_negative_margin_strategy=false_negative_margin_strategy,
         reduction=reduction,
         similarity=similarity,
         memory=memory,

@@ -34,6 +34,7 @@ class Walk(NamedTuple):
     backend: Backend | None
     batch: Batch  # how the rows lie on ranks
     function: str  # the public function, which errors name
+    thresholds: Tensor | None = None  # (n,), as of `log_sum_exp`, of rows and of their own columns
 
 
 def paired_sums(
@@ -89,6 +90,7 @@ def sums_of(
         diagonal=diagonal,
         scale=walk.scale,
         negatives=negatives,
+        thresholds=walk.thresholds,
         memory=walk.memory,
         backend=walk.backend,
     )
@@ -104,11 +106,11 @@ def shares_scores(rows: Tensor, total: int, walk: Walk) -> bool:
 def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[Engine | None, tuple[Tensor, ...]]:
     """The engine of the two walks with what it is given; None where `log_sum_exp` takes their place.
 
-    That is under torch.compile and torch.func, which have to see operators and transforms, and in the
-    reference engine, which can be differentiated twice.
+    That is under torch.compile and torch.func, which have to see operators and transforms, in the reference
+    engine, which can be differentiated twice, and with thresholds, which rectangles of scores do not have.
     """
     scale = (walk.scale,) if isinstance(walk.scale, Tensor) else ()
-    if is_traced(rows, columns) or transformed.is_transformed():
+    if is_traced(rows, columns) or transformed.is_transformed() or walk.thresholds is not None:
         return None, (rows, columns, *scale)
     p = ClipProblem(rows, columns, walk.scale, walk.memory, pairs=len(rows))
     engine, dtype, computed, _ = plans.plan(None, p, walk.backend)

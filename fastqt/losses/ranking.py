@@ -13,7 +13,13 @@ from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss
 from fastqt.losses.clip import clip_loss
-from fastqt.losses.common import joined_loss, row_numbers, scores
+from fastqt.losses.common import (
+    filtered_scores,
+    joined_loss,
+    row_numbers,
+    scores,
+    similarity_thresholds,
+)
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.paired_sums import (
     Walk,
@@ -24,7 +30,15 @@ from fastqt.losses.paired_sums import (
     sums_of,
 )
 from fastqt.losses.ranking_options import Options, checked_directions
-from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
+from fastqt.options import (
+    Backend,
+    Direction,
+    HardnessMode,
+    MarginStrategy,
+    Memory,
+    PartitionMode,
+    Reduction,
+)
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
 from fastqt.torch_modes import input_dtype
@@ -44,6 +58,8 @@ def multiple_negatives_ranking_loss(
     hardness_strength: float = 0.0,
     matryoshka_dims: Sequence[int] | None = None,
     matryoshka_weights: Sequence[float] | None = None,
+    false_negative_margin: float | None = None,
+    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -76,6 +92,9 @@ def multiple_negatives_ranking_loss(
             through which no gradient flows: those of "in_batch_negatives", which are documents of other
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
+        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`. In all directions the
+            similarities of row i are compared with that of query i and its positive, those of hard negatives
+            too. The two directions between queries and documents are then computed apart, in twice the time.
         reduction: "mean" over all rows, "sum", or "none".
         matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. A joint softmax with several
             directions, and one with a hardness_strength, is a loss of its own for each prefix.
@@ -102,7 +121,8 @@ def multiple_negatives_ranking_loss(
     Source: Henderson et al., "Efficient natural language response suggestion for Smart Reply" (2017);
     for several directions Li et al., "Towards general text embeddings with multi-stage contrastive
     learning" (2023), eq. 3; for hardness Lan et al., "LLaVE: Large language and vision embedding models
-    with hardness-weighted contrastive learning" (2025), eq. 5.
+    with hardness-weighted contrastive learning" (2025), eq. 5; for false negatives Zhang et al., "Qwen3
+    Embedding: Advancing text embedding and reranking through foundation models" (2025).
     """
     columns = (documents,) if isinstance(documents, Tensor) else _columns(documents)
     o = Options(
@@ -112,6 +132,8 @@ def multiple_negatives_ranking_loss(
         partition_mode=partition_mode,
         hardness_mode=hardness_mode,
         hardness_strength=hardness_strength,
+        false_negative_margin=false_negative_margin,
+        false_negative_margin_strategy=false_negative_margin_strategy,
         reduction=reduction,
         memory=memory,
         backend=backend,
@@ -128,6 +150,8 @@ def multiple_negatives_ranking_loss(
             "partition_mode": o.partition_mode,
             "hardness_mode": o.hardness_mode,
             "hardness_strength": float(o.hardness_strength),
+            "false_negative_margin": o.false_negative_margin,
+            "false_negative_margin_strategy": o.false_negative_margin_strategy,
             "reduction": o.reduction,
             "matryoshka_dims": o.prefixes and o.prefixes.dims,
             "matryoshka_weights": o.prefixes and o.prefixes.weights,
@@ -136,7 +160,8 @@ def multiple_negatives_ranking_loss(
     batch, own = agree_on_rows(
         group, FUNCTION, check, {"scale": scale}, queries=queries, **dict(zip(names, columns, strict=True))
     )
-    simple = _of_one_call(own[0], own[1:], o, group)
+    queries, *documents = own
+    simple = _of_one_call(queries, documents, o, group)
     if simple is not None:
         return simple
     if o.prefixes is not None:
@@ -148,14 +173,15 @@ def multiple_negatives_ranking_loss(
         )
 
     own = [unit_rows(x) for x in own] if normalize else own
-    walk = Walk(scale, memory, backend, batch, FUNCTION)
+    margin = o.false_negative_margin, o.false_negative_margin_strategy
+    walk = Walk(scale, memory, backend, batch, FUNCTION, similarity_thresholds(own[0], own[1], *margin))
     with batch.agreeing():
         has_walks = shares_scores(own[0], batch.total(), walk)
     every = [_all_queries(own[0], o, walk, has_walks)]
     every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in own[1:]]
     with batch.leaving_word():
         losses = _row_losses(_Rows(own, every, o, walk))
-    return batch.reduced(losses, reduction).to(loss_dtype(own[0]))
+    return batch.reduced(losses, reduction).to(loss_dtype(queries))
 
 
 def _columns(documents: object) -> tuple[Tensor, ...]:
@@ -184,13 +210,15 @@ def _of_one_call(
             negatives=negatives,
             matryoshka_dims=o.matryoshka_dims,
             matryoshka_weights=o.matryoshka_weights,
+            false_negative_margin=o.false_negative_margin,
+            false_negative_margin_strategy=o.false_negative_margin_strategy,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,
             group=group,
         )
 
-    if o.partition_mode == "per_direction" and negatives is None:
+    if o.partition_mode == "per_direction" and negatives is None and o.false_negative_margin is None:
         return clip_loss(
             queries,
             positives,
@@ -219,6 +247,8 @@ def _of_one_call(
             candidate_groups=torch.cat([ids, ids]),
             matryoshka_dims=o.matryoshka_dims,
             matryoshka_weights=o.matryoshka_weights,
+            false_negative_margin=o.false_negative_margin,
+            false_negative_margin_strategy=o.false_negative_margin_strategy,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,
@@ -282,7 +312,9 @@ def _to_documents(rows: _Rows, *, with_positives: bool) -> list[Tensor]:
     found = _hardened(
         walk, in_batch, lambda w: [others_than_own(queries, x, w) for x in (*positives, *negatives)]
     )
-    return found + _hardened(walk, hard, lambda w: [scores(queries, x, w.scale) for x in own])
+    return found + _hardened(
+        walk, hard, lambda w: [filtered_scores(queries, x, w.scale, w.thresholds) for x in own]
+    )
 
 
 def _sums(

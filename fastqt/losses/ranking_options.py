@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import FLOAT32_MAX, check_flag, check_number, check_option, check_scale, shown
+from fastqt.guide import check_margin_of_false_negatives
 from fastqt.matryoshka import Prefixes, prefixes_of
-from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
+from fastqt.options import (
+    Backend,
+    Direction,
+    HardnessMode,
+    MarginStrategy,
+    Memory,
+    PartitionMode,
+    Reduction,
+)
 from fastqt.problem import REDUCTIONS, check_memory
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -29,6 +38,8 @@ class Options(NamedTuple):
     partition_mode: PartitionMode
     hardness_mode: HardnessMode | None
     hardness_strength: float
+    false_negative_margin: float | None
+    false_negative_margin_strategy: MarginStrategy
     reduction: Reduction
     memory: Memory
     backend: Backend | None
@@ -43,6 +54,9 @@ class Options(NamedTuple):
         """Raises ValueError or TypeError unless all are what they have to be."""
         check_scale(self.scale, queries.dtype)
         check_flag("normalize", self.normalize)
+        check_margin_of_false_negatives(
+            self.false_negative_margin, self.false_negative_margin_strategy, queries.dtype
+        )
         check_hardness_mode(self.hardness_mode)
         check_hardness_strength(self.hardness_strength, queries.dtype)
         self._check_raised_scale(queries.dtype)

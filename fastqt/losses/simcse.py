@@ -12,10 +12,11 @@ from fastqt.checks import check_number, check_option, check_scale
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import log_sum_exp
-from fastqt.losses.common import joined_loss, scores
+from fastqt.guide import check_margin_of_false_negatives
+from fastqt.losses.common import filtered_scores, joined_loss, scores, similarity_thresholds
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.matryoshka import prefixes_of
-from fastqt.options import Backend, Memory, Reduction
+from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
 
@@ -29,6 +30,8 @@ def simcse_loss(
     hard_negative_weight: float = 0.0,
     matryoshka_dims: Sequence[int] | None = None,
     matryoshka_weights: Sequence[float] | None = None,
+    false_negative_margin: float | None = None,
+    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -43,6 +46,8 @@ def simcse_loss(
         scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
+        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`, for second views and
+            hard negatives, these without their weight.
         reduction: "mean" over all rows, "sum", or "none".
         matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. With a hard_negative_weight other
             than 0 each prefix is a loss of its own.
@@ -69,6 +74,7 @@ def simcse_loss(
     def check(n: int) -> dict[str, Hashable]:
         check_scale(scale, z1.dtype)
         check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
+        check_margin_of_false_negatives(false_negative_margin, false_negative_margin_strategy, z1.dtype)
         check_option("reduction", reduction, REDUCTIONS)
         check_memory(memory)
         if z3 is None and hard_negative_weight != 0:
@@ -81,6 +87,8 @@ def simcse_loss(
             "hard_negative_weight": float(hard_negative_weight),
             "matryoshka_dims": prefixes and prefixes.dims,
             "matryoshka_weights": prefixes and prefixes.weights,
+            "false_negative_margin": false_negative_margin,
+            "false_negative_margin_strategy": false_negative_margin_strategy,
         }
 
     batch, (z1, z2, *thirds) = agree_on_rows(
@@ -94,6 +102,8 @@ def simcse_loss(
             negatives=None if z3 is None else _all_negatives(batch.local("z3", z3)),
             matryoshka_dims=matryoshka_dims,
             matryoshka_weights=matryoshka_weights,
+            false_negative_margin=false_negative_margin,
+            false_negative_margin_strategy=false_negative_margin_strategy,
             reduction=reduction,
             memory=memory,
             backend=backend,
@@ -121,10 +131,22 @@ def simcse_loss(
     second, *thirds = (batch.gather_own_first(z, dtype=dtype) for z in others)
 
     def losses(part: str) -> Tensor:
-        sums = partial(log_sum_exp, z1, diagonal="exclude", scale=scale, memory=memory, backend=backend)
+        views = second[: len(z1)]
+        thresholds = similarity_thresholds(z1, views, false_negative_margin, false_negative_margin_strategy)
+        sums = partial(
+            log_sum_exp,
+            z1,
+            diagonal="exclude",
+            scale=scale,
+            thresholds=thresholds,
+            memory=memory,
+            backend=backend,
+        )
         cells = [sums(z) for z in (second, *thirds)]
-        cells += [scores(z1, third[: len(z1)], scale) + hard_negative_weight for third in thirds]
-        return reduce(joined_loss(scores(z1, second[: len(z1)], scale), cells), part)
+        hard = [filtered_scores(z1, third[: len(z1)], scale, thresholds) for third in thirds]
+        cells += [x + hard_negative_weight for x in hard]
+
+        return reduce(joined_loss(scores(z1, views, scale), cells), part)
 
     return batch.loss(reduction, (z1, second, *thirds, scale), losses)
 

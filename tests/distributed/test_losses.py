@@ -103,6 +103,21 @@ LOSSES = {
         given=("scale", "biases", "negatives"),
     ),
     "info-nce": Case("info_nce_loss", given=("scale", "negatives")),
+    "margin": Case(
+        "contrastive_loss",
+        options={"false_negative_margin": 0.1, "normalize": True},
+        given=("scale", "biases", "negatives", "row_negatives"),
+    ),
+    "margin-of-classes": Case(
+        "contrastive_loss",
+        options={**KEEP, "false_negative_margin": 0.4, "false_negative_margin_strategy": "relative"},
+        given=("classes", "stacked"),
+    ),
+    "margin-of-pairs": Case(
+        "info_nce_loss",
+        options={"false_negative_margin": -0.1, "reduction": "none"},
+        given=("scale", "negatives"),
+    ),
     "info-nce-label-smoothing": Case(
         "info_nce_loss", options={"label_smoothing": 0.2}, given=("scale", "negatives")
     ),
@@ -115,6 +130,9 @@ LOSSES = {
     ),
     "simcse": Case("simcse_loss", given=("scale", "z3")),
     "simcse-weighted": Case("simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "z3")),
+    "simcse-margin": Case(
+        "simcse_loss", options={"hard_negative_weight": 0.4, "false_negative_margin": 0.1}, given=("z3",)
+    ),
     "simcse-several": Case("simcse_loss", given=("scale", "stacked_z3")),
     "simcse-several-weighted": Case(
         "simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "stacked_z3")
@@ -148,6 +166,9 @@ LOSSES = {
     **GUIDED,
     "ranking": RANKING,
     "ranking-all": replace(RANKING, options={"directions": DIRECTIONS, "reduction": "none"}),
+    "ranking-margin": replace(
+        RANKING, options={"directions": DIRECTIONS, "false_negative_margin": 0.05, "reduction": "sum"}
+    ),
     "ranking-each": replace(
         RANKING,
         options={"directions": DIRECTIONS[::2], "partition_mode": "per_direction", "normalize": False},

@@ -20,7 +20,7 @@ def test_fields_are_in_the_lists_that_their_types_say():
     assert set(WITH_ROWS) == set(LEAVES) - {"scale", "bias"}
     assert set(MAY_LACK) == TENSORS - {"queries", "candidates", "scale", "bias"}
     assert set(ROW_CELLS) == {"row_negatives", "row_scores"}
-    assert set(OF_QUERIES) == {*ROW_CELLS, "query_groups", "mask"}
+    assert set(OF_QUERIES) == {*ROW_CELLS, "query_groups", "mask", "thresholds"}
 
 
 def test_each_tensor_of_a_call_is_one_of_the_problem():

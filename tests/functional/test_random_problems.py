@@ -29,7 +29,7 @@ def test_most_problems_are_valid_and_every_make_occurs():
     makes = {make for problem in drawn if not problem.refusals for make in problem.makes}
     assert makes >= {
         *("autocast", "converged", "normalize", "bias", "mask", "groups", "negatives", "smoothed", "guide"),
-        *("several row negatives", "row scores", "euclidean", "prefixes"),
+        *("several row negatives", "row scores", "euclidean", "prefixes", "margin"),
         *(f"layout {name}" for name in ("sliced", "spread", "transposed", "one row expanded")),
         *(f"{link}, {dtype}" for link in ("softmax", "sigmoid") for dtype in ("float16", "float64")),
     }

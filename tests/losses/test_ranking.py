@@ -72,6 +72,24 @@ def test_is_the_definition(K, converged):
         check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
 
 
+@pytest.mark.parametrize("converged", [False, True])
+@pytest.mark.parametrize("K", [0, 2])
+def test_is_the_definition_without_false_negatives(K, converged):
+    """In all directions what is above the similarity of the pair by more than a margin leaves."""
+    dtype, tolerance = (torch.float32, FLOAT32) if converged else (torch.float64, FLOAT64)
+    given, weights = inputs(K, converged, dtype=dtype), weights_of(N)
+    for number, ((directions, mode), hardness) in enumerate(product(settings(), HARDNESS)):
+        options = {"directions": directions, "partition_mode": mode, "normalize": number % 3 > 0}
+        options |= {"hardness_mode": hardness, "hardness_strength": 0.0 if hardness is None else 2.5}
+        without = expected(given, weights, **options)[0]
+        strategy = ("absolute", "relative")[number % 2]
+        margin = 0.5 if number % 2 else -0.9 if converged else 0.1
+        options |= {"false_negative_margin": margin, "false_negative_margin_strategy": strategy}
+        wanted = expected(given, weights, **options)
+        assert converged or (wanted[0] < without).any()
+        check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("converged", [False, True])
 @pytest.mark.parametrize("K", [0, 2])
@@ -92,6 +110,7 @@ SAMPLE = {
     "each": {"directions": DIRECTIONS[::2], "partition_mode": "per_direction"},
     "hard": {**ALL, "hardness_mode": "hard_negatives", "hardness_strength": 5.0},
     "in batch": {**ALL, "hardness_mode": "in_batch_negatives", "hardness_strength": 9.0},
+    "margin": {**ALL, "false_negative_margin": 0.1},
 }
 by_sample = pytest.mark.parametrize("name", SAMPLE)
 
@@ -147,6 +166,9 @@ def random_problem(seed: int, most: int) -> None:
     options = {"directions": directions, "partition_mode": mode, "normalize": draws.flag()}
     options |= {"hardness_mode": draws.choice(HARDNESS), "hardness_strength": draws.choice((0.0, 0.5, 9.0))}
     dtype = draws.choice((torch.float32, torch.float64))
+    if dtype is torch.float64 and draws.flag():  # which rounds less than any two similarities differ by
+        options["false_negative_margin"] = draws.choice((-0.21, 0.013, 0.1))
+        options["false_negative_margin_strategy"] = draws.choice(("absolute", "relative"))
     generator = torch.Generator().manual_seed(seed)
     given = []
     for _ in range(K + 2):
@@ -230,6 +252,11 @@ def eager(given: list[torch.Tensor], options: dict) -> list[torch.Tensor]:
     scores["query_to_query"] = (scale * q @ q.T).masked_fill(eye, -torch.inf)
     scores["doc_to_query"] = scale * d @ q.T
     scores["doc_to_doc"] = (scale * d @ columns.T).masked_fill(own, -torch.inf)
+    if "false_negative_margin" in options:
+        most = (q * d).sum(1, keepdim=True).detach() + options["false_negative_margin"]
+        others = {"query_to_doc": ~(own & (torch.arange(len(columns)) < len(q))), "doc_to_query": ~eye}
+        for name, x in scores.items():
+            scores[name] = x.masked_fill((x / scale > most) & others.get(name, True), -torch.inf)
     taken = [scores[name] for name in options["directions"]]
     sums = [torch.cat(taken, 1)] if options.get("partition_mode", "joint") == "joint" else taken
     loss = sum(x.logsumexp(1) for x in sums) / len(sums) - scores["query_to_doc"].diagonal()
@@ -359,6 +386,12 @@ REFUSED = [
         {"directions": ("query_to_doc", "query_to_query"), "partition_mode": "per_direction"},
         ValueError,
         "partition_mode: want 'joint' with 'query_to_query'",
+    ),
+    ({"false_negative_margin": "much"}, TypeError, "false_negative_margin: want a number, got str"),
+    (
+        {"false_negative_margin_strategy": "soft", "directions": ALL["directions"]},
+        ValueError,
+        "false_negative_margin_strategy: want one of",
     ),
     ({"hardness_mode": "soft"}, ValueError, "hardness_mode: want one of"),
     ({"hardness_strength": -1.0}, ValueError, "hardness_strength: want a number >= 0, got -1.0"),

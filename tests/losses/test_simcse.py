@@ -51,6 +51,26 @@ def test_several_hard_negatives_are_columns_for_all(backend, K, weight):
     check(loss, expected, [z1, z2, z3])
 
 
+@by_backend
+@pytest.mark.parametrize("strategy", ["absolute", "relative"])
+@pytest.mark.parametrize("weight", [0.0, 1.5])
+def test_false_negatives_leave_by_their_cosines(backend, weight, strategy):
+    """A hard negative is compared without its weight."""
+    z1, z2, z3 = inputs = views(N, N, N)
+    cosine = torch.cat([cosines(z1, z2), cosines(z1, z3)], 1)
+    positive = cosine.diagonal()[:, None]
+    most = (positive + (0.12 if strategy == "absolute" else 0.12 * positive.abs())).detach()
+    above = (cosine > most) & ~torch.eye(N, 2 * N, dtype=torch.bool)
+    assert above[:, :N].any()
+    assert above[:, N:].diagonal().any()
+    own = torch.eye(N, dtype=torch.float64)
+    scores = 20 * cosine + weight * torch.cat([torch.zeros_like(own), own], 1)
+    expected = F.cross_entropy(scores.masked_fill(above, -torch.inf), torch.arange(N))
+    options = {"false_negative_margin": 0.12, "false_negative_margin_strategy": strategy}
+    loss = fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=weight, backend=backend, **options)
+    check(loss, expected, inputs)
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0])
 def test_several_hard_negatives_keep_their_digits_once_all_agree(weight):
     """Compared with float64, where second views are nearly the first ones, and one negative is near."""

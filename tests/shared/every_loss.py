@@ -196,6 +196,12 @@ def info_nce(queries: Tensor, candidates: Tensor, negatives: Tensor | None = Non
     return F.cross_entropy(20 * cosines(queries, columns), own(queries))
 
 
+def info_nce_with_margin(queries: Tensor, candidates: Tensor, negatives: Tensor) -> Tensor:
+    similar, pairs = cosines(queries, torch.cat([candidates, negatives])), own(queries)
+    above = similar > similar.gather(1, pairs[:, None]) + MARGIN
+    return F.cross_entropy((20 * similar).masked_fill(above, -math.inf), pairs)
+
+
 def mixcse(z1: Tensor, z2: Tensor) -> Tensor:
     second = F.normalize(z2, dim=1).detach()
     mixtures = F.normalize(0.2 * second + 0.8 * second.roll(-1, 0), dim=1)
@@ -416,6 +422,7 @@ def distilled(
     return (student - cosines(teacher_embeddings, others)).square().mean()
 
 
+MARGIN = 0.15
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
 EVERY_LOSS = {
@@ -426,6 +433,12 @@ EVERY_LOSS = {
         fastqt.log_sum_exp, QC, lambda queries, candidates: (queries @ candidates.T).logsumexp(1)
     ),
     "info_nce_loss": Loss(fastqt.info_nce_loss, pairs("queries", "candidates", "negatives"), info_nce),
+    "info_nce_loss, margin": Loss(
+        fastqt.info_nce_loss,
+        pairs("queries", "candidates", "negatives"),
+        info_nce_with_margin,
+        {"false_negative_margin": MARGIN},
+    ),
     "simcse_loss": Loss(fastqt.simcse_loss, pairs("z1", "z2", "z3"), lambda z1, z2, z3: info_nce(z1, z2, z3)),
     "multiple_negatives_ranking_loss": Loss(
         fastqt.multiple_negatives_ranking_loss,

@@ -71,6 +71,9 @@ def contrastive(
     link: str = "softmax",
     similarity: str = "dot",
     row_weights: Array | None = None,
+    margin: float | None = None,  # of false negatives
+    margin_strategy: str = "absolute",
+    thresholds: Array | None = None,  # (N,), in place of those that follow from a margin
 ) -> Result:
     """The losses of the rows, and the gradients of sum_i row_weights_i loss_i (by default of the mean)."""
     N, M = T.shape
@@ -114,8 +117,18 @@ def contrastive(
             s[i], differentiable[i] = 0.0, False
         if i < M and diagonal == "exclude":
             alive[i] = False
+        if margin is not None:
+            below = false_negatives_threshold(dots[:M], T[i], margin, margin_strategy)
+        elif thresholds is not None:
+            below = thresholds[i]
+        else:
+            below = np.inf
+        for j, similarity_of_cell in enumerate(dots):
+            replaced = j == i and i < M and diagonal == "zero"
+            if similarity_of_cell > below and t[j] == 0 and not replaced:
+                alive[j] = False
         if negatives_mask is not None:
-            alive[M : M + K] = ~negatives_mask[i]
+            alive[M : M + K] &= ~negatives_mask[i]
         for j in range(M):
             if mask is not None and mask[i, j]:
                 alive[j] = False
@@ -165,6 +178,38 @@ def contrastive(
         if dR is not None:
             dR[i], sizes["row_negatives"][i] = (x[M + K :].reshape(dR[i].shape) for x in (dC, of_size))
     return Result(loss, dF, dG, dN, dR, ds, db, dA, sizes)
+
+
+def false_negatives_threshold(similarities: Array, targets: Array, margin: float, strategy: str) -> float:
+    """What the similarities of a row's other cells are compared with: that of its least similar target."""
+    of_targets = [s for s, weight in zip(similarities, targets, strict=True) if weight != 0]
+    if not of_targets:
+        return np.inf
+    lowest = min(of_targets)
+    return lowest + margin if strategy == "absolute" else lowest + abs(lowest) * margin
+
+
+def clear_margin(
+    similarities: Array, own: Array, strategy: str, near: float, least_gap: float
+) -> float | None:
+    """A margin near to the one wanted from which no cell is closer than a gap; None if there is none.
+
+    Args:
+        similarities: (N, C) of all cells that may leave.
+        own: (N,) those of the rows' targets, infinite in a row without any.
+        strategy: of the margin.
+        near: the margin that is wanted.
+        least_gap: how far each similarity is from its row's threshold at least.
+    """
+    rows = np.isfinite(own)
+    sizes = np.ones(rows.sum()) if strategy == "absolute" else np.abs(own[rows])
+    if not rows.any() or not sizes.min() > 0:
+        return near
+    at = np.sort(((similarities[rows] - own[rows, None]) / sizes[:, None]).ravel())
+    edges = np.concatenate([[at[0] - 1], at, [at[-1] + 1]])
+    widths, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
+    wide = widths / 2 * sizes.min() > least_gap
+    return float(min(middles[wide], key=lambda x: abs(x - near))) if wide.any() else None
 
 
 def guide_scores(queries: Array, candidates: Array, normalize: bool = True) -> Array:

@@ -289,6 +289,8 @@ class Truth:
             bias=self.bias,
             link=self.link,
             negatives_mask=self.problem.excluded_negatives,
+            margin=arguments.get("false_negative_margin"),
+            margin_strategy=arguments.get("false_negative_margin_strategy", "absolute"),
             **excluded,
         )
 

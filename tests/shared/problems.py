@@ -91,6 +91,7 @@ class Maker(Draws):
         if self.problem.targets is not None and self.rarely(6):
             self.converge()
         self.add_reduction()
+        self.add_margin()
         self.add_prefixes()
 
     def matrix(self, rows: int) -> Tensor:
@@ -345,6 +346,60 @@ class Maker(Draws):
         problem.refusals |= {"guide"} if smoothed else set()
         self.noted("guide")
 
+    def add_margin(self) -> None:
+        """A margin for false negatives, from whose thresholds similarities differ by more than rounding."""
+        problem, arguments = self.problem, self.problem.arguments
+        if problem.link == "sigmoid" or not self.rarely(4):
+            return
+        if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
+            return  # whose similarities the oracle has later
+        near, strategy = self.choice((0.05, -0.3, 0.0, 0.5)), self.choice(("absolute", "relative"))
+        arguments["false_negative_margin_strategy"] = strategy
+        arguments["false_negative_margin"] = near
+        self.noted("margin")
+        if float(arguments.get("scale", 1.0)) <= 0:
+            problem.refusals.add("scale")
+        targets = arguments.get("targets")
+        is_matrix = isinstance(targets, Tensor) and targets.dim() == 2 and targets.layout is torch.strided
+        if "similarity" in arguments or "smoothed" in problem.makes or is_matrix:
+            problem.refusals.add("false_negative_margin")
+        if problem.refusals or problem.targets is None:
+            return
+        clear = self.clear_margin(near, strategy)
+        if clear is None:
+            del arguments["false_negative_margin"]
+            problem.makes.remove("margin")
+        else:
+            arguments["false_negative_margin"] = clear
+
+    def clear_margin(self, near: float, strategy: str) -> float | None:
+        problem, arguments = self.problem, self.problem.arguments
+        rounds = problem.autocast is not None and self.dtype is not torch.float64
+        x = {
+            name: arguments[name].to(problem.autocast if rounds else self.dtype).double()
+            for name in ("queries", "candidates", "negatives", "row_negatives")
+            if name in arguments
+        }
+        if arguments.get("normalize"):
+            x = {name: torch.nn.functional.normalize(value, dim=-1) for name, value in x.items()}
+        similar = x["queries"] @ x["candidates"].T
+        cells = [similar]
+        if "negatives" in x:
+            cells.append(x["queries"] @ x["negatives"].T)
+        if "row_negatives" in x:
+            rows = x["row_negatives"].reshape(self.N, -1, self.D)
+            cells.append((rows * x["queries"][:, None]).sum(2))
+        every = torch.cat(cells, 1)
+        scale = abs(float(arguments.get("scale", 1.0)))
+        # What a score may be wrong by, and where it is no normal number any more.
+        largest = max(v.norm(dim=-1).max().item() for v in x.values()) ** 2
+        unit = 2.0**-8 if torch.bfloat16 in (self.dtype, problem.autocast) else 2.0**-18
+        gap = max(4 * unit * largest, 1e-30 / max(scale, 1e-30))
+        if not every.isfinite().all():
+            return None
+        own = similar.masked_fill(torch.from_numpy(problem.targets == 0), torch.inf).amin(1)
+        return oracle.clear_margin(every.numpy(), own.numpy(), strategy, near, gap)
+
     def converge(self) -> None:
         """Makes the queries score 20 with their targets, which then have most of the probability."""
         arguments, T = self.problem.arguments, self.problem.targets
@@ -376,8 +431,8 @@ class Maker(Draws):
 
     def add_prefixes(self) -> None:
         """Numbers of columns of which each has a loss; at times one that the embeddings do not have."""
-        if not self.rarely(4):
-            return
+        if not self.rarely(4) or "false_negative_margin" in self.problem.arguments:
+            return  # Those of a prefix may be within rounding of the margin.
         dims = sorted({self.source.integer(1, self.D) for _ in range(self.source.integer(1, 3))})
         if self.rarely(12):
             dims.append(self.D + 1)

@@ -70,6 +70,19 @@ def test_other_loss_and_its_options(model):
     assert loss.get_config_dict() == {"loss": "mixcse_loss", "mix": 0.3}
 
 
+def test_the_margin_of_false_negatives(model):
+    """It is an option that the library's ranking loss does not have."""
+    options = {"directions": ("query_to_doc", "doc_to_doc"), "false_negative_margin": -0.05}
+    for kind, how in ((SentenceTransformerLoss, {}), (CachedLoss, {"mini_batch_size": 2})):
+        loss = kind(model, **how, **options)
+        queries, *documents = (model(f)["sentence_embedding"] for f in features(model, COLUMNS))
+        wanted = fastqt.multiple_negatives_ranking_loss(queries, documents, **options)
+        without = fastqt.multiple_negatives_ranking_loss(queries, documents, directions=options["directions"])
+        assert wanted < without
+        assert relative(loss(features(model, COLUMNS)), wanted) <= FLOAT32
+        assert loss.get_config_dict()["false_negative_margin"] == -0.05
+
+
 @pytest.mark.parametrize(
     ("loss", "options", "kind", "message"),
     [

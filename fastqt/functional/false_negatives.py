@@ -1,0 +1,111 @@
+"""Thresholds of similarities: above its row's, a candidate is taken for a false negative and leaves the loss.
+
+They follow from the similarities of queries with their targets, which are computed apart: O(N D) per target a
+row. Engines compare the scores that they have anyway with the thresholds, so that no product is taken twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fastqt.autograd.transformed import is_transformed
+from fastqt.functional.call import Call
+from fastqt.functional.row_cells import LEAST_NORM
+from fastqt.problem import loss_dtype
+from fastqt.targets import NoTargets, TargetRows
+from fastqt.torch_modes import input_dtype, is_traced, without_autocast
+
+# Bytes of the embeddings of targets that are scored at a time. On a CPU they stay in the cache; elsewhere
+# launches should be few.
+BLOCK_BYTES = {"cpu": 2**19}
+BLOCK_BYTES_ELSEWHERE = 2**26
+
+
+def with_thresholds(call: Call) -> Call:
+    """The call with the thresholds of its rows, (N,) in the dtype of losses, in place of its margin.
+
+    ValueError for a margin where any candidate may be a target.
+    """
+    if call.thresholds is not None:
+        return _with(call, call.thresholds.detach())
+    if call.false_negative_margin is None:
+        return call
+
+    targets = targets_of_margin(call, call.candidates.shape[0])
+    row, column = _cells(targets, call.candidates.shape[0])
+    whole = is_traced(call.queries) or is_transformed()
+    room = BLOCK_BYTES.get(call.queries.device.type, BLOCK_BYTES_ELSEWHERE)
+    step = room // (call.queries.shape[1] * call.queries.element_size())
+    step = max(len(row) if whole else step, 1)
+    similarities = [
+        _similarities(call, call.queries.index_select(0, i), call.candidates.index_select(0, j))
+        for i, j in zip(row.split(step), column.split(step), strict=True)
+    ]
+    return _with_margin(call, targets, row, torch.cat(similarities))
+
+
+def with_thresholds_from(call: Call, targets: TargetRows, rows: Tensor) -> Call:
+    """The same of a rank from `targets_of_margin` and the embeddings of its targets (entries, D)."""
+    row, _ = _cells(targets, 1)
+    return _with_margin(call, targets, row, _similarities(call, call.queries.index_select(0, row), rows))
+
+
+def targets_of_margin(call: Call, M: int) -> TargetRows:
+    """The targets of a call with a margin and M candidates in all; a rank may have no queries.
+
+    ValueError where any candidate may be one.
+    """
+    N, device = call.queries.shape[0], call.queries.device
+    if not N:
+        return NoTargets().rows(N, M, device)
+    call.targets.check(N, M, call.diagonal)
+    targets = call.targets.rows(N, M, device)
+    if targets.dense is not None or targets.background is not None:
+        raise ValueError(
+            "false_negative_margin: want None with smoothed targets or a matrix of them, where any candidate "
+            "may be one; give indices or a sparse matrix"
+        )
+    return targets
+
+
+def threshold_of(similarity: Tensor, margin: float, strategy: str) -> Tensor:
+    """What candidates of a row are compared with, from the similarity of the row's target."""
+    return similarity + (margin if strategy == "absolute" else similarity.abs() * margin)
+
+
+def _cells(targets: TargetRows, M: int) -> tuple[Tensor, Tensor]:
+    """The row and the column of each entry; an engine reports a column that there is not."""
+    starts, columns, _ = targets.compressed()
+    return torch.repeat_interleave(starts.diff(), output_size=len(columns)), columns.clamp(0, M - 1)
+
+
+def _similarities(call: Call, queries: Tensor, candidates: Tensor) -> Tensor:
+    """The similarities of rows with rows, as a matrix product reads them, in the dtype of losses."""
+    read_as = input_dtype(call.queries)
+    with torch.no_grad(), without_autocast(call.queries):
+        a, b = (x.detach().to(read_as).to(loss_dtype(x)) for x in (queries, candidates))
+        products = (a * b).sum(1)
+        if call.normalize:
+            for x in (a, b):
+                products = products / torch.linalg.vector_norm(x, dim=1).clamp(min=LEAST_NORM)
+        return products
+
+
+def _with_margin(call: Call, targets: TargetRows, row: Tensor, similarities: Tensor) -> Call:
+    """The call with thresholds from the least similar target of each row; infinity where there is none."""
+    margin, strategy = call.false_negative_margin, call.false_negative_margin_strategy
+    assert margin is not None
+    of_targets = similarities.masked_fill(targets.compressed()[2] == 0, torch.inf)
+    lowest = torch.full(call.queries.shape[:1], torch.inf, dtype=of_targets.dtype, device=row.device)
+    lowest = lowest.scatter_reduce(0, row, of_targets, "amin")
+    thresholds = threshold_of(lowest, margin, strategy)
+    # Infinity times a relative margin of 0 is NaN.
+    return _with(call, thresholds.masked_fill(lowest == torch.inf, torch.inf))
+
+
+def _with(call: Call, thresholds: Tensor) -> Call:
+    thresholds = thresholds.to(loss_dtype(call.queries)).contiguous()
+    return replace(call, thresholds=thresholds, false_negative_margin=None)
