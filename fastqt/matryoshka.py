@@ -62,6 +62,8 @@ def prefixes_of(
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
     """
+    if weights is not None:
+        check_matryoshka_weights(weights)
     if dims is None:
         if weights is not None:
             raise ValueError(f"matryoshka_weights: want None without matryoshka_dims, got {shown(weights)}")
@@ -71,7 +73,6 @@ def prefixes_of(
         raise ValueError(f"matryoshka_dims: want at most D={D}, the embeddings' columns, got {dims[-1]}")
     if weights is None:
         return Prefixes(tuple(dims), (1.0,) * len(dims))
-    check_matryoshka_weights(weights)
     if len(weights) != len(dims):
         raise ValueError(
             f"matryoshka_weights: want one for each of the {len(dims)} matryoshka_dims, got {len(weights)}"

@@ -79,6 +79,8 @@ WRONG = {
     "label_smoothing": 1.5,
     "margin": float("inf"),
     "masked_cell": "keep",
+    "matryoshka_dims": (2, 1),
+    "matryoshka_weights": 1.0,
     "mean_weight": -1.0,
     "memory": "none",
     "mix": 1.5,
