@@ -29,6 +29,7 @@ from benchmarks.measure.run_tables import (
     largest_sentence,
     logistic_table,
     machine,
+    matryoshka_table,
     rows_of,
     torch_engine_table,
 )
@@ -62,6 +63,11 @@ def stored_torch_engine() -> Run:
     return json.loads((RESULTS / "torch-engine.json").read_text())
 
 
+def stored_matryoshka() -> Run:
+    """The run of benchmarks/bench_matryoshka.py, which is stored on its own."""
+    return json.loads((RESULTS / "matryoshka.json").read_text())
+
+
 def stored_distributed() -> list[Run]:
     """The runs of benchmarks/bench_distributed.py, which are stored on their own, by loss and ranks."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("distributed-*.json"))]
@@ -93,6 +99,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "exactness machine": lambda: exactness.machine_line(exactness.stored()),
         "torch engine": lambda: torch_engine_table(stored_torch_engine()),
         "torch engine machine": lambda: machine(stored_torch_engine()),
+        "matryoshka": lambda: matryoshka_table(stored_matryoshka()),
+        "matryoshka machine": lambda: machine(stored_matryoshka()),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
         "distributed": lambda: distributed_table(stored_distributed()),

@@ -13,7 +13,12 @@ from benchmarks.measure import run_tables
 from benchmarks.measure.render import PAGES, newest_run
 from benchmarks.paths import ROOT
 
-OWN_RUNS = {"logistic", "distributed", "torch engine"}  # tables of runs that are stored on their own
+OWN_RUNS = {
+    "logistic",
+    "distributed",
+    "torch engine",
+    "matryoshka",
+}  # tables of runs that are stored on their own
 
 
 def test_the_tables_of_a_stored_run_are_those_of_the_documents():
