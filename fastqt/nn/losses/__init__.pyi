@@ -42,7 +42,8 @@ class ContrastiveLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = False, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, reduction: TargetReduction = "mean",
+        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: TargetReduction = "mean",
         similarity: Similarity = "dot", memory: Memory = "fast", backend: Backend | None = None,
         group: GroupLike | None = None) -> None: ...
 
@@ -88,7 +89,8 @@ class HCLLoss(ScaledLoss):
 
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, label_smoothing: float = 0.0, similarity: Similarity = "dot",
+        normalize: bool = True, label_smoothing: float = 0.0, false_negative_margin: float | None = None,
+        false_negative_margin_strategy: MarginStrategy = "absolute", similarity: Similarity = "dot",
         matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
         reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
         group: GroupLike | None = None) -> None: ...
@@ -114,7 +116,8 @@ class MultipleNegativesRankingLoss(ScaledLoss):
         normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
         hardness_strength: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class NegativeSamplingLoss(ScaledLoss):
@@ -143,7 +146,8 @@ class SigmoidLoss(ScaledLoss):
 class SimCSELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         hard_negative_weight: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimilarityDistillationLoss(Loss):
@@ -166,6 +170,8 @@ class SimCSEOptions(TypedDict, total=False):
     hard_negative_weight: float
     matryoshka_dims: Sequence[int] | None
     matryoshka_weights: Sequence[float] | None
+    false_negative_margin: float | None
+    false_negative_margin_strategy: MarginStrategy
     reduction: Reduction
     memory: Memory
     backend: Backend | None
