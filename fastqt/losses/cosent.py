@@ -75,7 +75,8 @@ def angle_loss(
     the sum of the real and imaginary parts of a times the conjugate of b.
 
     Args:
-        a, b, labels, scale, group: as of `cosent_loss`.
+        a, b, labels, group: as of `cosent_loss`.
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
 
     Returns:
         A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.

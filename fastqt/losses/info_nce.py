@@ -9,7 +9,7 @@ from torch import Tensor
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss
-from fastqt.guide import Guide
+from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
@@ -73,6 +73,7 @@ def info_nce_loss(
     """
     if guide is not None and label_smoothing:
         raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
+    check_margin_of_false_negatives(false_negative_margin, false_negative_margin_strategy)
     if false_negative_margin is not None and label_smoothing:
         raise ValueError(
             "false_negative_margin: want None with label_smoothing, which gives every candidate mass"

@@ -39,7 +39,7 @@ def similarity_distillation_loss(
     With more pairs than a few matrices of D x D have cells, the sum is |X^T X|^2 + |T^T T|^2 - 2 |X^T T|^2,
     or with candidates the inner products of such matrices. Their difference is small once a student has
     learnt, so they and the gradients are added up in float64; on a device without float64 the loss keeps
-    digits down to about 1e-6 of the mean squared score. Five products of N x D x D give loss and gradients,
+    digits down to a few 1e-6 of the mean squared score. Five products of N x D x D give loss and gradients,
     and no gradient is computed for the teacher.
 
     Args:

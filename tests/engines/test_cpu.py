@@ -177,6 +177,7 @@ def test_one_gradient_alone(wanted, memory):
 @pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
 def test_operators_take_every_field_of_a_problem():
     """A field that csrc/cpu/problem.h does not list would have no effect, without a word."""
-    of_python = {"memory", "partners", "mix", "offsets", "cached"}  # which this engine reads, or never gets
+    # Which this engine reads, or never gets; prefixes have an operator of their own.
+    of_python = {"memory", "partners", "mix", "offsets", "cached", "prefix_dims", "prefix_weights"}
     fields = {place.name for place in places_of(Problem)}
     assert fields - of_python == set(ops.PROBLEM_ARGUMENTS)

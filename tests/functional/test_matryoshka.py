@@ -330,3 +330,20 @@ def test_a_module_holds_them():
         fastqt.nn.SimCSELoss(matryoshka_dims=(5, 2))
     with pytest.raises(TypeError, match=r"^matryoshka_weights: want a sequence of numbers"):
         fastqt.nn.SigLIPLoss(matryoshka_weights=1.0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_each_prefix_has_false_negatives_of_its_own(backend):
+    """A margin is compared with the similarities of the prefix."""
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (
+        torch.randn(12, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+    options = {"scale": 5.0, "false_negative_margin": 0.05, "backend": backend}
+    loss = fastqt.info_nce_loss(queries, candidates, matryoshka_dims=(3, 8), **options)
+    prefixes = [fastqt.info_nce_loss(queries[:, :dim], candidates[:, :dim], **options) for dim in (3, 8)]
+    whole = fastqt.info_nce_loss(queries, candidates, scale=5.0, matryoshka_dims=(3, 8), backend=backend)
+    assert not torch.isclose(loss, whole)
+    found, wanted = (torch.autograd.grad(x, (queries, candidates)) for x in (loss, sum(prefixes)))
+    for a, b in ((loss, sum(prefixes)), *zip(found, wanted, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

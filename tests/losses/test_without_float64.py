@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.losses.test_every_loss import error, made, with_gradients
-from tests.shared.every_loss import EVERY_LOSS
+from tests.shared.every_loss import EVERY_LOSS, D
 from tests.shared.without_float64 import WithoutFloat64
 
 FEW_ROUNDINGS = 2e-5  # of float32, relative to the norm of a gradient
@@ -29,4 +29,8 @@ def test_no_tensor_of_float64_is_made(name, backend, converged, monkeypatch):
     truth[0] = truth[0] if found[0].dim() else truth[0].mean()
     for x, y in zip(found, truth, strict=True):
         assert x.dtype is torch.float32
-        assert error(x, y) < FEW_ROUNDINGS
+        if x.dim() == 0 and name.startswith("similarity_distillation_loss"):
+            # A mean of squared differences of cosines is small beside that of their squares, at least 1 / D.
+            assert (x - y).abs() < FEW_ROUNDINGS / D
+        else:
+            assert error(x, y) < FEW_ROUNDINGS

@@ -70,6 +70,8 @@ WRONG = {
     "cross_entropy": "no",
     "diagonal": "none",
     "directions": ("query_to_doc", "up"),
+    "false_negative_margin": float("inf"),
+    "false_negative_margin_strategy": "each",
     "form": "paper",
     "group": "all",
     "hard_negative_weight": float("nan"),
