@@ -10,7 +10,7 @@ from fastqt.sentences.cli import main
 from tests.shared.migrating_on_ranks import run
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
 
-HOW_TO = ("train", "embed", "evaluate", "search", "distributed", "16-bit", "gpu")
+HOW_TO = ("train", "embed", "evaluate", "search", "retriever", "distributed", "16-bit", "gpu")
 NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))
 # Libraries that a page's blocks import beside torch and fastqt.
 NEEDS = {
