@@ -1,4 +1,4 @@
-"""Losses that are one number of a batch: ours, the formula with a matrix, and sentence-transformers' own.
+"""Losses of a whole batch: ours, the formula with a matrix, and sentence-transformers' own.
 
 python -m benchmarks.peers_whole_batch              # measures and prints the tables; some minutes
 python -m benchmarks.peers_whole_batch --write      # stores benchmarks/results/peers-whole-batch.json too
@@ -15,6 +15,7 @@ import argparse
 import functools
 import importlib.metadata
 import json
+import math
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -50,6 +51,7 @@ class Case(NamedTuple):
         matrix: the formula with a matrix, from the rows' embeddings.
         theirs: makes the library's loss; None where it has none.
         ours: fastqt's.
+        most_rows: that it is measured with; each row of some losses has a product with all others.
     """
 
     label: str
@@ -57,6 +59,7 @@ class Case(NamedTuple):
     matrix: Loss
     theirs: Callable[[], Loss] | None
     ours: Loss
+    most_rows: int = ROWS[-1]
 
 
 def labels_of(rows: Tensor) -> Tensor:
@@ -138,6 +141,50 @@ def regularised() -> Loss:
     return lambda x: sum(loss.compute_loss_from_embeddings([x]).values())
 
 
+def two_views(N: int, learnt: bool) -> list[Tensor]:
+    """Two views of each row, and once learnt nearly the same."""
+    x, y = torch.randn(2, N, D, generator=torch.Generator().manual_seed(0))
+    return [x, x + 0.05 * y if learnt else y]
+
+
+def pairs_and_negatives(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Of both views of N rows, the scores with the other view, (2 N,), and with other rows, (2 N, 2 N)."""
+    both = F.normalize(torch.cat([a, b]), dim=1)
+    scores = scale * both @ both.T
+    rows = torch.arange(2 * len(a)) % len(a)
+    negatives = scores.masked_fill(rows[:, None] == rows, -torch.inf)
+    return scores.diagonal(len(a)).repeat(2), negatives
+
+
+def dcl_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    pairs, negatives = pairs_and_negatives(a, b, 10.0)
+    return (negatives.logsumexp(1) - pairs).mean()
+
+
+def hcl_of_matrix(a: Tensor, b: Tensor, tau_plus: float = 0.001) -> Tensor:
+    pairs, negatives = pairs_and_negatives(a, b, 2.0)
+    count = 2 * len(a) - 2
+    hard = count * (negatives.softmax(1) * negatives.exp()).sum(1)
+    estimate = (hard - tau_plus * count * pairs.exp()) / (1 - tau_plus)
+    return torch.log1p(estimate.clamp(min=count * math.exp(-2)) / pairs.exp()).mean()
+
+
+def sides_of_teacher(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's queries and candidates."""
+    return teacher_of(rows), teacher_of(rows).roll(1, 1)
+
+
+def softmaxes_of_matrices(a: Tensor, b: Tensor) -> Tensor:
+    student, teacher = (
+        20 * F.normalize(x, dim=1) @ F.normalize(y, dim=1).T for x, y in ((a, b), sides_of_teacher(a))
+    )
+    return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+
+
+def softmaxes(a: Tensor, b: Tensor) -> Tensor:
+    return fastqt.distillation_loss(a, b, *sides_of_teacher(a))
+
+
 CASES = (
     Case(
         "CoSENT",
@@ -160,6 +207,16 @@ CASES = (
         distilled_by_matrices,
         None,
         lambda x: fastqt.similarity_distillation_loss(x, teacher_of(x)),
+    ),
+    Case("distillation of softmaxes", two_views, softmaxes_of_matrices, None, softmaxes, most_rows=4096),
+    Case("DCL", two_views, dcl_of_matrix, None, fastqt.dcl_loss, most_rows=4096),
+    Case(
+        "HCL",
+        two_views,
+        hcl_of_matrix,
+        None,
+        partial(fastqt.hcl_loss, tau_plus=0.001),
+        most_rows=4096,
     ),
 )
 
@@ -248,7 +305,7 @@ def main() -> None:
     print(error_table(of_learnt), flush=True)
     rows = []
     for case in CASES:
-        for N in sorted(options.rows):
+        for N in sorted(N for N in options.rows if case.most_rows >= N):
             rows.append(measured(case, N))
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
