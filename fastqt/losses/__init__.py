@@ -16,6 +16,7 @@ from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.hcl import hcl_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.lsep import lsep_loss
+from fastqt.losses.margin_softmax import arcface_loss, cosface_loss
 from fastqt.losses.max_margin import max_margin_loss
 from fastqt.losses.mixcse import mixcse_loss
 from fastqt.losses.negative_sampling import negative_sampling_loss
@@ -29,9 +30,11 @@ from fastqt.losses.supcon import supcon_loss
 
 __all__ = [
     "angle_loss",
+    "arcface_loss",
     "binary_window_loss",
     "clip_loss",
     "cosent_loss",
+    "cosface_loss",
     "curl_block_loss",
     "curl_loss",
     "dcl_loss",

@@ -14,10 +14,12 @@ from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.gru import GRU
 from fastqt.nn.losses import (
     AnglELoss,
+    ArcFaceLoss,
     BinaryWindowLoss,
     CLIPLoss,
     ContrastiveLoss,
     CoSENTLoss,
+    CosFaceLoss,
     CURLBlockLoss,
     CURLLoss,
     DCLLoss,
@@ -51,6 +53,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "AnglELoss",
+    "ArcFaceLoss",
     "BagOfWords",
     "BinaryWindowLoss",
     "CLIPLoss",
@@ -61,6 +64,7 @@ __all__ = [
     "Combine",
     "CombinedQuickThoughts",
     "ContrastiveLoss",
+    "CosFaceLoss",
     "DCLLoss",
     "DistillationLoss",
     "Encoder",

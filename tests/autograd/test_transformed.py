@@ -28,6 +28,8 @@ def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
         "dcl": lambda x, y, s: fastqt.dcl_loss(x, y, scale=s, sigma=0.5, **options),
         "hcl": lambda x, y, s: fastqt.hcl_loss(x, y, scale=s, **options),
         "distillation": lambda x, y, s: fastqt.distillation_loss(x, y, y.detach(), x.detach(), scale=s),
+        "cosface": lambda x, y, s: fastqt.cosface_loss(x, y, IDS, scale=s, **options),
+        "arcface": lambda x, y, s: fastqt.arcface_loss(x, y, IDS, scale=s, **options),
         "clip": lambda x, y, s: fastqt.clip_loss(x, y, scale=s, **options),
         "supcon": lambda x, y, s: fastqt.supcon_loss(x * y, IDS, scale=s, **options),
         "ntxent": lambda x, y, s: fastqt.ntxent_loss(

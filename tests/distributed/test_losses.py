@@ -153,6 +153,8 @@ LOSSES = {
     "dcl-weighted": Case("dcl_loss", options={"sigma": 0.4, "reduction": "none"}, given=("scale",)),
     "hcl": Case("hcl_loss", given=("scale",)),
     "hcl-debiased": Case("hcl_loss", options={"beta": 0.0, "tau_plus": 0.01, "reduction": "sum"}),
+    "cosface": Case("cosface_loss", given=("scale", "labels")),
+    "arcface": Case("arcface_loss", options={"reduction": "none", "scale": 3.0}, given=("labels",)),
     "distillation": Case("distillation_loss", given=("scale", "teacher")),
     "distillation-rows": Case(
         "distillation_loss", options={"reduction": "none", "normalize": False}, given=("teacher",)

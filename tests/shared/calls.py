@@ -36,6 +36,14 @@ CALLS = {
         {"queries": F, "candidates": G, "scale": F[0, 0].abs()}
         | {"teacher_queries": H, "teacher_candidates": F},
     ),
+    "cosface": (
+        fastqt.cosface_loss,
+        {"embeddings": F, "weight": G, "labels": TOKENS % N, "scale": F[0, 0].abs()},
+    ),
+    "arcface": (
+        fastqt.arcface_loss,
+        {"embeddings": F, "weight": G, "labels": TOKENS % N, "scale": F[0, 0].abs()},
+    ),
     "curl": (fastqt.curl_loss, {"queries": F, "positives": G, "negatives": H}),
     "curl_block": (fastqt.curl_block_loss, {"queries": F, "candidates": G, "document_ids": IDS}),
     "binary_window": (fastqt.binary_window_loss, {"queries": F, "candidates": G, "document_ids": IDS}),

@@ -422,6 +422,42 @@ def distilled(
     return (student - cosines(teacher_embeddings, others)).square().mean()
 
 
+def classified(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Rows and their classes, whose vectors they nearly are once converged."""
+    weight, labels = torch.randn(V, D, generator=generator), torch.arange(n) % V
+    embeddings = torch.randn(n, D, generator=generator)
+    if converged:
+        embeddings = 3 * weight[labels] + 0.1 * embeddings
+    return {"embeddings": embeddings, "weight": weight, "labels": labels}
+
+
+def with_target(
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    change: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The cross-entropy of cosines of which the target's is changed."""
+    scores = cosines(embeddings, weight)
+    is_target = F.one_hot(labels, len(weight)).bool()
+    return F.cross_entropy(scale * torch.where(is_target, change(scores), scores), labels, reduction="none")
+
+
+def cosface(embeddings: Tensor, weight: Tensor, labels: Tensor, scale: float | Tensor = 64.0) -> Tensor:
+    return with_target(embeddings, weight, labels, scale, lambda cosine: cosine - 0.35)
+
+
+def arcface(embeddings: Tensor, weight: Tensor, labels: Tensor, scale: float | Tensor = 64.0) -> Tensor:
+    def turned(cosine: Tensor) -> Tensor:
+        eps = torch.finfo(cosine.dtype).eps  # at an angle of 0 the arc cosine has no derivative
+        angle = cosine.clamp(-1 + eps, 1 - eps).acos()
+        beyond = cosine - 0.5 * math.sin(0.5)
+        return torch.where(angle < math.pi - 0.5, (angle + 0.5).cos(), beyond)
+
+    return with_target(embeddings, weight, labels, scale, turned)
+
+
 MARGIN = 0.15
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
@@ -449,6 +485,8 @@ EVERY_LOSS = {
     "mixcse_loss, released": Loss(
         fastqt.mixcse_loss, pairs("z1", "z2"), mixcse_released, {"form": "released"}, one_row="z2"
     ),
+    "cosface_loss": Loss(fastqt.cosface_loss, with_numbers(classified, scale=20.0), cosface),
+    "arcface_loss": Loss(fastqt.arcface_loss, with_numbers(classified, scale=20.0), arcface),
     "dcl_loss": Loss(fastqt.dcl_loss, with_numbers(pairs("z1", "z2"), scale=10.0), dcl, one_row="z2"),
     "hcl_loss": Loss(fastqt.hcl_loss, with_numbers(pairs("z1", "z2"), scale=2.0), hcl, one_row="z2"),
     "hcl_loss, debiased": Loss(

@@ -98,6 +98,8 @@ MODULES = {
         (QUERIES, CANDIDATES, CANDIDATES, QUERIES),
         {},
     ),
+    "cosface": (nn.CosFaceLoss, fastqt.cosface_loss, {"margin": 0.2}, (QUERIES, CANDIDATES, IDS), {}),
+    "arcface": (nn.ArcFaceLoss, fastqt.arcface_loss, {"margin": 0.3}, (QUERIES, CANDIDATES, IDS), {}),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),
     "curl_block": (
         nn.CURLBlockLoss,

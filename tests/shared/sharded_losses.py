@@ -135,6 +135,8 @@ class Batch:
             self.fixed["guide_negatives"] = draw(2 * N, 5).float()
             counts = tuple(2 * n for n in case.counts)
             self.counts |= {"negatives": counts, "guide_negatives": counts}
+        elif name == "labels":
+            self.fixed["labels"], self.counts["labels"] = integers(M, N), case.counts
         elif name == "teacher":
             for side, rows in (("queries", N), ("candidates", M)):
                 self.fixed[f"teacher_{side}"] = draw(rows, 5).to(case.dtype)

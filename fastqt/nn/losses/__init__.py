@@ -124,6 +124,38 @@ class HCLLoss(ScaledLoss):
     function = staticmethod(losses.hcl_loss)
 
 
+class CosFaceLoss(ScaledLoss):
+    """`fastqt.cosface_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the embeddings, the classes' vectors, which are a parameter of yours, and the labels.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.CosFaceLoss(margin=0.2)
+        >>> classes = torch.nn.Parameter(torch.randn(1000, 16))
+        >>> criterion(torch.randn(8, 16), classes, torch.arange(8)).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.cosface_loss)
+
+
+class ArcFaceLoss(ScaledLoss):
+    """`fastqt.arcface_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the embeddings, the classes' vectors, which are a parameter of yours, and the labels.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.ArcFaceLoss(scale=30.0)
+        >>> classes = torch.nn.Parameter(torch.randn(1000, 16))
+        >>> criterion(torch.randn(8, 16), classes, torch.arange(8)).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.arcface_loss)
+
+
 class DistillationLoss(ScaledLoss):
     """`fastqt.distillation_loss` with its options fixed; the scale, 1 / temperature, as in `ContrastiveLoss`.
 

@@ -27,6 +27,11 @@ class AnglELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         group: GroupLike | None = None) -> None: ...
 
+class ArcFaceLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 64.0, learn_scale: bool = False, max_scale: float | None = None,
+        margin: float = 0.5, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
 class BinaryWindowLoss(Loss):
     def __init__(self, *, context_size: int = 1, samples: int | None = None, reduction: Reduction = "mean",
         group: GroupLike | None = None) -> None: ...
@@ -50,6 +55,11 @@ class ContrastiveLoss(ScaledLoss):
 class CoSENTLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         group: GroupLike | None = None) -> None: ...
+
+class CosFaceLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 64.0, learn_scale: bool = False, max_scale: float | None = None,
+        margin: float = 0.35, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class CURLBlockLoss(Loss):
     def __init__(self, *, context_size: int = 1, negatives: BlockNegatives = "shift",

@@ -1,0 +1,199 @@
+"""Softmaxes over classes in which the target's cosine is made smaller by a margin: ArcFace and CosFace.
+
+The target's score is computed apart, and the other classes leave one logsumexp. So no matrix of scores is
+formed, and the loss keeps its digits once the classes are learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from fastqt.checks import check_embeddings, check_number, check_option, check_scale, require
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.functional import log_sum_exp
+from fastqt.ids import as_ids
+from fastqt.losses.common import joined_loss
+from fastqt.options import Backend, Memory, Reduction
+from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+
+LEAST_SINE = 1e-6  # below which an angle's gradient is not followed
+
+
+def cosface_loss(
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 64.0,
+    margin: float = 0.35,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each row with its class by cosine, from whose own cosine a margin is taken off.
+
+    With cosines c of a row with the classes' vectors, and its label y, the loss is that of a softmax of
+    scale * (c_y - margin) and scale * c_j of all other classes j.
+
+    Args:
+        embeddings: (N, D) floating point.
+        weight: (C, D) a learnt vector for each class, dtype and device as `embeddings`.
+        labels: (N,) integers in [0, C).
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
+        margin: a finite number, taken off the cosine.
+        reduction: "mean" over the rows, "sum", or "none".
+        memory, backend: as of `contrastive_loss`. It takes four matrix products, and O(N D) for the margin.
+        group: each process gives rows and classes of its own, and labels are numbered over the classes of all
+            processes. Where all have the same `weight`, as under DDP, want None: rows do not depend on each
+            other.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> embeddings, weight = torch.randn(8, 16), torch.randn(1000, 16)
+        >>> fastqt.cosface_loss(embeddings, weight, torch.arange(8)).shape
+        torch.Size([])
+        >>> unit = torch.eye(4)  # log(exp(0.5) + 3) - 0.5
+        >>> round(fastqt.cosface_loss(unit, unit, torch.arange(4), scale=1.0, margin=0.5).item(), 4)
+        1.0366
+
+    Source: Wang et al., "CosFace: Large margin cosine loss for deep face recognition" (2018), eq. 4.
+    """
+
+    def target(cosine: Tensor) -> Tensor:
+        return cosine - margin
+
+    return _loss(
+        "cosface", embeddings, weight, labels, scale, margin, target, reduction, memory, backend, group
+    )
+
+
+def arcface_loss(
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 64.0,
+    margin: float = 0.5,
+    reduction: Reduction = "mean",
+    memory: Memory = "fast",
+    backend: Backend | None = None,
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each row with its class by cosine, to whose own angle a margin is added.
+
+    With the angle t between a row and its class's vector, the target's cosine becomes cos(t + margin), and
+    beyond t = pi - margin, from where on that would rise, cos(t) - margin * sin(margin). All else is as of
+    `cosface_loss`.
+
+    Args:
+        embeddings, weight, labels, reduction, memory, backend, group: as of `cosface_loss`.
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
+        margin: in radians, from 0 to pi; 0.5 are 28.6 degrees.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> embeddings, weight = torch.randn(8, 16), torch.randn(1000, 16)
+        >>> loss = fastqt.arcface_loss(embeddings, weight, torch.arange(8))
+        >>> bool(loss > fastqt.arcface_loss(embeddings, weight, torch.arange(8), margin=0.0))
+        True
+
+    Source: Deng et al., "ArcFace: Additive angular margin loss for deep face recognition" (2019), eq. 3; what
+    is done beyond pi - margin is that of its released code.
+    """
+    check_angle(margin)
+
+    def target(cosine: Tensor) -> Tensor:
+        sine = (1 - cosine * cosine).clamp(min=LEAST_SINE**2).sqrt()
+        turned = cosine * math.cos(margin) - sine * math.sin(margin)
+        return torch.where(cosine > -math.cos(margin), turned, cosine - margin * math.sin(margin))
+
+    return _loss(
+        "arcface", embeddings, weight, labels, scale, margin, target, reduction, memory, backend, group
+    )
+
+
+def check_angle(margin: float) -> None:
+    """Raises ValueError or TypeError unless it is a number from 0 to pi."""
+    check_number("margin", margin)
+    if not 0 <= margin <= math.pi:
+        raise ValueError(f"margin: want radians from 0 to pi, got {margin}")
+
+
+def _loss(
+    name: str,
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    margin: float,
+    target: Callable[[Tensor], Tensor],  # the target's cosine with its margin
+    reduction: Reduction,
+    memory: Memory,
+    backend: Backend | None,
+    group: GroupLike | None,
+) -> Tensor:
+    classes = as_ids("labels", labels)
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal embeddings, weight
+        embeddings = local_rows(ranks, "embeddings", embeddings)
+        weight = local_rows(ranks, "weight", weight)
+        check_embeddings(embeddings=with_a_row(ranks, embeddings), weight=with_a_row(ranks, weight))
+        if len(classes) != len(embeddings):
+            raise ValueError(f"labels: want one for each of the {len(embeddings)} rows, got {len(classes)}")
+
+        check_scale(scale, embeddings.dtype)
+        check_number("margin", margin, dtype=embeddings.dtype)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_memory(memory)
+        return {"embeddings": len(embeddings), "weight": len(weight)}
+
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        return {
+            **facts_of_embeddings(embeddings),
+            "reduction": reduction,
+            "margin": float(margin),
+            **facts_of_leaves(ranks, {"embeddings": embeddings, "weight": weight, "scale": scale}),
+        }
+
+    batch = agree(group, f"fastqt.{name}_loss", check, facts)
+    columns = batch.gather(unit_rows(weight), "weight")
+    if len(classes):
+        inside = ((classes >= 0) & (classes < len(columns))).all()
+        require(inside, f"labels: want integers in 0..{len(columns) - 1}", classes)
+
+    def losses(part: str) -> Tensor:
+        rows, of_rows = unit_rows(embeddings), classes.to(embeddings.device)
+        dtype = loss_dtype(rows)
+        cosines = (rows.to(dtype) * columns[of_rows].to(dtype)).sum(1)
+        others = log_sum_exp(
+            rows,
+            columns,
+            scale=scale,
+            query_groups=of_rows,
+            candidate_groups=torch.arange(len(columns), device=rows.device),
+            memory=memory,
+            backend=backend,
+        )
+        return reduce(joined_loss(scale * target(cosines), [others]), part)
+
+    return batch.loss(reduction, (embeddings, columns, scale), losses, of="embeddings")
