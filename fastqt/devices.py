@@ -136,7 +136,7 @@ def _has_matrix_unit(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 # The types of devices that do all work in the order of torch's calls. Others have streams.
-ONE_STREAM = ("cpu", "mps")
+ONE_STREAM = ("cpu", "mps", "meta")
 
 
 def is_capturing(device: torch.device) -> bool:

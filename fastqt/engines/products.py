@@ -14,7 +14,7 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         return
     if out.dtype is a.dtype:
         out.addmm_(a, b, beta=int(add))
-    elif has_kernel(INTO_FLOAT32, a.device.type):
+    elif a.is_cuda or has_kernel(INTO_FLOAT32, a.device.type):
         torch.ops.aten.addmm.dtype_out(out, a, b, torch.float32, beta=int(add), alpha=1, out=out)
     else:
         out.addmm_(a.float(), b.float(), beta=int(add))

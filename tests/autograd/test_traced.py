@@ -90,7 +90,7 @@ def test_operators_carry_every_field_of_a_problem(memory):
     given = Problem(
         *(torch.rand(9, 3) for _ in range(4)),
         *(torch.tensor(2.0), targets, "exclude", rows, columns, torch.ones(9, 7), memory, rows, 0.5),
-        *(torch.rand(7), "sigmoid", True, torch.rand(9), (1, 2), (0.5, 2.0)),
+        *(torch.rand(7), "sigmoid", True, torch.rand(9), (1, 2), (0.5, 2.0), torch.rand(9)),
     )
     (received,) = traced.OPERATORS.of_arguments(lambda p: [p])(*traced.OPERATORS.arguments(given))
     defaults = {f.name: f.default for f in dataclasses.fields(Problem)}

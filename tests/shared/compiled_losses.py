@@ -50,6 +50,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     ),
 }
 
+# Those whose rows are made of both arguments, for which torch's own rules for DTensors would count.
+OF_BOTH = {"spread_out", "few spread out", "similarity distillation", "narrow distillation"}
+
 
 class Compiled(NamedTuple):
     """A compiled loss beside the same loss as it is.
