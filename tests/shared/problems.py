@@ -362,6 +362,10 @@ class Maker(Draws):
         targets = arguments.get("targets")
         is_matrix = isinstance(targets, Tensor) and targets.dim() == 2 and targets.layout is torch.strided
         if "similarity" in arguments or "smoothed" in problem.makes or is_matrix:
+            if not self.rarely(4):
+                del arguments["false_negative_margin"]
+                problem.makes.remove("margin")
+                return
             problem.refusals.add("false_negative_margin")
         if problem.refusals or problem.targets is None:
             return
