@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_number, check_option, check_scale, require
@@ -72,7 +73,7 @@ def cosface_loss(
     Source: Wang et al., "CosFace: Large margin cosine loss for deep face recognition" (2018), eq. 4.
     """
 
-    def target(cosine: Tensor) -> Tensor:
+    def target(cosine: Tensor, squared_sine: Tensor) -> Tensor:
         return cosine - margin
 
     return _loss(
@@ -121,8 +122,8 @@ def arcface_loss(
     """
     check_angle(margin)
 
-    def target(cosine: Tensor) -> Tensor:
-        sine = (1 - cosine * cosine).clamp(min=LEAST_SINE**2).sqrt()
+    def target(cosine: Tensor, squared_sine: Tensor) -> Tensor:
+        sine = squared_sine.clamp(min=LEAST_SINE**2).sqrt()
         turned = cosine * math.cos(margin) - sine * math.sin(margin)
         return torch.where(cosine > -math.cos(margin), turned, cosine - margin * math.sin(margin))
 
@@ -145,7 +146,8 @@ def _loss(
     labels: Tensor,
     scale: float | Tensor,
     margin: float,
-    target: Callable[[Tensor], Tensor],  # the target's cosine with its margin
+    # The target's cosine with its margin, from the cosine and the squared sine.
+    target: Callable[[Tensor, Tensor], Tensor],
     reduction: Reduction,
     memory: Memory,
     backend: Backend | None,
@@ -184,7 +186,11 @@ def _loss(
     def losses(part: str) -> Tensor:
         rows, of_rows = unit_rows(embeddings), classes.to(embeddings.device)
         dtype = loss_dtype(rows)
-        cosines = (rows.to(dtype) * columns[of_rows].to(dtype)).sum(1)
+        wanted = columns[of_rows].to(dtype)
+        cosines = (rows.to(dtype) * wanted).sum(1)
+        # 1 - cos^2 has no digits left at a small angle, and the distance of the rows has all.
+        gaps = F.normalize(embeddings.to(dtype), dim=1) - F.normalize(wanted, dim=1)
+        squares = gaps.square().sum(1)
         others = log_sum_exp(
             rows,
             columns,
@@ -194,6 +200,6 @@ def _loss(
             memory=memory,
             backend=backend,
         )
-        return reduce(joined_loss(scale * target(cosines), [others]), part)
+        return reduce(joined_loss(scale * target(cosines, squares * (1 - squares / 4)), [others]), part)
 
     return batch.loss(reduction, (embeddings, columns, scale), losses, of="embeddings")
