@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fastqt.targets import cache
 from tests.losses.test_every_loss import error, made, with_gradients
 from tests.shared.every_loss import EVERY_LOSS, D
 from tests.shared.without_float64 import WithoutFloat64
@@ -20,6 +21,7 @@ FEW_ROUNDINGS = 2e-5  # of float32, relative to the norm of a gradient
 )
 def test_no_tensor_of_float64_is_made(name, backend, converged, monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", backend)
+    monkeypatch.setattr(cache, "CACHED", cache.RowsCache(size=8))  # that has float64 of other tests
     loss, inputs = made(name, torch.float32, converged=converged)
     with WithoutFloat64():
         found = with_gradients(loss.function, inputs, **loss.options)
