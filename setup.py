@@ -191,6 +191,7 @@ def native_build() -> dict[str, object]:
 def tolerant(command: type) -> type:
     """The command `build_ext`, after whose failure the package is built as one of Python alone."""
 
+    # torch gives the base without types.
     class BuildExtension(command):  # type: ignore[misc]
         def run(self) -> None:
             try:

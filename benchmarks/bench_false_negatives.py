@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from torch import Tensor
 
 import fastqt
 from benchmarks.measure.baselines import loss_products
@@ -26,7 +27,10 @@ MARGIN = 0.1
 def test_false_negatives(benchmark, N, D, backend):
     leaves = queries, candidates = embeddings(N, N, D=D)
     loss = partial(fastqt.info_nce_loss, *leaves, backend=backend)
-    guided = lambda: loss(guide=fastqt.Guide(*leaves, margin=-MARGIN))  # noqa: E731
+
+    def guided() -> Tensor:
+        return loss(guide=fastqt.Guide(*leaves, margin=-MARGIN))
+
     ours = forward_and_backward(partial(loss, false_negative_margin=MARGIN), *leaves)
     others = {
         "gemm": partial(loss_products(queries, candidates), queries.detach(), candidates.detach()),

@@ -265,7 +265,10 @@ def test_a_guide_excludes_the_same_cells_of_all_prefixes():
     x, y = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(0)).double()
     of_guide = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(1)).double()
     guide = fastqt.Guide(*of_guide)
-    one = lambda dim, **more: fastqt.info_nce_loss(x[:, :dim], y[:, :dim], guide=guide, **more)  # noqa: E731
+
+    def one(dim, **more):
+        return fastqt.info_nce_loss(x[:, :dim], y[:, :dim], guide=guide, **more)
+
     assert relative(one(6, matryoshka_dims=(2, 6)), one(2) + one(6)) < FLOAT64
 
 

@@ -92,14 +92,19 @@ class ClipLoss(LossOfRanks):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        image_features, scale = scaled(image_features, logit_scale)
-        if self.world_size <= 1:
-            loss = clip_loss(image_features, text_features, scale=scale, **self.options)
-        else:
-            loss = self._of_ranks(image_features, text_features, scale)
+        loss = self.contrastive_loss(image_features, text_features, logit_scale)
         if isinstance(logit_bias, Tensor):
             loss = loss + 0 * number(logit_bias)  # DDP waits for its gradient, which is 0.
         return {"contrastive_loss": loss} if output_dict else loss
+
+    def contrastive_loss(
+        self, image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float
+    ) -> Tensor:
+        """CLIP's loss of a batch, a scalar; the arguments as of a call."""
+        image_features, scale = scaled(image_features, logit_scale)
+        if self.world_size <= 1:
+            return clip_loss(image_features, text_features, scale=scale, **self.options)
+        return self._of_ranks(image_features, text_features, scale)
 
     def _of_ranks(self, images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
         options: dict[str, Any] = {"scale": scale, **self.options}

@@ -29,6 +29,7 @@ class DistillClipLoss(ClipLoss):
         (torch.Size([]), torch.Size([]))
     """
 
+    # As in open_clip, a call of the subclass takes more arguments than one of its base.
     def forward(  # type: ignore[override]
         self,
         image_features: Tensor,
@@ -53,15 +54,15 @@ class DistillClipLoss(ClipLoss):
         Raises:
             ValueError, TypeError: naming the argument, what is wanted and what came.
         """
-        contrastive = super().forward(image_features, text_features, logit_scale)
+        contrastive = self.contrastive_loss(image_features, text_features, logit_scale)
         images, scale = scaled(image_features, logit_scale)
         # The teacher's scale may be a tensor on a GPU, whose value is not read.
         of_images = (number(dist_logit_scale) * dist_image_features).detach()
         sides = (images, of_images), (text_features, dist_text_features.detach())
         distill = (self._direction(*sides, scale) + self._direction(*sides[::-1], scale)) / 2
         if output_dict:
-            return {"contrastive_loss": contrastive, "distill_loss": distill}  # type: ignore[dict-item]
-        return contrastive, distill  # type: ignore[return-value]
+            return {"contrastive_loss": contrastive, "distill_loss": distill}
+        return contrastive, distill
 
     def _direction(
         self, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor], scale: Tensor | float
