@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.shapes import Shape
 from benchmarks.predict import cuda_estimate, estimate
-from benchmarks.predict.narrow import WIDEST
 from benchmarks.predict.products import gemm_time
 from benchmarks.predict.roofline import Rates
 from benchmarks.predict.schedules import device_seconds
@@ -30,13 +29,13 @@ class Prediction:
 
 @functools.cache
 def predictions() -> dict[tuple[Shape, str], Prediction]:
-    """By shape and contestant; those of narrow embeddings are not measured, as the report is short."""
+    """By shape and contestant."""
     stored = json.loads(estimate.STORED.read_text())
     rates = Rates(**stored["rates"])
     by_contestant = {}
     for schedule in stored["schedules"]:
         N, D = schedule["N"], schedule["D"]
-        if schedule["loss"] == "QuickThoughts" and D > WIDEST:
+        if schedule["loss"] == "QuickThoughts":
             seconds = device_seconds(schedule, stored["kernels"], rates)
             key = Shape(N, N, D), CONTESTANTS[schedule["memory"]]
             by_contestant[key] = Prediction(seconds, seconds / gemm_time(N, D, rates))
