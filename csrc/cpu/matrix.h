@@ -75,9 +75,7 @@ inline Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns) {
 }
 
 // out = beta * out + alpha * a b
-inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
-}
+void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha);
 
 // The matrix itself where the elements of a row are adjacent, else a contiguous copy.
 inline Tensor with_adjacent_columns(const Tensor& matrix) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cpu/gru_rows.h"
+#include "cpu/panel_product.h"
 #include "cpu/row_passes.h"
 #include "vector_functions.h"
 
@@ -137,6 +138,16 @@ void offer_bfloat16() {
   offer<void(BFloat16*, const BFloat16*, int64_t, float)>("row_round_bfloat16 uint16", fastqt::row_round);
 }
 
+int64_t best_vectors(float*) { return static_cast<int64_t>(fastqt::best_vectors()); }
+
+void multiply_panels(float* out, const float* a, const float* b, int64_t stride, int64_t a_row_stride,
+                     int64_t a_column_stride, int64_t b_row_stride, int64_t b_column_stride, int64_t rows,
+                     int64_t columns, int64_t depth, float factor, bool add, int64_t level) {
+  fastqt::multiply_panels({out, stride, {a, a_row_stride, a_column_stride}, {b, b_row_stride, b_column_stride}, rows,
+                           columns, depth, factor, add},
+                          static_cast<fastqt::Vectors>(level));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -144,6 +155,8 @@ int main(int count, char** arguments) {
   offer_dtype<float>("float32");
   offer_dtype<double>("float64");
   offer_bfloat16();
+  offer("best_vectors float32", best_vectors);
+  offer("multiply_panels float32", multiply_panels);
   std::string name;
   while (std::getline(std::cin, name)) {
     const auto found = functions.find(name);

@@ -26,11 +26,15 @@ from tests.csrc import building
 
 # Those of the package, in setup.py.
 OPTIMISED = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-Icsrc")
-SOURCES = ("tests/csrc/cpu/vector_functions.cpp", "csrc/cpu/row_passes.cpp", "csrc/cpu/gru_rows.cpp")
+SOURCES = (
+    *("tests/csrc/cpu/vector_functions.cpp", "csrc/cpu/row_passes.cpp", "csrc/cpu/gru_rows.cpp"),
+    "csrc/cpu/panel_product.cpp",
+)
 PROGRAM = "tests/csrc/cpu/passes.cpp"
 INTERFACE = ("-O0", "-std=c++20", "-Icsrc")  # its flags: it only hands arguments over
 HEADERS = (
     *("csrc/cpu/row_passes.h", "csrc/cpu/gru_rows.h", "csrc/cpu/vector_math.h"),
+    *("csrc/cpu/panel_product.h", "csrc/cpu/micro_kernel.h"),
     "tests/csrc/cpu/vector_functions.h",
 )
 
@@ -119,7 +123,8 @@ processors = pytest.mark.parametrize(
 
 
 class Passes:
-    """The functions of csrc/cpu/row_passes.h and gru_rows.h, and map_NAME for those of vector_math.h.
+    """The functions of row_passes.h, gru_rows.h and panel_product.h in csrc/cpu, and map_NAME for those of
+    vector_math.h.
 
     They take 1-D arrays, which they write to as in C++, and numbers. The dtype of the first array chooses
     between the functions of a name; uint16 holds bfloat16.

@@ -25,6 +25,7 @@ FLAGS = (
 OPERATORS = (
     "tests/csrc/cpu/test_operators.py",
     "tests/csrc/cpu/test_targets.py",
+    "tests/csrc/cpu/test_products.py",
     "tests/nn/gru/test_native.py",
 )
 LOSSES = (

@@ -1,0 +1,77 @@
+"""Threads share the matrix products of the extension, which are as exact as those of torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastqt.engines import ops
+from tests.csrc.cpu.sums import bound
+
+pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
+
+
+def own_level() -> int:
+    best = torch.ops.fastqt.product_levels()[1]
+    if best == 0:
+        pytest.skip("there is no micro-kernel for this processor")
+    return best
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "shape", [(400, 300, 130), (3, 900, 500), (700, 5, 700), (1, 1, 2000), (1600, 64, 70)]
+)
+def test_threads_share_a_product(shape, threads):
+    level, (m, n, k) = own_level(), shape
+    generator = torch.Generator().manual_seed(m)
+    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+    before = torch.randn(m, n, generator=generator)
+    count = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        out, added = torch.full((n, m), torch.nan).t(), before.clone()
+        torch.ops.fastqt.own_product_(out, a, b, 2.0, False, level)
+        torch.ops.fastqt.own_product_(added, a, b, 2.0, True, level)
+        torch.set_num_threads(1)
+        alone = torch.empty(m, n)
+        torch.ops.fastqt.own_product_(alone, a, b, 2.0, False, level)
+    finally:
+        torch.set_num_threads(count)
+    exact = 2 * (a.double() @ b.double())
+    limit = 2 * torch.from_numpy(bound(a.numpy(), b.numpy())) + 2**-22 * exact.abs()
+    assert ((out - exact).abs() <= limit).all()
+    assert ((added - before - exact).abs() <= limit + 2**-22 * before.abs()).all()
+    assert torch.equal(alone, out)  # in each number the terms are added up in one order
+
+
+@pytest.mark.parametrize("k", [300, 1024, 8192])
+def test_errors_are_at_most_those_of_torch(k):
+    level = own_level()
+    generator = torch.Generator().manual_seed(k)
+    a, b = torch.randn(200, k, generator=generator), torch.randn(k, 300, generator=generator)
+    exact, out = a.double() @ b.double(), torch.empty(200, 300)
+    torch.ops.fastqt.own_product_(out, a, b, 1.0, False, level)
+    # Sums of torch have other lengths elsewhere. Our errors grow with the root of 192 and of k / 192.
+    assert (out - exact).norm() <= max((a @ b - exact).norm() * 1.2, exact.norm() * 2.0**-24 * 6)
+
+
+def test_not_finite_numbers_reach_their_row_and_column_alone():
+    level = own_level()
+    a, b = torch.randn(30, 40), torch.randn(40, 50)
+    a[7, 3], b[5, 20] = torch.nan, torch.inf
+    out = torch.empty(30, 50)
+    torch.ops.fastqt.own_product_(out, a, b, 1.0, False, level)
+    expected = a @ b
+    assert torch.equal(out.isfinite(), expected.isfinite())
+    assert torch.equal(out.isnan(), expected.isnan())
+
+
+def test_operands_that_do_not_fit_are_refused():
+    a, b, out = torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(2, 4)
+    best = torch.ops.fastqt.product_levels()[1]
+    for wrong in ((out, b, a), (out, a, a), (out.double(), a, b), (out[:, ::2], a, b[:, :2]), (out[0], a, b)):
+        with pytest.raises(RuntimeError, match=r"out(, a, b)?: want"):
+            torch.ops.fastqt.own_product_(*wrong, 1.0, False, best)
+    with pytest.raises(RuntimeError, match="level: 7 is not one of this processor"):
+        torch.ops.fastqt.own_product_(out, a, b, 1.0, False, 7)
