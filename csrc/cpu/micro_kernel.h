@@ -6,55 +6,76 @@
 // for each row of the tile broadcasts one number of the panel of a. With 14 x 32 numbers in a tile of AVX-512 that is
 // 28 fused multiply-adds for 16 loads, so that the multipliers never wait for a load.
 //
+// Where the processor has instructions for it, operands can be rounded to bfloat16. A panel then holds two numbers of
+// adjacent k as one of 32 bits, and an instruction multiplies and adds both, in float32: twice as many terms a step.
+//
 // The vectors are those of GCC and clang. This file is compiled for each level of vector instructions, so that all of
 // it is inlined into functions that are compiled for that level.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/vector_math.h"
 
 namespace fastqt {
 
-// Registers of kLanes numbers. A tile has up to kRows rows and kVectors vectors of columns.
-template <int kLanesOf, int kRowsOf, int kVectorsOf>
+// Registers of kLanes numbers. A tile has up to kRows rows and kVectors vectors of columns. Panels hold elements of
+// type Element: a float, or two numbers of bfloat16, the first in the lower half.
+template <class ElementOf, int kLanesOf, int kRowsOf, int kVectorsOf>
 struct TileShape {
+  using Element = ElementOf;
   static constexpr int kLanes = kLanesOf, kRows = kRowsOf, kVectors = kVectorsOf;
   static constexpr int kColumns = kLanes * kVectors;
+  static constexpr bool kPairs = !std::is_same_v<Element, float>;
   typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+  typedef Element Elements __attribute__((vector_size(kLanes * sizeof(Element))));
+
+  // How many elements a column of this many numbers has.
+  static constexpr int64_t elements(int64_t depth) { return kPairs ? (depth + 1) / 2 : depth; }
 };
 
-// A sum in float32 loses digits as it grows. After so many terms it is added to the result.
-constexpr int64_t kTerms = 192;
+// A sum in float32 loses digits as it grows. After so many steps it is added to the result.
+constexpr int64_t kSteps = 192;
 
-// out = factor * a b, or out + factor * a b, for panels of kRows rows and kVectors vectors. The factor is read from
-// memory when it is needed: as a value it would take a register from the sums.
+// out = factor * a b, or out + factor * a b, for panels of kRows rows and kVectors vectors, and `depth` elements. The
+// factor is read from memory when it is needed: as a value it would take a register from the sums.
 template <class Shape, int kRows, int kVectors>
-FASTQT_INLINE void tile_product(int64_t depth, const float* a, const float* b, const float& factor, bool add,
-                                float* out, int64_t stride) {
+FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a, const typename Shape::Element* b,
+                                const float& factor, bool add, float* out, int64_t stride) {
   using Vector = typename Shape::Vector;
+  using Elements = typename Shape::Elements;
   constexpr int kLanes = Shape::kLanes;
-  const int64_t blocks = std::max<int64_t>(1, (depth + kTerms - 1) / kTerms);
+  const int64_t blocks = std::max<int64_t>(1, (depth + kSteps - 1) / kSteps);
 
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t terms = depth * (block + 1) / blocks - depth * block / blocks;
+    const int64_t steps = depth * (block + 1) / blocks - depth * block / blocks;
     Vector sums[kRows][kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector{};
 
-    for (int64_t k = 0; k < terms; ++k) {
-      Vector columns[kVectors];
+    for (int64_t k = 0; k < steps; ++k) {
+      Elements columns[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) std::memcpy(&columns[v], b + v * kLanes, sizeof(Vector));
+      for (int v = 0; v < kVectors; ++v) std::memcpy(&columns[v], b + v * kLanes, sizeof(Elements));
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
-        const Vector row = a[i] - Vector{};  // a broadcast: x - 0 is x, for -0 too
+        const Elements row = a[i] - Elements{};  // a broadcast: x - 0 is x, for -0 too
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[i][v] += row * columns[v];
+        for (int v = 0; v < kVectors; ++v) {
+          Vector sum = sums[i][v];  // which is a register; an element of the array would be kept in memory
+#if defined(__x86_64__)
+          if constexpr (Shape::kPairs) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(columns[v]));
+          else
+#endif
+            sum += row * columns[v];
+          sums[i][v] = sum;
+        }
       }
       a += kRows;
       b += kVectors * kLanes;
@@ -134,6 +155,32 @@ FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, 
   }
   if (rows < width)
     for (k = 0; k < depth; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0.0f);
+}
+
+// The upper half of a number that is rounded to bfloat16, in its place; a NaN stays one.
+FASTQT_INLINE uint32_t rounded_upper_half(uint32_t bits) {
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return (is_nan ? bits | 0x00400000u : bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+}
+
+// The same panel in pairs: panel[k * width + i] has the numbers of columns 2 k and 2 k + 1, the second of which is 0
+// beyond the last column.
+FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
+  constexpr int64_t kColumns = 32;
+  alignas(64) float columns[kColumns * 64];  // of at most 64 rows, as floats
+  for (int64_t begin = 0; begin < depth; begin += kColumns) {
+    const int64_t count = std::min(kColumns, depth - begin);
+    pack_panel(from.from(0, begin), rows, count, columns, width);
+    if (count % 2 != 0) std::fill_n(columns + count * width, width, 0.0f);
+    for (int64_t k = 0; k < count; k += 2) {
+      const float* const pair = columns + k * width;
+      uint32_t* const to = panel + (begin + k) / 2 * width;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i)
+        to[i] = rounded_upper_half(std::bit_cast<uint32_t>(pair[i])) >> 16 |
+                rounded_upper_half(std::bit_cast<uint32_t>(pair[width + i]));
+    }
+  }
 }
 
 }  // namespace fastqt

@@ -21,37 +21,39 @@ namespace fastqt {
 
 PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, int64_t column_end) const {
   return {out + row * stride + column, stride, a.from(row, 0), b.from(0, column), row_end - row, column_end - column,
-          depth, factor, add};
+          depth, factor, add, packed_b, first_column + column, all_columns};
 }
 
 #if defined(FASTQT_PANELS_X86) || defined(FASTQT_PANELS_NEON)
 
 namespace {
 
-// A block of the product has at most so many rows and so much depth: its panels of a, 3 MB, are read from the cache
-// by all panels of b. The panel of b at hand is 128 kB at most, and stays in the second level of the cache.
-constexpr int64_t kBlockRows = 768, kBlockDepth = 1024;
+// A block of the product has at most so many rows and so many elements in each: its panels of a, 3 MB, are read from
+// the cache by all panels of b. The panel of b at hand, 128 kB at most, stays in the second level of the cache.
+constexpr int64_t kBlockRows = 768, kBlockElements = 1024;
 
 // Memory of a thread that is kept, so that products of small matrices need none.
-class Panels {
+class Memory {
  public:
-  float* of(int64_t size) {
-    if (size > size_) {
+  template <class Element>
+  Element* of(int64_t size) {
+    const int64_t bytes = size * static_cast<int64_t>(sizeof(Element));
+    if (bytes > bytes_) {
       memory_.reset();
-      memory_.reset(static_cast<float*>(::operator new(size * sizeof(float), kAlignment)));
-      size_ = size;
+      memory_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+      bytes_ = bytes;
     }
-    return memory_.get();
+    return reinterpret_cast<Element*>(memory_.get());
   }
 
  private:
   static constexpr std::align_val_t kAlignment{64};
   struct Delete {
-    void operator()(float* memory) const { ::operator delete(memory, kAlignment); }
+    void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
   };
 
-  std::unique_ptr<float[], Delete> memory_;
-  int64_t size_ = 0;
+  std::unique_ptr<std::byte, Delete> memory_;
+  int64_t bytes_ = 0;
 };
 
 // The rows [0, size) in parts of at most `most` rows, as equal as they can be.
@@ -63,64 +65,92 @@ struct Parts {
   int64_t size, count;
 };
 
-using TileFunction = void (*)(int64_t depth, const float* a, const float* b, const float& factor, bool add,
+// The blocks of the depth of a product. Those of pairs begin at even numbers.
+template <class Shape>
+struct Depths {
+  explicit Depths(int64_t depth) : depth(depth), parts(Shape::elements(depth), kBlockElements) {}
+  int64_t begin(int64_t block) const { return std::min(parts.begin(block) * (Shape::kPairs ? 2 : 1), depth); }
+
+  int64_t depth;
+  Parts parts;
+};
+
+template <class Element>
+using TileFunction = void (*)(int64_t depth, const Element* a, const Element* b, const float& factor, bool add,
                               float* out, int64_t stride);
 
 // Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are filled side by side, a
 // few columns of `a` at a time, so that what is read lies together.
-FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t depth, float* packed) {
-  const int64_t columns = a.row_stride == 1 ? 8 : std::max<int64_t>(1, depth);
-  for (int64_t k = 0; k < depth; k += columns) {
-    const int64_t end = std::min(k + columns, depth);
+template <class Shape>
+FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t depth, typename Shape::Element* packed) {
+  const int64_t step = a.row_stride == 1 ? 8 : std::max<int64_t>(1, depth);
+  for (int64_t k = 0; k < depth; k += step) {
+    const int64_t columns = std::min(step, depth - k);
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t begin = panels.begin(p), rows = panels.begin(p + 1) - begin;
-      pack_panel(a.from(begin, k), rows, end - k, packed + begin * depth + k * rows, rows);
+      pack_panel(a.from(begin, k), rows, columns,
+                 packed + begin * Shape::elements(depth) + Shape::elements(k) * rows, rows);
     }
   }
+}
+
+// The columns that the vectors of a panel have.
+template <class Shape>
+FASTQT_INLINE int64_t padded(int64_t columns) {
+  return (columns + Shape::kLanes - 1) / Shape::kLanes * Shape::kLanes;
 }
 
 // The functions for tiles of 1 to Shape::kVectors vectors, and for each of 1 to Shape::kRows rows.
 template <class Level, int... kTile>
 constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
-  return std::array<TileFunction, sizeof...(kTile)>{&Level::template tile<kTile>...};
+  return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{&Level::template tile<kTile>...};
 }
 
-// Panels of b are made when they are needed: all panels of a are then multiplied by the one that is in the cache.
+// Panels of b that were not packed before are made when they are needed: all panels of a are then multiplied by the one
+// that is in the cache.
 template <class Level>
 FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   using Shape = typename Level::Shape;
+  using Element = typename Shape::Element;
   constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
-  static thread_local Panels memory_of_a, memory_of_b;
-  const Parts rows(product.rows, kBlockRows), depths(product.depth, kBlockDepth);
-  float* const panels_of_a = memory_of_a.of(rows.longest() * depths.longest());
-  float* const panel_of_b = memory_of_b.of(Shape::kColumns * depths.longest());
+  static thread_local Memory memory_of_a, memory_of_b;
+  const Parts rows(product.rows, kBlockRows);
+  const Depths<Shape> depths(product.depth);
+  Element* const panels_of_a = memory_of_a.of<Element>(rows.longest() * depths.parts.longest());
+  const auto* const packed = reinterpret_cast<const Element*>(product.packed_b);
+  Element* const made = packed ? nullptr : memory_of_b.of<Element>(Shape::kColumns * depths.parts.longest());
 
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t row = rows.begin(r);
     const Parts panels(rows.begin(r + 1) - row, Shape::kRows);
-    for (int64_t d = 0; d < depths.count; ++d) {
-      const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k;
+    for (int64_t d = 0; d < depths.parts.count; ++d) {
+      const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k, elements = Shape::elements(depth);
       const bool add = product.add || d > 0;
-      pack_panels(product.a.from(row, k), panels, depth, panels_of_a);
+      pack_panels<Shape>(product.a.from(row, k), panels, depth, panels_of_a);
 
       for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
-        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j);
-        const int64_t vectors = (columns + Shape::kLanes - 1) / Shape::kLanes, width = vectors * Shape::kLanes;
-        pack_panel(product.b.from(k, j).transposed(), columns, depth, panel_of_b, width);
+        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j), width = padded<Shape>(columns);
+        const Element* panel_of_b = made;
+        if (packed != nullptr) {
+          const int64_t column = product.first_column + j;
+          panel_of_b = packed + depths.parts.begin(d) * padded<Shape>(product.all_columns) + column * elements;
+        } else {
+          pack_panel(product.b.from(k, j).transposed(), columns, depth, made, width);
+        }
 
         for (int64_t p = 0; p < panels.count; ++p) {
           const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
-          const TileFunction tile = kTiles[(vectors - 1) * Shape::kRows + height - 1];
-          const float* const panel_of_a = panels_of_a + i * depth;
+          const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
+          const Element* const panel_of_a = panels_of_a + i * elements;
           float* const out = product.out + (row + i) * product.stride + j;
           if (columns == width) {
-            tile(depth, panel_of_a, panel_of_b, product.factor, add, out, product.stride);
+            tile(elements, panel_of_a, panel_of_b, product.factor, add, out, product.stride);
             continue;
           }
 
           // The tile reaches beyond the last column.
           float whole[Shape::kRows * Shape::kColumns];
-          tile(depth, panel_of_a, panel_of_b, product.factor, false, whole, width);
+          tile(elements, panel_of_a, panel_of_b, product.factor, false, whole, width);
           for (int64_t y = 0; y < height; ++y)
             for (int64_t x = 0; x < columns; ++x)
               out[y * product.stride + x] = whole[y * width + x] + (add ? out[y * product.stride + x] : 0.0f);
@@ -130,27 +160,59 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   }
 }
 
+template <class Shape>
+FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, std::byte* packed) {
+  const Depths<Shape> depths(depth);
+  for (int64_t d = 0; d < depths.parts.count; ++d) {
+    const int64_t k = depths.begin(d), terms = depths.begin(d + 1) - k;
+    auto* const block = reinterpret_cast<typename Shape::Element*>(packed) +
+                        depths.parts.begin(d) * padded<Shape>(columns);
+    for (int64_t j = 0; j < columns; j += Shape::kColumns) {
+      const int64_t width = std::min<int64_t>(Shape::kColumns, columns - j);
+      pack_panel(b.from(k, j).transposed(), width, terms, block + j * Shape::elements(terms), padded<Shape>(width));
+    }
+  }
+}
+
 // All that is inlined into the functions of a level is compiled for its vector instructions.
-#define FASTQT_LEVEL(NAME, TARGET, LANES, ROWS, VECTORS)                                                       \
-  struct NAME {                                                                                                \
-    using Shape = TileShape<LANES, ROWS, VECTORS>;                                                             \
-                                                                                                               \
-    template <int kTile>                                                                                       \
-    TARGET static void tile(int64_t depth, const float* a, const float* b, const float& factor, bool add,      \
-                            float* out, int64_t stride) {                                                      \
-      tile_product<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, add, out, stride);          \
-    }                                                                                                          \
-                                                                                                               \
-    TARGET static void multiply(const PanelProduct& product) { multiply_blocks<NAME>(product); }               \
+#define FASTQT_LEVEL(NAME, TARGET, ELEMENT, LANES, ROWS, VECTORS)                                                    \
+  struct NAME {                                                                                                      \
+    using Shape = TileShape<ELEMENT, LANES, ROWS, VECTORS>;                                                          \
+                                                                                                                     \
+    template <int kTile>                                                                                             \
+    TARGET static void tile(int64_t depth, const ELEMENT* a, const ELEMENT* b, const float& factor, bool add,        \
+                            float* out, int64_t stride) {                                                            \
+      tile_product<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, add, out, stride);                \
+    }                                                                                                                \
+                                                                                                                     \
+    TARGET static void multiply(const PanelProduct& product) { multiply_blocks<NAME>(product); }                     \
+    TARGET static void pack(const Strided& b, int64_t depth, int64_t columns, std::byte* packed) {                   \
+      pack_all<Shape>(b, depth, columns, packed);                                                                    \
+    }                                                                                                                \
   }
 
 #ifdef FASTQT_PANELS_X86
 // Tiles have as many rows as leave two registers for the columns and one for a broadcast.
-FASTQT_LEVEL(Avx512, __attribute__((target("avx512f,fma"))), 16, 14, 2);
-FASTQT_LEVEL(Avx2, __attribute__((target("avx2,fma"))), 8, 6, 2);
+FASTQT_LEVEL(Avx512, __attribute__((target("avx512f,fma"))), float, 16, 14, 2);
+FASTQT_LEVEL(Avx512Bfloat16, __attribute__((target("avx512f,fma"))), uint32_t, 16, 14, 2);
+FASTQT_LEVEL(Avx2, __attribute__((target("avx2,fma"))), float, 8, 6, 2);
 #else
-FASTQT_LEVEL(Neon, , 4, 8, 3);
+FASTQT_LEVEL(Neon, , float, 4, 8, 3);
 #endif
+
+// Calls visit(Level{}) with the struct of a level.
+template <class F>
+auto with_level([[maybe_unused]] Vectors level, const F& visit) {
+#ifdef FASTQT_PANELS_X86
+  switch (level) {
+    case Vectors::kAvx512: return visit(Avx512{});
+    case Vectors::kAvx512Bfloat16: return visit(Avx512Bfloat16{});
+    default: return visit(Avx2{});
+  }
+#else
+  return visit(Neon{});
+#endif
+}
 
 }  // namespace
 
@@ -163,17 +225,40 @@ Vectors best_vectors() {
 #endif
 }
 
-void multiply_panels(const PanelProduct& product, [[maybe_unused]] Vectors level) {
+bool has_bfloat16_vectors() {
 #ifdef FASTQT_PANELS_X86
-  return level == Vectors::kAvx512 ? Avx512::multiply(product) : Avx2::multiply(product);
+  return best_vectors() == Vectors::kAvx512 && __builtin_cpu_supports("avx512bf16");
 #else
-  return Neon::multiply(product);
+  return false;
 #endif
+}
+
+int64_t panel_columns(Vectors level) {
+  return with_level(level, []<class Level>(Level) -> int64_t { return Level::Shape::kColumns; });
+}
+
+int64_t packed_bytes(int64_t depth, int64_t columns, Vectors level) {
+  return with_level(level, [&]<class Level>(Level) -> int64_t {
+    using Shape = typename Level::Shape;
+    return Shape::elements(depth) * padded<Shape>(columns) * static_cast<int64_t>(sizeof(typename Shape::Element));
+  });
+}
+
+void pack_columns(const Strided& b, int64_t depth, int64_t columns, std::byte* packed, Vectors level) {
+  with_level(level, [&]<class Level>(Level) { Level::pack(b, depth, columns, packed); });
+}
+
+void multiply_panels(const PanelProduct& product, Vectors level) {
+  with_level(level, [&]<class Level>(Level) { Level::multiply(product); });
 }
 
 #else
 
 Vectors best_vectors() { return Vectors::kNone; }
+bool has_bfloat16_vectors() { return false; }
+int64_t panel_columns(Vectors) { return 1; }
+int64_t packed_bytes(int64_t, int64_t, Vectors) { return 0; }
+void pack_columns(const Strided&, int64_t, int64_t, std::byte*, Vectors) {}
 void multiply_panels(const PanelProduct&, Vectors) {}
 
 #endif

@@ -224,15 +224,18 @@ def test_many_random_problems():
 def test_float32_is_as_near_to_the_truth_as_eager_pytorch(name, converged):
     options, errors = SAMPLE[name], {"ours": [], "eager": []}
     weights = torch.ones(N)
-    for seed in range(12):
+    for seed in range(48):
         given = inputs(1, converged, seed=seed, dtype=torch.float32)
         wanted = expected(given, weights, normalize=True, **options)
         for kind, found in (("ours", ours(given, weights, **options)), ("eager", eager(given, options))):
+            # Relative to the truth of the seed: learnt pairs differ by orders of magnitude between seeds.
             errors[kind].append(
-                [np.linalg.norm(a.double().numpy() - b) for a, b in zip(found, wanted, strict=True)]
+                [
+                    np.linalg.norm(a.double().numpy() - b) / np.linalg.norm(b)
+                    for a, b in zip(found, wanted, strict=True)
+                ]
             )
-    sizes = np.array([np.linalg.norm(b) for b in wanted])
-    a, b = (np.mean(x, 0) / sizes for x in errors.values())
+    a, b = (np.mean(x, 0) for x in errors.values())
     assert (a <= EAGER_FACTOR * b + 4 * HALF_ULP[torch.float32]).all(), (a, b)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastqt.nn.gru import gates as torch_gates
-from fastqt.nn.gru.native import PackedProduct, supports_native
+from fastqt.nn.gru.native import PackedProduct, multiply, supports_native
 
 
 class Cell(Protocol):
@@ -82,15 +82,16 @@ class ResetAfter:
     grad_gates holds the blocks n, r, z and hidden_n in this order. Its first three blocks then make the
     gradient of W x, and its last three that of U h, so that each is one matrix product. `w_hh` (3H, H) is
     contiguous, a step has `rows` rows at most, and `backward` prepares for backward steps in place of forward
-    ones.
+    ones. With `bfloat16`, the factors of all products are rounded to it where the processor multiplies such.
     """
 
     block_order = (2, 0, 1)
     keeps_hidden_n = True
 
-    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
+    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False, bfloat16: bool = False) -> None:
+        self.bfloat16 = bfloat16
         self.kernels = torch.ops.fastqt if supports_native(w_hh) else torch_gates
-        self.product = PackedProduct(w_hh if backward else w_hh.t(), rows)
+        self.product = PackedProduct(w_hh if backward else w_hh.t(), rows, bfloat16=bfloat16)
         self.recurrent = w_hh.new_empty(0 if backward else rows, len(w_hh))
 
     def forward(
@@ -123,7 +124,8 @@ class ResetAfter:
         self.product(grad_gates[:live, H:], carry[:live], accumulate=True)
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
-        grad_w_hh.addmm_(grad_gates[:, states.shape[1] :].t(), states)
+        left = grad_gates[:, states.shape[1] :].t()
+        multiply(left, states, grad_w_hh, accumulate=True, bfloat16=self.bfloat16)
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         n, r, z, hidden_n = grad_bias.chunk(4)
@@ -140,12 +142,13 @@ class ResetBefore:
     block_order = (0, 1, 2)
     keeps_hidden_n = False
 
-    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False) -> None:
+    def __init__(self, w_hh: Tensor, rows: int, *, backward: bool = False, bfloat16: bool = False) -> None:
         H = w_hh.shape[1]
+        self.bfloat16 = bfloat16
         w_rz, w_n = w_hh[: 2 * H], w_hh[2 * H :]
         self.kernels = torch.ops.fastqt if supports_native(w_hh) else torch_gates
-        self.product_rz = PackedProduct(w_rz if backward else w_rz.t(), rows)
-        self.product_n = PackedProduct(w_n if backward else w_n.t(), rows)
+        self.product_rz = PackedProduct(w_rz if backward else w_rz.t(), rows, bfloat16=bfloat16)
+        self.product_n = PackedProduct(w_n if backward else w_n.t(), rows, bfloat16=bfloat16)
         self.recurrent_rz = w_hh.new_empty(0 if backward else rows, 2 * H)
         self.recurrent_n = w_hh.new_empty(0 if backward else rows, H)
         self.reset_state = w_hh.new_empty(rows, H)  # forward: r ∘ h; backward: its gradient
@@ -187,8 +190,9 @@ class ResetBefore:
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
         H = states.shape[1]
-        grad_w_hh[: 2 * H].addmm_(grad_gates[:, : 2 * H].t(), states)
-        grad_w_hh[2 * H :].addmm_(grad_gates[:, 2 * H : 3 * H].t(), grad_gates[:, 3 * H :])
+        rz, n, reset_state = grad_gates[:, : 2 * H], grad_gates[:, 2 * H : 3 * H], grad_gates[:, 3 * H :]
+        multiply(rz.t(), states, grad_w_hh[: 2 * H], accumulate=True, bfloat16=self.bfloat16)
+        multiply(n.t(), reset_state, grad_w_hh[2 * H :], accumulate=True, bfloat16=self.bfloat16)
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         grad_rzn = grad_bias[: 3 * len(grad_bias) // 4]

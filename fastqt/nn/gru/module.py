@@ -16,8 +16,10 @@ class GRU(torch.nn.RNNBase):
     """A one-layer gated recurrent unit like `torch.nn.GRU`, but faster on a CPU.
 
     The parameters have the names and shapes of those of torch.nn.GRU, so that each layer loads the state dict
-    of the other. Values and gradients agree up to rounding. On a CPU, bf16 and fp16 are computed in fp32, and
-    only first derivatives exist. On other devices, the reset-after form is torch's own GRU (cuDNN).
+    of the other. Values and gradients agree up to rounding, and only first derivatives exist. On a CPU, the
+    states and sums of 16-bit weights too are in float32. In bfloat16, and under autocast to it, the factors
+    of matrix products are rounded to bfloat16 where the CPU multiplies such matrices (AVX512-BF16). On other
+    devices, the reset-after form is torch's own GRU (cuDNN).
 
     Args:
         input_size: W, the number of features of a token.
@@ -162,6 +164,7 @@ class GRU(torch.nn.RNNBase):
 
         weight_dtype = self._weights(0)[0].dtype
         compute = torch.float32 if weight_dtype in (torch.bfloat16, torch.float16) else weight_dtype
+        bfloat16 = weight_dtype is torch.bfloat16 or _autocasts_to_bfloat16(data)
         data = data.to(compute)
         outputs, finals = [], []
 
@@ -180,6 +183,7 @@ class GRU(torch.nn.RNNBase):
                 reverse=d == 1,
                 reset_after=self.reset_after,
                 want_output=want_output,
+                bfloat16=bfloat16,
             )
             outputs.append(output)
             finals.append(final)
@@ -232,6 +236,11 @@ def _check_tensors(input: object, hx: object) -> None:
         raise TypeError(f"input: want a tensor or a PackedSequence, got {type(input).__name__}")
     if not isinstance(hx, Tensor | None):
         raise TypeError(f"hx: want a tensor or None, got {type(hx).__name__}")
+
+
+def _autocasts_to_bfloat16(data: Tensor) -> bool:
+    kind = data.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.bfloat16
 
 
 def _uses_torch(reset_after: bool, device: torch.device) -> bool:

@@ -1,4 +1,6 @@
-"""The native operators of the GRU: whether they can be used, their fakes, and a product that uses them."""
+"""The native operators of the GRU: whether they can be used, their fakes, and products that use them."""
+
+import functools
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ def _fake_in_place(*args: object) -> None:
     return None
 
 
-def _fake_pack(matrix: Tensor, rows: int) -> Tensor:
+def _fake_pack(matrix: Tensor, rows: int, bfloat16: bool = False) -> Tensor:
     return matrix.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
@@ -25,6 +27,7 @@ if NATIVE:
         "gru_reset_before_backward_",
         "gru_reset_before_backward_reset_",
         "packed_product_",
+        "own_product_",
     ):
         torch.library.register_fake(f"fastqt::{name}", _fake_in_place)
     torch.library.register_fake("fastqt::pack_matrix", _fake_pack)
@@ -35,19 +38,57 @@ def supports_native(tensor: Tensor) -> bool:
     return NATIVE and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
+def has_bfloat16_products() -> bool:
+    """Whether this processor multiplies matrices that are rounded to bfloat16, and adds up in float32."""
+    return NATIVE and _levels()[1] != 0
+
+
+@functools.cache
+def _levels() -> tuple[int, int]:
+    """The levels of the extension's own products, of float32 and of bfloat16; 0: it has none here."""
+    used, _, rounded = torch.ops.fastqt.product_levels()
+    return used, rounded
+
+
+def multiply(
+    left: Tensor,  # (b, K)
+    right: Tensor,  # (K, N)
+    out: Tensor,  # (b, N)
+    *,
+    accumulate: bool = False,
+    bfloat16: bool = False,
+) -> None:
+    """Writes left · right to `out`, or adds it if `accumulate`.
+
+    With `bfloat16`, both factors are rounded to it where the processor multiplies such matrices.
+    """
+    level = 0
+    if NATIVE and left.device.type == "cpu" and left.dtype is torch.float32:
+        used, rounded = _levels()
+        level = rounded if bfloat16 and rounded else used
+    if level:
+        torch.ops.fastqt.own_product_(out, left, right, 1.0, accumulate, level)
+    elif accumulate:
+        out.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=out)
+
+
 class PackedProduct:
     """Many products with the same right-hand matrix, which is packed once into the GEMM's own layout.
 
-    Packing needs the extension and a GEMM library that offers it. Without them, torch multiplies. The matrix
-    (K, N) is contiguous or the transpose of a contiguous one, and must not change during the life of this
-    object. The packing is tuned for left-hand matrices of about `rows` rows.
+    Packing needs the extension, and products of its own or a GEMM library that packs. Without them, torch
+    multiplies. The matrix (K, N) is contiguous or the transpose of a contiguous one, and must not change
+    during the life of this object. The packing is tuned for left-hand matrices of about `rows` rows. With
+    `bfloat16`, both factors are rounded to it as in `multiply`.
     """
 
-    def __init__(self, matrix: Tensor, rows: int) -> None:
+    def __init__(self, matrix: Tensor, rows: int, *, bfloat16: bool = False) -> None:
         self.matrix = matrix
+        self.bfloat16 = bfloat16
         self.packed: Tensor | None = None
         if supports_native(matrix) and matrix.numel() > 0:
-            packed = torch.ops.fastqt.pack_matrix(matrix, rows)
+            packed = torch.ops.fastqt.pack_matrix(matrix, rows, bfloat16)
             self.packed = packed if packed.numel() > 0 else None
 
     def __call__(
@@ -61,8 +102,6 @@ class PackedProduct:
         if len(left) == 0:
             return
         if self.packed is not None:
-            torch.ops.fastqt.packed_product_(out, left, self.matrix, self.packed, accumulate)
-        elif accumulate:
-            out.addmm_(left, self.matrix)
+            torch.ops.fastqt.packed_product_(out, left, self.matrix, self.packed, accumulate, self.bfloat16)
         else:
-            torch.mm(left, self.matrix, out=out)
+            multiply(left, self.matrix, out, accumulate=accumulate, bfloat16=self.bfloat16)

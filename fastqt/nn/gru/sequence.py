@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastqt.nn.gru.cells import Cell, ResetAfter, ResetBefore, combined_bias
+from fastqt.nn.gru.native import multiply
 
 CHUNK_TOKENS = 1024
 
@@ -36,6 +37,7 @@ def gru_sequence(
     reverse: bool = False,  # each sequence from its own last token to its first
     reset_after: bool = True,  # the form of the cell
     want_output: bool = True,
+    bfloat16: bool = False,  # whether the products round their factors to it, where the processor has such
 ) -> tuple[Tensor, Tensor]:
     """Runs one direction of a GRU. It is differentiable once, with respect to all tensors.
 
@@ -46,10 +48,10 @@ def gru_sequence(
     tensors = (input, h0, w_ih, w_hh, b_ih, b_hh)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         apply: Callable[..., tuple[Tensor, Tensor]] = _Sequence.apply  # torch gives `apply` no types
-        return apply(*tensors, batch_sizes, batch, reverse, reset_after, want_output)
-    output, h_n, *_ = gru_fwd(
-        input, batch_sizes, batch, h0, w_ih, w_hh, b_ih, b_hh, reverse, reset_after, want_output, False
-    )
+        return apply(*tensors, batch_sizes, batch, reverse, reset_after, want_output, bfloat16)
+    weights = (w_ih, w_hh, b_ih, b_hh)
+    options = (reverse, reset_after, want_output, bfloat16)
+    output, h_n, *_ = gru_fwd(input, batch_sizes, batch, h0, *weights, *options, False)
     return output, h_n
 
 
@@ -68,13 +70,16 @@ class _Sequence(torch.autograd.Function):
         reverse: bool,
         reset_after: bool,
         want_output: bool,
+        bfloat16: bool,
     ) -> tuple[Tensor, Tensor]:
+        weights = (w_ih, w_hh, b_ih, b_hh)
+        options = (reverse, reset_after, want_output, bfloat16)
         output, h_n, gates, hidden_n, states = gru_fwd(
-            input, batch_sizes, batch, h0, w_ih, w_hh, b_ih, b_hh, reverse, reset_after, want_output, True
+            input, batch_sizes, batch, h0, *weights, *options, True
         )
         ctx.save_for_backward(input, batch_sizes, w_ih, w_hh, gates, hidden_n, states)
         ctx.set_materialize_grads(False)
-        ctx.batch, ctx.options = batch, (h0 is not None, reverse, reset_after)
+        ctx.batch, ctx.options = batch, (h0 is not None, reverse, reset_after, bfloat16)
         return output, h_n
 
     @staticmethod
@@ -87,7 +92,7 @@ class _Sequence(torch.autograd.Function):
         grads = gru_bwd(
             grad_output, grad_h_n, ctx.batch, *ctx.saved_tensors, *ctx.options, needs[0], any(needs[2:])
         )
-        return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 5
+        return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6
 
 
 class Step(NamedTuple):
@@ -136,6 +141,7 @@ def gru_fwd(
     reverse: bool,
     reset_after: bool,
     want_output: bool,
+    bfloat16: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward pass of `gru_sequence`.
@@ -152,7 +158,7 @@ def gru_fwd(
     chunks = _chunks(batch_sizes, reverse)
     steps = [step for chunk in chunks for step in chunk]
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
-    cell = CELLS[reset_after](w_hh, batch)
+    cell = CELLS[reset_after](w_hh, batch, bfloat16=bfloat16)
     bias = combined_bias(w_hh, b_ih, b_hh, reset_after)
     # `cell.forward` reads the states of step k from step_states[k] and writes the new ones of the sequences
     # that go on to step_states[k + 1]. It writes the new states of the sequences that end to `final`.
@@ -175,7 +181,7 @@ def gru_fwd(
     for chunk in chunks:
         start, tokens = _first_token(chunk), _token_count(chunk)
         projected = gates[start : start + tokens] if save else gates[:tokens]
-        torch.mm(input[start : start + tokens], w_ih.t(), out=projected)
+        multiply(input[start : start + tokens], w_ih.t(), projected, bfloat16=bfloat16)
         for begin, rows, live in chunk:
             end = begin + rows
             cell.forward(
@@ -207,6 +213,7 @@ def _(
     reverse: bool,
     reset_after: bool,
     want_output: bool,
+    bfloat16: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     N, H = input.shape[0], w_hh.shape[1]
@@ -232,6 +239,7 @@ def gru_bwd(
     has_h0: bool,
     reverse: bool,
     reset_after: bool,
+    bfloat16: bool,
     need_input: bool,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -243,7 +251,7 @@ def gru_bwd(
     H = states.shape[1]
     chunks = _chunks(batch_sizes, reverse)
     input, w_ih, w_hh = input.contiguous(), w_ih.contiguous(), w_hh.contiguous()
-    cell = CELLS[reset_after](w_hh, batch, backward=True)
+    cell = CELLS[reset_after](w_hh, batch, backward=True, bfloat16=bfloat16)
     grad_output = grad_output.contiguous() if grad_output is not None else input.new_empty(0, H)
     carry = (
         grad_h_n.clone(memory_format=torch.contiguous_format)
@@ -273,9 +281,9 @@ def gru_bwd(
             )
         grad_projected, span = grad_gates[:, : 3 * H], slice(start, start + tokens)
         if need_input:
-            torch.mm(grad_projected, w_ih_reordered, out=grad_input[span])
+            multiply(grad_projected, w_ih_reordered, grad_input[span], bfloat16=bfloat16)
         if need_weights:
-            grad_w_ih_reordered.addmm_(grad_projected.t(), input[span])
+            multiply(grad_projected.t(), input[span], grad_w_ih_reordered, accumulate=True, bfloat16=bfloat16)
             cell.add_weight_gradient(grad_gates, states[span], grad_w_hh)
             grad_bias += grad_gates.sum(0)
 
@@ -301,6 +309,7 @@ def _(
     has_h0: bool,
     reverse: bool,
     reset_after: bool,
+    bfloat16: bool,
     need_input: bool,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -147,7 +147,7 @@ def test_packed_product_passes_opcheck():
     matrix, left = rows(8, 6, dtype=torch.float32), rows(3, 8, dtype=torch.float32)
     packed = torch.ops.fastqt.pack_matrix(matrix, 3)
     if packed.numel() == 0:
-        pytest.skip("this torch has no MKL to pack with")
+        pytest.skip("nothing here packs matrices")
     # The padding bytes of the packed matrix are not initialised, so its values cannot be compared.
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.fastqt.pack_matrix.default, (matrix, 3), test_utils=tests)
@@ -172,13 +172,14 @@ def test_sequence_operators_pass_opcheck(reset_after, reverse, everything):
     weights = rows(3 * H, W), rows(3 * H, H)
     h0, biases = (rows(B, H), [rows(3 * H), rows(3 * H)]) if everything else (None, [None, None])
     x = rows(N, W)
-    forward = (x, batch_sizes, B, h0, *weights, *biases, reverse, reset_after, everything)
+    forward = (x, batch_sizes, B, h0, *weights, *biases, reverse, reset_after, everything, False)
     for save in (True, False):
         torch.library.opcheck(sequence.gru_fwd, (*forward, save))
     saved = sequence.gru_fwd(*forward, True)[2:]
     upstream = (rows(N, H), None) if everything else (None, rows(B, H))
     for needs in ((True, True), (False, True), (True, False)):
-        backward = (*upstream, B, x, batch_sizes, *weights, *saved, everything, reverse, reset_after, *needs)
+        options = everything, reverse, reset_after, False
+        backward = (*upstream, B, x, batch_sizes, *weights, *saved, *options, *needs)
         torch.library.opcheck(sequence.gru_bwd, backward)
 
 
@@ -187,7 +188,7 @@ def test_a_packed_matrix_of_another_shape_is_not_read():
     """Its memory is shorter than what the product would read."""
     small = torch.ops.fastqt.pack_matrix(rows(2, 3, dtype=torch.float32), 4)
     if small.numel() == 0:
-        pytest.skip("this torch has no MKL to pack with")
+        pytest.skip("nothing here packs matrices")
     left, matrix = rows(4, 600, dtype=torch.float32), rows(600, 700, dtype=torch.float32)
     for packed in (small, small.new_zeros(17), small.new_zeros(100).byte(), small.new_zeros(0)):
         out = torch.empty(4, 700)

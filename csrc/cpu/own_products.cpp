@@ -1,5 +1,5 @@
 // Which matrix products are fastqt's own and which are torch's, and how threads share the former.
-#include "cpu/matrix.h"
+#include "cpu/own_products.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -7,20 +7,21 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
-#include <optional>
-#include <string>
 #include <string_view>
+#include <tuple>
 
 #include "cpu/checks.h"
-#include "cpu/panel_product.h"
+#include "cpu/matrix.h"
 
 namespace fastqt {
 namespace {
 
-// The level of fastqt's own products, or kNone where torch's are used. On processors of AMD the own ones are faster
-// than MKL's. Others have not been measured, and keep torch's. FASTQT_CPU_PRODUCTS=own or torch decides otherwise.
-Vectors chosen_vectors() {
+// On processors of AMD the own products are faster than MKL's. Others have not been measured, and keep torch's.
+// FASTQT_CPU_PRODUCTS=own or torch decides otherwise.
+Vectors chosen_level() {
   const char* const wanted = std::getenv("FASTQT_CPU_PRODUCTS");
   if (wanted != nullptr && *wanted != '\0') {
     const std::string_view text(wanted);
@@ -33,32 +34,26 @@ Vectors chosen_vectors() {
   return Vectors::kNone;
 }
 
-Vectors vectors() {
-  static const Vectors chosen = chosen_vectors();
-  return chosen;
-}
-
-Strided strided(const Tensor& matrix) {
-  return {static_cast<const float*>(matrix.data_ptr()), matrix.stride(0), matrix.stride(1)};
-}
-
 // A product is shared by threads as a grid of rows and columns of `out`. Each thread packs the rows of a and the
 // columns of b that it needs, so that no thread waits for another; the grid is the one in which they pack the least.
 void multiply_in_parallel(const PanelProduct& product, Vectors level) {
   constexpr int64_t kTermsPerTask = 1 << 19;  // which take longer than starting a thread on them
-  constexpr int64_t kStep = 16;               // columns: parts are whole vectors, but for the last one
+  constexpr int64_t kLeastRows = 8;           // of a part, if there are several
+  // Parts have whole vectors of columns, but for the last one, or whole panels that were packed before.
+  const int64_t step = product.packed_b == nullptr ? 16 : panel_columns(level);
   const int64_t terms = product.rows * product.columns * std::max<int64_t>(1, product.depth);
   const int64_t threads = torch::stable::get_num_threads();
   const int64_t tasks = std::clamp<int64_t>(terms / kTermsPerTask, 1, threads);
 
   int64_t down = 1;
-  const auto packed = [&](int64_t parts) { return product.columns * parts + product.rows * (tasks / parts); };
-  for (int64_t parts = 2; parts <= tasks; ++parts)
+  const int64_t columns_to_pack = product.packed_b == nullptr ? product.columns : 0;
+  const auto packed = [&](int64_t parts) { return columns_to_pack * parts + product.rows * (tasks / parts); };
+  for (int64_t parts = 2; parts <= tasks && parts * kLeastRows <= product.rows; ++parts)
     if (tasks % parts == 0 && packed(parts) < packed(down)) down = parts;
-  const int64_t across = tasks / down, steps = (product.columns + kStep - 1) / kStep;
+  const int64_t across = tasks / down, steps = (product.columns + step - 1) / step;
 
   const auto row = [&](int64_t part) { return product.rows * part / down; };
-  const auto column = [&](int64_t part) { return std::min(steps * part / across * kStep, product.columns); };
+  const auto column = [&](int64_t part) { return std::min(steps * part / across * step, product.columns); };
   const auto visit = [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t y = task / across, x = task % across;
@@ -70,23 +65,6 @@ void multiply_in_parallel(const PanelProduct& product, Vectors level) {
   else torch::stable::parallel_for(0, tasks, 1, visit);
 }
 
-// Whether this has multiplied float32 matrices: `out` has adjacent columns, or is transposed and has adjacent rows.
-bool multiply_panels_of(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha, Vectors level) {
-  if (level == Vectors::kNone || out.scalar_type() != ScalarType::Float || (beta != 0 && beta != 1)) return false;
-  float* const data = static_cast<float*>(out.data_ptr());
-  const int64_t rows = out.size(0), columns = out.size(1), depth = a.size(1);
-  const auto factor = static_cast<float>(alpha);
-  if (out.stride(1) == 1 || columns == 1) {
-    multiply_in_parallel({data, out.stride(0), strided(a), strided(b), rows, columns, depth, factor, beta == 1}, level);
-    return true;
-  }
-  if (out.stride(0) != 1 && rows != 1) return false;
-  multiply_in_parallel({data, out.stride(1), strided(b).transposed(), strided(a).transposed(), columns, rows, depth,
-                        factor, beta == 1},
-                       level);
-  return true;
-}
-
 // `out` = a b, or `out` + factor * a b, by fastqt's own products of one level of vectors: for tests and benchmarks.
 void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_t level) {
   for (const auto* matrix : {&out, &a, &b})
@@ -96,27 +74,61 @@ void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_
                   "out, a, b: want (m, n), (m, k) and (k, n), got ", described(out), ", ", described(a), " and ",
                   described(b));
   const auto vectors = static_cast<Vectors>(level);
-  const bool here = vectors == best_vectors() || (vectors == Vectors::kAvx2 && best_vectors() == Vectors::kAvx512);
+  const bool here = vectors == best_vectors() || (vectors == Vectors::kAvx2 && best_vectors() == Vectors::kAvx512) ||
+                    (vectors == Vectors::kAvx512Bfloat16 && has_bfloat16_vectors());
   STD_TORCH_CHECK(here && vectors != Vectors::kNone, "level: ", level, " is not one of this processor");
-  STD_TORCH_CHECK(multiply_panels_of(out, a, b, add, factor, vectors),
-                  "out: want adjacent rows or columns, got ", described(out));
+  STD_TORCH_CHECK(own_multiply(out, a, b, add, factor, vectors), "out: want adjacent rows or columns, got ",
+                  described(out));
 }
 
-// The level of the own products that are used, and the best that this processor has.
-std::tuple<int64_t, int64_t> product_levels() {
-  return {static_cast<int64_t>(vectors()), static_cast<int64_t>(best_vectors())};
+// The level of the own products that are used, the best that this processor has, and that of bfloat16.
+std::tuple<int64_t, int64_t, int64_t> product_levels() {
+  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(best_vectors()),
+          static_cast<int64_t>(own_bfloat16_products())};
 }
 
 }  // namespace
 
+Vectors own_products() {
+  static const Vectors chosen = chosen_level();
+  return chosen;
+}
+
+Vectors own_bfloat16_products() { return has_bfloat16_vectors() ? Vectors::kAvx512Bfloat16 : Vectors::kNone; }
+
+Strided strided(const Tensor& matrix) {
+  return {static_cast<const float*>(matrix.data_ptr()), matrix.stride(0), matrix.stride(1)};
+}
+
+bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha, Vectors level,
+                  const std::byte* packed_b) {
+  if (level == Vectors::kNone || out.scalar_type() != ScalarType::Float || (beta != 0 && beta != 1)) return false;
+  const int64_t rows = out.size(0), columns = out.size(1), depth = a.size(1);
+  const auto factor = static_cast<float>(alpha);
+  float* const data = static_cast<float*>(out.data_ptr());
+  if (out.stride(1) == 1 || columns == 1) {
+    multiply_in_parallel({data, out.stride(0), strided(a), strided(b), rows, columns, depth, factor, beta == 1,
+                          packed_b, 0, columns},
+                         level);
+    return true;
+  }
+
+  // The transpose of `out`, whose columns are adjacent, is the product of both transposes in the other order.
+  if ((out.stride(0) != 1 && rows != 1) || packed_b != nullptr) return false;
+  multiply_in_parallel({data, out.stride(1), strided(b).transposed(), strided(a).transposed(), columns, rows, depth,
+                        factor, beta == 1},
+                       level);
+  return true;
+}
+
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  if (!multiply_panels_of(out, a, b, beta, alpha, vectors()))
+  if (!own_multiply(out, a, b, beta, alpha, own_products()))
     TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def("own_product_(Tensor(a!) out, Tensor a, Tensor b, float factor, bool add, int level) -> ()");
-  m.def("product_levels() -> (int used, int best)");
+  m.def("product_levels() -> (int used, int best, int bfloat16)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("own_product_", TORCH_BOX(&own_product)); }

@@ -1,0 +1,27 @@
+// fastqt's own products of float32 tensors, on all threads.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstddef>
+
+#include "cpu/panel_product.h"
+
+namespace fastqt {
+
+using torch::stable::Tensor;
+
+// The level of the own products that are used here, or kNone where torch's are.
+Vectors own_products();
+
+// The level for operands that are rounded to bfloat16; kNone where this processor has no instructions for them.
+Vectors own_bfloat16_products();
+
+Strided strided(const Tensor& matrix);
+
+// out = beta * out + alpha * a b, where this returns true. It returns false where it does not know the dtype of the
+// tensors, the layout of `out` or beta. `packed_b` is what `pack_columns` has made of b at this level, if it has.
+bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha, Vectors level,
+                  const std::byte* packed_b = nullptr);
+
+}  // namespace fastqt
