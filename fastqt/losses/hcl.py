@@ -79,8 +79,7 @@ def hcl_loss(
         if beta:
             _, *weights = view_sums(views, beta * scale)
             sums = [x - of_weights + log_count for x, of_weights in zip(sums, weights, strict=True)]
-        least = log_count - scale
-        losses = [joined_loss(positive, [_debiased(positive, x, tau_plus, log_count, least)]) for x in sums]
+        losses = [joined_loss(positive, [_debiased(positive, x, tau_plus, log_count, scale)]) for x in sums]
     return batch.reduced(torch.stack(losses).mean(0), reduction).to(loss_dtype(z1))
 
 
@@ -99,7 +98,7 @@ def check_tau_plus(tau_plus: float) -> None:
 
 
 def _debiased(
-    positive: Tensor, log_sum: Tensor, tau_plus: float, log_count: float, least: float | Tensor
+    positive: Tensor, log_sum: Tensor, tau_plus: float, log_count: float, scale: float | Tensor
 ) -> Tensor:
     """The logarithm of G, (n,), from that of R."""
     if tau_plus:
@@ -109,6 +108,6 @@ def _debiased(
         share = torch.where(remains, taken, -1.0)
         log_sum = log_sum + torch.log(-torch.expm1(share)) - math.log1p(-tau_plus)
         log_sum = log_sum.masked_fill(~remains & ~taken.isnan(), -math.inf)
-    if isinstance(least, Tensor):
-        return torch.maximum(log_sum, least.to(log_sum))
-    return log_sum.clamp(min=least)
+    if isinstance(scale, Tensor):
+        return torch.maximum(log_sum, log_count - scale.to(log_sum))
+    return log_sum.clamp(min=log_count - scale)

@@ -8,7 +8,7 @@ import torch
 import fastqt
 from tests.shared.every_loss import dcl, hcl
 from tests.shared.loss_views import N, by_backend, by_memory, check, views
-from tests.shared.tolerances import FLOAT32
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 SHAPES = [
     {"beta": b, "tau_plus": t} for b, t in ((0.0, 0.0), (0.0, 0.1), (1.0, 0.0), (0.5, 0.03), (3.0, 0.6))
@@ -51,6 +51,16 @@ def test_without_weights_it_is_the_loss_of_simclr():
     z1, z2 = inputs = views(N, N)
     loss = fastqt.hcl_loss(z1, z2, scale=4.0, beta=0.0, tau_plus=0.0)
     check(loss, fastqt.ntxent_loss(torch.cat([z1, z2]), torch.arange(N).repeat(2), scale=4.0), inputs)
+
+
+def test_the_floor_of_a_scale_in_float32_has_the_digits_of_the_views():
+    z1, z2 = views(2, 2)
+    scale = torch.tensor(0.3)
+    losses = [
+        fastqt.hcl_loss(z1, z2 + 9 * z1, scale=number, beta=0.0, tau_plus=0.9)
+        for number in (scale, scale.double())
+    ]
+    assert relative(*losses) < FLOAT64
 
 
 def test_the_estimate_has_a_floor():
