@@ -90,6 +90,7 @@ LOSSES = {
     "sigmoid-rows": Case(
         "sigmoid_loss", options={"diagonal": "zero", "reduction": "none"}, given=("scale", "biases", "groups")
     ),
+    "sigmoid-sparse": Case("sigmoid_loss", options=KEEP, given=("sparse", "scale", "bias")),
     "sigmoid-row-scores": Case("sigmoid_loss", given=("bias", "row_scores")),
     "sigmoid-several-row-cells": Case("sigmoid_loss", given=("scale", "stacked", "several_row_scores")),
     "log-sum-exp-of-distances": Case(
@@ -211,6 +212,12 @@ LOSSES = {
         "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)
     ),
 }
+# The losses and options that recipes combine.
+RECIPES = [
+    *("prefixes", "prefixes-of-rows", "prefixes-clip", "prefixes-ranking"),
+    *("margin", "margin-of-pairs", "ranking-margin", "distillation", "dcl", "hcl", "cosface", "arcface"),
+    "sigmoid-sparse",
+]
 # Numbers of rows of a group's ranks: one row, none, and fewer than a window reaches.
 UNEVEN = {2: (9, 4), 3: (6, 0, 7), 4: (5, 1, 7, 2), 8: (3, 1, 0, 4, 2, 5, 1, 2)}
 EXCHANGES = ("gather", "ring")
@@ -288,6 +295,11 @@ def test_float32(ranks, name, exchange):
     check(ranks, sharded(case, (5, 1, 7, 2), exchange=exchange))
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_group_of_one_rank(ranks, name):
+    check(ranks, sharded(LOSSES[name], (7,)))
+
+
 @pytest.mark.parametrize("name", ["curl", "curl-complement", "binary-window"])
 def test_bfloat16(ranks, name):
     """Both sides round their gradients once, and the ranks' parts of them once more."""
@@ -295,8 +307,16 @@ def test_bfloat16(ranks, name):
     check(ranks, sharded(case, UNEVEN[3]), 3 * UNIT_ROUNDOFF[torch.bfloat16])
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_float16(ranks, name):
+    """As of bfloat16, which some CPUs multiply as it is. Gradients of several walks are rounded each."""
+    case = replace(LOSSES[name], dtype=torch.float16)
+    walks = {"dcl": 2, "hcl": 2, "ranking-margin": len(DIRECTIONS)}.get(name, 1)
+    check(ranks, sharded(case, UNEVEN[3]), 3 * walks * UNIT_ROUNDOFF[torch.float16])
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", ["pairs", "rows", "clip-rows", "sigmoid", "mixed", "smoothed"])
+@pytest.mark.parametrize("name", ["pairs", "rows", "clip-rows", "sigmoid", "mixed", "smoothed", *RECIPES])
 def test_learnt_pairs(ranks, name, exchange):
     converged = replace(LOSSES[name], converged=True)
     check(ranks, sharded(converged, UNEVEN[3], exchange=exchange), CONVERGED)
