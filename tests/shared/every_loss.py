@@ -235,6 +235,22 @@ def mixcse_released(z1: Tensor, z2: Tensor) -> Tensor:
     return F.cross_entropy(20 * torch.cat([cosines(z1, z2), second, third], 1), own(z1))
 
 
+def captions(n: int) -> Tensor:
+    """(n, n) float64: an image's own text, and that of the next image."""
+    return torch.eye(n, dtype=torch.float64) + torch.eye(n, dtype=torch.float64).roll(1, 1) * (n > 1)
+
+
+def call_several_positives(queries: Tensor, candidates: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    options: dict[str, Any] = {"scale": scale, "bias": bias, "normalize": True, "diagonal": "keep"}
+    return fastqt.sigmoid_loss(queries, candidates, captions(len(queries)), **options)
+
+
+def several_positives(queries: Tensor, candidates: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """SigLIP's own form, whose sign is 1 for positives and -1 for others."""
+    signs = 2 * captions(len(queries)).to(queries.dtype) - 1
+    return -F.logsigmoid(signs * (scale * cosines(queries, candidates) + bias)).sum(1)
+
+
 def clip(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     scores = scale * cosines(a, b)
     return (F.cross_entropy(scores, own(a)) + F.cross_entropy(scores.T, own(b))) / 2
@@ -507,6 +523,11 @@ EVERY_LOSS = {
         fastqt.siglip_loss,
         with_numbers(pairs("a", "b"), scale=10.0, bias=-8.0),
         lambda a, b, scale, bias: binary(scale * cosines(a, b) + bias, torch.eye(len(a))),
+    ),
+    "sigmoid_loss, several positives": Loss(
+        call_several_positives,
+        with_numbers(pairs("queries", "candidates", targets=captions), scale=10.0, bias=-8.0),
+        several_positives,
     ),
     "max_margin_loss": Loss(fastqt.max_margin_loss, OF_WINDOW, max_margin, one_row="size"),
     "curl_loss": Loss(fastqt.curl_loss, pairs("queries", "positives", "negatives"), curl),
