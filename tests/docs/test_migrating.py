@@ -115,10 +115,11 @@ def converged(section: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     pairs = torch.arange(N)
     of_labels = pairs // 3
-    scale, bias = (2 * SCALE, -SCALE) if section == "SigLIP" else (SCALE, 0.0)
+    of_siglip = section.startswith("SigLIP")
+    scale, bias = (2 * SCALE, -SCALE) if of_siglip else (SCALE, 0.0)
     return {
         **{name: near(pairs) for name in ("f", "g", "keys")},
-        "h": near(pairs + N),
+        "h": near(pairs + N * (not of_siglip)),  # further positives, or negatives
         "weight": SCALE * near(torch.arange(20)),
         "bias": 0.01 * torch.randn(20),
         "x": near(of_labels),
