@@ -128,8 +128,8 @@ def clip(module: ModuleType) -> Loss:
     return lambda a, b: loss(F.normalize(a), F.normalize(b), torch.tensor(100.0, dtype=a.dtype))
 
 
-def siglip(module: ModuleType) -> Loss:
-    loss = module.SigLipLoss()
+def siglip(module: ModuleType, **options: Any) -> Loss:
+    loss = module.SigLipLoss(**options)
 
     def computed(a: Tensor, b: Tensor) -> Tensor:
         scale, bias = (torch.tensor(x, dtype=a.dtype) for x in (10.0, -10.0))
@@ -191,7 +191,7 @@ def steps_of(case: Case) -> dict[str, Callable[[list[Tensor]], Step]]:
     """How the peer's step and ours are made from leaves."""
 
     def made(name: str, leaves: list[Tensor]) -> Step:
-        return step_of(case.make(_module(name)), leaves)
+        return step_of(case.make(module_of(name)), leaves)
 
     return {"theirs": partial(made, case.library.theirs), "ours": partial(made, case.library.ours)}
 
@@ -231,7 +231,7 @@ def gradient_errors(case: Case) -> dict[str, float | str]:
     return errors
 
 
-def _module(name: str) -> ModuleType:
+def module_of(name: str) -> ModuleType:
     """A module by its name; open_clip's losses without the rest of it, which needs torchvision."""
     package = importlib.util.find_spec("open_clip") if name == "open_clip.loss" else None
     if package is None or package.origin is None:
@@ -240,7 +240,7 @@ def _module(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    spec.loader.execmodule_of(module)
     return module
 
 

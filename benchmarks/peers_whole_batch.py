@@ -1,12 +1,14 @@
-"""Losses of a whole batch: ours, the formula with a matrix, and sentence-transformers' own.
+"""Losses of a whole batch, and of recipes: ours, the formula with a matrix, and those of other libraries.
 
 python -m benchmarks.peers_whole_batch              # measures and prints the tables; some minutes
 python -m benchmarks.peers_whole_batch --write      # stores benchmarks/results/peers-whole-batch.json too
 python -m benchmarks.peers_whole_batch --rows 512   # one size alone
 
 A step is the loss and its gradients. "matrix" is the formula of the paper in eager PyTorch, which makes all
-N x N cells; "theirs" is the library's class of the installed version, and no class where it has none. Errors
-are those of loss and gradients in float32, to the formula in float64, for batches that a model has learnt.
+N x N cells; "theirs" is the library's class of the installed version, and no class where it has none: that of
+sentence-transformers, torch's F.linear_cross_entropy in chunks, and the SigLipLoss in chunks of open_clip,
+which versions after 3.3.0 have. Errors are those of loss and gradients in float32, to the formula in float64,
+for batches that a model has learnt.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.measure.timing import Clock, Effort, Step, in_turns
 from benchmarks.paths import RESULTS
-from benchmarks.peers import MOST_MEMORY, Given, step_of
+from benchmarks.peers import MOST_MEMORY, OPEN_CLIP, Given, module_of, siglip, step_of
+from benchmarks.peers import versions as installed
 
 STORED = RESULTS / "peers-whole-batch.json"
 ROWS, D = (512, 4096, 16_384), 768
@@ -185,7 +188,48 @@ def softmaxes(a: Tensor, b: Tensor) -> Tensor:
     return fastqt.distillation_loss(a, b, *sides_of_teacher(a))
 
 
+def info_nce_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    scores = 20 * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+    return F.cross_entropy(scores, torch.arange(len(a)))
+
+
+def linear_in_chunks() -> Loss:
+    """Torch's linear layer and cross-entropy at once, whose classes are the candidates."""
+    if not hasattr(F, "linear_cross_entropy"):
+        raise ImportError("torch has F.linear_cross_entropy from version 2.13 on")
+    options = torch.nn.LinearCrossEntropyOptions()
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        a, b = F.normalize(a, dim=1), F.normalize(b, dim=1)
+        return F.linear_cross_entropy(20 * a, b, torch.arange(len(a)), options=options)
+
+    return loss
+
+
+def siglip_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    scores = 10 * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T - 10
+    return -F.logsigmoid((2 * torch.eye(len(a)) - 1).to(a) * scores).sum() / len(a)
+
+
+def siglip_in_chunks() -> Loss:
+    """open_clip's, a thousand images at a time; the scores of all chunks are kept for the backward pass."""
+    try:
+        return siglip(module_of(OPEN_CLIP.theirs), chunk_size=1024)
+    except TypeError as error:
+        raise ImportError("this version of open_clip has no SigLIP in chunks") from error
+
+
 CASES = (
+    Case(
+        "InfoNCE", two_views, info_nce_of_matrix, linear_in_chunks, partial(fastqt.info_nce_loss, scale=20.0)
+    ),
+    Case(
+        "SigLIP",
+        two_views,
+        siglip_of_matrix,
+        siglip_in_chunks,
+        partial(fastqt.siglip_loss, scale=10.0, bias=-10.0),
+    ),
     Case(
         "CoSENT",
         labelled_pairs,
@@ -310,6 +354,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
         versions = {"sentence-transformers": importlib.metadata.version("sentence-transformers")}
+        versions[OPEN_CLIP.name] = installed()[OPEN_CLIP.name]
         run = {"machine_info": processor_and_versions(), "versions": versions, "D": D}
         STORED.write_text(json.dumps({**run, "found": rows, "errors": of_learnt}, indent=1) + "\n")
     print(speed_table(rows))
