@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from fastqt.sentences.cli import main
-from tests.shared.migrating_on_ranks import run
+from tests.shared.migrating_on_ranks import run, trained_retriever
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
+from tests.shared.ranks import Ranks
 
 HOW_TO = ("train", "embed", "evaluate", "search", "retriever", "distributed", "16-bit", "gpu")
 NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))
@@ -41,6 +42,18 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     finally:
         torch.random.set_rng_state(before)
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_retriever_on_two_ranks():
+    """Its losses are those of both ranks' rows, so that both have the same bits, and the same weights."""
+    two = Ranks(2)
+    try:
+        (loss, weights), (other_loss, other_weights) = two.run(trained_retriever)
+    finally:
+        two.close()
+    assert torch.equal(loss, other_loss)
+    assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
 
 
 @each_page

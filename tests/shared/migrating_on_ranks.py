@@ -1,4 +1,4 @@
-"""What docs/migrating.md and docs/faq.md say of several processes, run by the ranks of a group."""
+"""What pages of docs say of several processes, run by the ranks of a group."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def run(some: Iterable[Block], names: dict[str, object]) -> None:
     """Executes blocks, whose names are kept."""
     for block in some:
         exec(compile(block.code, f"docs: {block.section}", "exec"), names)
+
+
+def trained_retriever() -> tuple[Tensor, list[Tensor]]:
+    """The last loss of docs/how-to/retriever.md and the encoder's weights; ranks have inputs of their own."""
+    python = blocks(PAGES["how-to/retriever.md"], "python")
+    code = [block.code.replace("dist.destroy_process_group()", "") for block in python]
+    code[0] = code[0].replace("manual_seed(0)", f"manual_seed({dist.get_rank()})")
+    names: dict[str, object] = {}
+    run([replace(block, code=text) for block, text in zip(python, code, strict=True)], names)
+    return names["loss"].detach(), [x.detach() for x in names["encoder"].parameters()]
 
 
 def _page() -> dict[str, object]:
