@@ -75,6 +75,12 @@ def write_inputs(folder, planted) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("".join(line.format(number % 2, number % 6) + "\n" for number in range(40)))
     (folder / "eval/STSB/test.tsv").write_text((folder / "eval/STSB/dev.tsv").read_text())
+    (folder / "eval/films/qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        (folder / f"eval/films/{name}.jsonl").write_text(
+            '{"_id": "1", "text": "one"}\n{"_id": "2", "text": "a"}\n'
+        )
+    (folder / "eval/films/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t2\t1\n")
 
 
 QUICK = ["--batch-size", "30", "--word-dim", "10", "--hidden-size", "6", "--layers", "1", "--steps", "3"]

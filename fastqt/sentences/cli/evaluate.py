@@ -22,13 +22,17 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command to those of the command line."""
     parser = commands.add_parser(
         "evaluate",
-        help="evaluate sentence vectors on the benchmarks of the literature",
+        help="evaluate sentence vectors on the benchmarks of the literature, and on retrieval sets",
         description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
         "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="the encoder to evaluate")
     parser.add_argument(
-        "--data", required=True, type=path, metavar="DIR", help="directory with one folder per task"
+        "--data",
+        required=True,
+        type=path,
+        metavar="DIR",
+        help="directory with one folder per task, or a set in BEIR's format",
     )
 
     parser.add_argument("--tasks", metavar="MR,CR,…", help="tasks (default: all in DIR)")

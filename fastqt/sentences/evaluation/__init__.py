@@ -14,6 +14,7 @@ from fastqt.sentences.evaluation.classification import (
 from fastqt.sentences.evaluation.encoders import load_encoder
 from fastqt.sentences.evaluation.means import few_shot, mean_classifier
 from fastqt.sentences.evaluation.pools import analogies, nearest_rows
+from fastqt.sentences.evaluation.ranking import ranking_metrics
 from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
 from fastqt.sentences.evaluation.similarity import (
     alignment,
@@ -56,6 +57,7 @@ __all__ = [
     "nested_cross_validation",
     "pair_features",
     "random_encoder",
+    "ranking_metrics",
     "relatedness",
     "remove_component",
     "uniformity",

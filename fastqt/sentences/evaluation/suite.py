@@ -25,7 +25,7 @@ from fastqt.sentences.evaluation.tasks import Options, SSTTraining, read_tasks
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
 from fastqt.sentences.runs.files import write_atomically
 
-DETAILS = ("subsets", "folds", "C", "t")  # stored in the JSON file, but not shown in the table
+DETAILS = ("subsets", "folds", "C", "t", "sizes")  # stored in the JSON file, but not shown in the table
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from fastqt.sentences.evaluation.classification import (
     pair_features,
 )
 from fastqt.sentences.evaluation.data import LabelledTexts, Pairs, find, read_labelled, read_pairs
+from fastqt.sentences.evaluation.judged import judged_sets, read_judged
 from fastqt.sentences.evaluation.logistic import one_hot
 from fastqt.sentences.evaluation.similarity import (
     alignment,
@@ -279,19 +280,30 @@ def sources(options: Options) -> dict[str, Source]:
 def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dict[str, Task]:
     """Reads tasks by name, each from a folder of the directory `data`; None means all whose files exist.
 
+    A folder with a corpus.jsonl is a retrieval set, whose name is the folder's. `data` itself may be one.
     `options` decides which variant of a task's files is read.
     """
     if not data.is_dir():
         raise InputError(f"data: {data} is not a directory")
     all_sources = sources(options)
-    available = {name: paths for name, source in all_sources.items() if (paths := find(data, *source.files))}
+    available: dict[str, Callable[[], Task]] = {
+        name: partial(source.read, *paths)
+        for name, source in all_sources.items()
+        if (paths := find(data, *source.files))
+    }
+    available |= {name: partial(read_judged, folder) for name, folder in judged_sets(data).items()}
     if not available:
-        raise InputError(f"data: {data} holds none of the tasks {', '.join(all_sources)}")
+        raise InputError(
+            f"data: {data} holds none of the tasks {', '.join(all_sources)}, and no retrieval set, which is "
+            "a folder with a corpus.jsonl"
+        )
+
     chosen = list(available) if names is None else list(dict.fromkeys(names))
     for name in chosen:
-        if name not in all_sources:
-            raise InputError(f"tasks: want some of {', '.join(all_sources)}, got {name!r}")
+        if name not in {**all_sources, **available}:
+            known = ", ".join({**all_sources, **available})
+            raise InputError(f"tasks: want some of {known}, got {name!r}")
         if name not in available:
             files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
             raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")
-    return {name: all_sources[name].read(*available[name]) for name in chosen}
+    return {name: available[name]() for name in chosen}

@@ -71,3 +71,32 @@ def test_long_encoding_tells_how_far_it_is(monkeypatch, capsys):
         assert told == [f"encode: {count} of 7 sentences" for count in counts]
     vectors.embed(lambda batch: [[1.0]] * len(batch), texts, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_a_retrieval_set_is_a_task_like_others(model, planted, tmp_path, capsys):
+    """Sentences of the planted text look for themselves, and the model finds more of them than chance."""
+    with open(planted[0]) as file:
+        lines = list(dict.fromkeys(line.strip() for line in file if line.strip()))[:60]
+    folder = tmp_path / "data" / "planted"
+    (folder / "qrels").mkdir(parents=True)
+    for name, letter in (("corpus", "d"), ("queries", "q")):
+        rows = [json.dumps({"_id": f"{letter}{n}", "text": line}) for n, line in enumerate(lines)]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(lines)))]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(rows) + "\n")
+
+    out = tmp_path / "out.json"
+    words = (model, "--data", tmp_path / "data", "--tasks", "planted", "--baseline", "--json", out)
+    rows, progress = evaluated(capsys, *words)
+    assert rows[0] == ["task", "figure", "model", "random"]
+    names = ["nDCG@10", "MRR@10", "MAP@1000", "recall@1", "recall@10", "recall@100"]
+    assert [row[:2] for row in rows[1:]] == [["planted", name] for name in names]
+    stored = json.loads(out.read_text())["tasks"]["planted"]
+    assert stored["sizes"] == {"queries": 60, "documents": 60, "judgements": 60}
+    assert [float(row[2]) for row in rows[1:]] == pytest.approx([stored[name] for name in names], abs=1e-4)
+    assert stored["recall@1"] > 0.9
+    assert progress[-1].startswith("planted: ")
+
+    message = error_line(capsys, "evaluate", model, "--data", tmp_path / "data", "--tasks", "plants")
+    assert message.startswith("tasks: want some of MR, ")
+    assert message.endswith("planted, got 'plants'")
