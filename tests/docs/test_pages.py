@@ -19,7 +19,7 @@ NEEDS = {
     "how-to/evaluate.md": ("sklearn",),
 }
 SLOW = ("migrating.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md")
-WITH_COMMANDS = ("how-to/train.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md")
+WITH_COMMANDS = tuple(f"how-to/{name}.md" for name in ("train", "embed", "evaluate", "search", "retriever"))
 each_page = pytest.mark.parametrize("page", NAMES)
 
 
@@ -75,6 +75,9 @@ def write_inputs(folder, planted) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("".join(line.format(number % 2, number % 6) + "\n" for number in range(40)))
     (folder / "eval/STSB/test.tsv").write_text((folder / "eval/STSB/dev.tsv").read_text())
+    lines = [line for line in (folder / "corpus.txt").read_text().splitlines() if line][:60]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
     (folder / "eval/films/qrels").mkdir(parents=True)
     for name in ("corpus", "queries"):
         (folder / f"eval/films/{name}.jsonl").write_text(

@@ -1,0 +1,198 @@
+"""Hard negatives: documents that a model finds near to a query, and that are no positives of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from fastqt.errors import InputError
+from fastqt.sentences.inference.best import Best
+
+Sampling: TypeAlias = Literal["top", "random"]
+
+QUERIES = 1024  # that are searched at a time
+DOCUMENTS = 8192  # that they are compared with at a time
+SPARE = 10  # candidates for each negative, where some may be refused
+
+
+@dataclass(frozen=True)
+class MineOptions:
+    """Which candidates become negatives, as of `mine_hard_negatives` of sentence-transformers."""
+
+    negatives: int = 3  # of each query
+    range_min: int = 0  # of the nearest candidates, so many are passed over
+    # So many of the nearest candidates are looked at. None is range_min + negatives + the most positives that
+    # a query has, or with 10 times the negatives where a highest score or a margin may refuse some.
+    range_max: int | None = None
+    max_score: float | None = None  # cosines above it are refused
+    min_score: float | None = None  # cosines below it are refused
+    absolute_margin: float | None = None  # refused above: the cosine of the positive minus this
+    relative_margin: float | None = None  # refused above: the cosine of the positive minus this share of it
+    sampling: Sampling = "top"  # the nearest of the candidates, or "random" ones
+    seed: int = 0  # of random candidates
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise InputError(f"negatives: want at least 1, got {self.negatives}")
+        if self.range_min < 0:
+            raise InputError(f"range_min: want at least 0, got {self.range_min}")
+        if self.range_max is not None and self.range_max < self.range_min + self.negatives:
+            raise InputError(
+                f"range_max: want at least range_min + negatives = {self.range_min + self.negatives}, "
+                f"got {self.range_max}"
+            )
+
+        for name in ("max_score", "min_score", "absolute_margin", "relative_margin"):
+            value = getattr(self, name)
+            if value is not None and not np.isfinite(value):
+                raise InputError(f"{name}: want a finite number, got {value}")
+        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
+            raise InputError(
+                f"min_score: want at most max_score, which is {self.max_score}, got {self.min_score}"
+            )
+
+        if self.sampling not in get_args(Sampling):
+            raise InputError(f"sampling: want 'top' or 'random', got {self.sampling!r}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: want 0 to {2**32 - 1}, got {self.seed}")
+
+    def depth(self, positives: int) -> int:
+        """`range_max`, or what stands for it where a query has at most so many positives."""
+        if self.range_max is not None:
+            return self.range_max
+        limits = (self.max_score, self.absolute_margin, self.relative_margin)
+        spare = 1 if all(limit is None for limit in limits) else SPARE
+        return self.range_min + spare * self.negatives + positives
+
+
+class Negatives(NamedTuple):
+    """The negatives of Q queries, nearest first."""
+
+    rows: NDArray[np.int64]  # (Q, n) of the documents; -1 where no more were found
+    cosines: NDArray[np.float32]  # (Q, n) of the query with them; -inf where no more were found
+
+
+def mine(
+    queries: NDArray[np.floating],
+    documents: NDArray[np.floating],
+    positives: Sequence[Sequence[int]],
+    options: MineOptions | None = None,
+) -> Negatives:
+    """Hard negatives of queries: near documents that are no positives of them, by exact search.
+
+    A margin is compared with the lowest cosine that a query has with its positives. Positives are refused
+    after `range_max` candidates were taken, and the first `range_min` are passed over after everything else,
+    as in sentence-transformers. On the same vectors the negatives are those of its `mine_hard_negatives`;
+    random ones are drawn by another generator.
+
+    Args:
+        queries: (Q, D); no two rows should be the same text.
+        documents: (M, D); the positives are among them.
+        positives: the rows of the positives in `documents`, at least one for each query.
+        options: which candidates become negatives.
+
+    Returns:
+        `options.negatives` for each query, or fewer where the candidates are not enough.
+
+    Raises:
+        ValueError: the shapes do not fit each other, or a query has no positive.
+        InputError: an option is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.inference.mine import MineOptions, mine
+        >>> documents = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.5], [0.0, 1.0]])
+        >>> mine(documents[:1], documents, [[0]], MineOptions(negatives=2)).rows.tolist()
+        [[1, 2]]
+        >>> mine(documents[:1], documents, [[0]], MineOptions(negatives=2, max_score=0.9)).rows.tolist()
+        [[2, 3]]
+
+    Source: Moreira et al. (arXiv:2407.15831) for margins.
+    """
+    options = options or MineOptions()
+    _check(queries, documents, positives)
+    depth = options.depth(max(map(len, positives), default=0))
+    most = max(map(len, positives), default=0)
+    generator = np.random.default_rng(options.seed)
+
+    parts = [
+        Negatives(np.zeros((0, options.negatives), np.int64), np.zeros((0, options.negatives), np.float32))
+    ]
+    units = F.normalize(torch.from_numpy(np.asarray(documents, np.float32)), dim=1)
+    for begin in range(0, len(queries), QUERIES):
+        asked = torch.from_numpy(np.array(queries[begin : begin + QUERIES], np.float32))
+        block = F.normalize(asked, dim=1)
+        best = Best(len(block), depth + most)
+        for first in range(0, len(units), DOCUMENTS):
+            best.add(block @ units[first : first + DOCUMENTS].T, first)
+
+        cosines, rows = best.scores.numpy().copy(), best.rows.numpy()
+        for query, relevant in enumerate(positives[begin : begin + len(block)]):
+            pairs = (block[query] @ units[list(relevant)].T).numpy()
+            _refuse(cosines[query], rows[query], relevant, float(pairs.min()), options)
+        parts.append(_chosen(cosines, rows, depth, options, generator))
+    return Negatives(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+def _check(
+    queries: NDArray[np.floating], documents: NDArray[np.floating], positives: Sequence[Sequence[int]]
+) -> None:
+    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
+        raise ValueError(
+            f"documents: want vectors (M, D) as wide as the queries, {queries.shape}, got {documents.shape}"
+        )
+    if len(positives) != len(queries):
+        raise ValueError(f"positives: want rows for each of {len(queries)} queries, got {len(positives)}")
+    for query, relevant in enumerate(positives):
+        if not len(relevant) or not all(0 <= row < len(documents) for row in relevant):
+            raise ValueError(
+                f"positives: want rows from 0 to {len(documents) - 1} for query {query}, got {list(relevant)}"
+            )
+
+
+def _refuse(
+    cosines: NDArray[np.float32],  # (n,) in place: -inf where a candidate is refused
+    rows: NDArray[np.int64],  # (n,)
+    positives: Sequence[int],
+    lowest: float,  # cosine with a positive
+    options: MineOptions,
+) -> None:
+    refused = np.isin(rows, positives)
+    if options.absolute_margin is not None:
+        refused |= cosines > lowest - options.absolute_margin
+    if options.relative_margin is not None:
+        refused |= cosines > lowest - abs(lowest) * options.relative_margin
+    if options.max_score is not None:
+        refused |= cosines > options.max_score
+    if options.min_score is not None:
+        refused |= cosines < options.min_score
+    cosines[refused] = -np.inf
+
+
+def _chosen(
+    cosines: NDArray[np.float32],  # (Q, n), -inf where a candidate is refused
+    rows: NDArray[np.int64],  # (Q, n)
+    depth: int,
+    options: MineOptions,
+    generator: np.random.Generator,
+) -> Negatives:
+    """The negatives among candidates: refused ones go to the end, then ranks count."""
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, options.range_min : depth]
+    cosines, rows = np.take_along_axis(cosines, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+    if options.sampling == "random":
+        keys = np.where(np.isfinite(cosines), generator.random(cosines.shape), np.inf)
+        drawn = np.sort(np.argsort(keys, axis=1)[:, : options.negatives], axis=1)
+        cosines, rows = np.take_along_axis(cosines, drawn, axis=1), np.take_along_axis(rows, drawn, axis=1)
+
+    wanted = options.negatives
+    missing = max(wanted - cosines.shape[1], 0)
+    cosines = np.pad(cosines[:, :wanted], ((0, 0), (0, missing)), constant_values=-np.inf)
+    rows = np.pad(rows[:, :wanted], ((0, 0), (0, missing)), constant_values=-1)
+    return Negatives(np.where(np.isfinite(cosines), rows, -1), cosines)
