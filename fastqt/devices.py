@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 AMD = torch.version.hip is not None  # whose GPUs torch then calls "cuda"
+# The types of devices for which the kernels have been compiled by a backend of Triton's: NVIDIA's and AMD's.
+TRITON_COMPILES_FOR = ("cuda",)
 _described: ContextVar[Any] = ContextVar("_described", default=None)
 
 

@@ -124,7 +124,10 @@ class Guided:
 
 
 class _NamingRows:
-    """A context in which the error for a target names its row of the whole problem."""
+    """A context in which the error for a target names its row of the whole problem.
+
+    A wrong scale comes first, as it does in problems without a guide.
+    """
 
     def __init__(self, p: GuidedProblem) -> None:
         self.p = p
@@ -134,6 +137,7 @@ class _NamingRows:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is ValueError:
+            check_scale_of_thresholds(self.p)
             reference.check_targets(self.p)
 
 

@@ -124,6 +124,7 @@ def test_a_device_names_what_computes_there_and_why(monkeypatch, capsys):
     assert lines[-2] == "device   cpu        computes with cpu"
     assert lines[-1].startswith("device   mps        computes with torch")
     assert "cpu: the tensors are on mps:0" in lines[-1]
+    assert "triton: the tensors are on mps:0, for which its kernels have never been compiled" in lines[-1]
 
 
 def test_the_gpus_are_named(monkeypatch, capsys):

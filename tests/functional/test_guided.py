@@ -286,6 +286,23 @@ class Products(TorchDispatchMode):
         return found
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_a_wrong_scale_is_named_before_a_wrong_target(backend):
+    f = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    guide = fastqt.Guide(f, f, thresholds=torch.zeros(4))
+    with pytest.raises(ValueError, match="scale: want a positive number where"):
+        fastqt.contrastive_loss(
+            f,
+            f,
+            torch.tensor([1, 2, 2, 0]),  # row 2's is on the diagonal
+            diagonal="exclude",
+            scale=torch.tensor(-1.0),
+            guide=guide,
+            false_negative_margin=0.1,
+            backend=backend,
+        )
+
+
 @pytest.mark.usefixtures("chunks")
 def test_a_scalar_loss_takes_the_guides_product_once_and_rows_twice():
     x, of_guide = torch.randn(N, D, requires_grad=True), drawn(N, E, seed=0)

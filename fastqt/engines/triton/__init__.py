@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.devices import is_described, on_gpu
+from fastqt.devices import TRITON_COMPILES_FOR, is_described, on_gpu
 from fastqt.engines.reference import check_targets
 from fastqt.engines.triton import operands as memory
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
@@ -41,8 +41,8 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
         return "triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1" and not is_described():
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
-    if device.type not in ("cpu", "cuda"):
-        return f"the tensors are on {device}"
+    if device.type not in ("cpu", *TRITON_COMPILES_FOR):
+        return f"the tensors are on {device}, for which its kernels have never been compiled"
     if isinstance(p, Problem) and p.thresholds is not None:
         return "it does not know thresholds of similarities"
     return "it has no float64" if dtype is torch.float64 else None
