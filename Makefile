@@ -8,7 +8,9 @@ CSRC   := $(shell find csrc -type f)
 # Tests run in as many processes as there are cores, a whole file in each, so that what the tests of a file share
 # is made once. The conftest.py gives each process one thread and lets the files with slow tests begin first. A
 # crash in C++ ends the run: pytest-xdist would start another process and then wait for the crashed one for ever.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Python keeps the compiled tests, also where the environment says that it shall not: to rewrite the assertions of all
+# files takes each process ten seconds.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: demo docs test test-all bench soak fuzz sanitize ports wheel stub lint clean
 

@@ -19,7 +19,8 @@ ROUNDED_COSINES = {"clip, low": 4e-5}  # float16 takes embeddings that are norma
 # operands were cut off instead of rounded.
 IN_TF32 = {"TF32": 1e-4, "TF32, clip": 3e-4, "TF32, sigmoid": 5e-6}
 
-SAMPLE = {80: ("overflow, negatives",), 90: ("warp-specialised", "TF32, log-sum-exp")}
+# test_warp_specialized.py executes that kernel faster, and finds the mistakes in it that are planted there.
+SAMPLE = {80: ("overflow, negatives",), 90: ("TF32, log-sum-exp",)}
 IN_RANDOM_ORDER = {
     80: ("plain", "groups and mask, low", "overflow, negatives", "cosines", "sigmoid"),
     90: ("plain", "clip", "descriptors", "warp-specialised, low"),

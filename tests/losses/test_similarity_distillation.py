@@ -13,9 +13,9 @@ LOSS = fastqt.similarity_distillation_loss
 SHAPES = {
     "few rows": (6, 8, 8),
     "narrow teacher": (7, 5, 3),
-    "many rows": (53, 5, 5),
-    "many rows, wide teacher": (53, 4, 7),
-    "many rows, narrow teacher": (53, 7, 4),
+    "many rows": (31, 5, 5),
+    "many rows, wide teacher": (31, 4, 7),
+    "many rows, narrow teacher": (31, 7, 4),
     "one column": (9, 1, 1),
 }
 # How far a student is from its teacher.
