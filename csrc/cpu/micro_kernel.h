@@ -21,7 +21,30 @@
 
 #include "cpu/vector_math.h"
 
+// GCC has the shuffles of vectors from version 12 on. GCC for Windows keeps vectors of 32 bytes and more at addresses of
+// the stack that are not aligned to them.
+#if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)) && !(defined(_WIN32) && !defined(__clang__))
+#if defined(__x86_64__)
+#define FASTQT_PANELS_X86 1
+#define FASTQT_PANELS 1
+#elif defined(__aarch64__)
+#define FASTQT_PANELS 1
+#endif
+#endif
+
 namespace fastqt {
+
+// Where the numbers of a matrix are.
+struct Strided {
+  const float* data;
+  int64_t row_stride, column_stride;
+
+  const float* at(int64_t row, int64_t column) const { return data + row * row_stride + column * column_stride; }
+  Strided from(int64_t row, int64_t column) const { return {at(row, column), row_stride, column_stride}; }
+  Strided transposed() const { return {data, column_stride, row_stride}; }
+};
+
+#ifdef FASTQT_PANELS
 
 // Registers of kLanes numbers. A tile has up to kRows rows and kVectors vectors of columns. Panels hold elements of
 // type Element: a float, or two numbers of bfloat16, the first in the lower half.
@@ -69,7 +92,7 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           Vector sum = sums[i][v];  // which is a register; an element of the array would be kept in memory
-#if defined(__x86_64__)
+#ifdef FASTQT_PANELS_X86
           if constexpr (Shape::kPairs) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(columns[v]));
           else
 #endif
@@ -97,16 +120,6 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
     }
   }
 }
-
-// Where the numbers of a matrix are.
-struct Strided {
-  const float* data;
-  int64_t row_stride, column_stride;
-
-  const float* at(int64_t row, int64_t column) const { return data + row * row_stride + column * column_stride; }
-  Strided from(int64_t row, int64_t column) const { return {at(row, column), row_stride, column_stride}; }
-  Strided transposed() const { return {data, column_stride, row_stride}; }
-};
 
 // Writes the transpose of 4 x 4 numbers, whose rows are `stride` apart in memory, to rows that are `width` apart.
 FASTQT_INLINE void transpose_4x4(const float* from, int64_t stride, float* to, int64_t width) {
@@ -182,5 +195,7 @@ FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, 
     }
   }
 }
+
+#endif
 
 }  // namespace fastqt

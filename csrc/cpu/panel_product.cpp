@@ -7,16 +7,6 @@
 #include <new>
 #include <utility>
 
-// The vectors of GCC and clang, and their shuffles, which GCC has from version 12 on. GCC for Windows keeps vectors of
-// 32 bytes and more at addresses of the stack that are not aligned to them.
-#if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)) && !(defined(_WIN32) && !defined(__clang__))
-#if defined(__x86_64__)
-#define FASTQT_PANELS_X86 1
-#elif defined(__aarch64__)
-#define FASTQT_PANELS_NEON 1
-#endif
-#endif
-
 namespace fastqt {
 
 PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, int64_t column_end) const {
@@ -24,7 +14,7 @@ PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, in
           depth, factor, add, packed_b, first_column + column, all_columns};
 }
 
-#if defined(FASTQT_PANELS_X86) || defined(FASTQT_PANELS_NEON)
+#ifdef FASTQT_PANELS
 
 namespace {
 
@@ -148,12 +138,15 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
             continue;
           }
 
-          // The tile reaches beyond the last column.
+          // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do
+          // not depend on how threads have shared the columns.
           float whole[Shape::kRows * Shape::kColumns];
-          tile(elements, panel_of_a, panel_of_b, product.factor, false, whole, width);
-          for (int64_t y = 0; y < height; ++y)
-            for (int64_t x = 0; x < columns; ++x)
-              out[y * product.stride + x] = whole[y * width + x] + (add ? out[y * product.stride + x] : 0.0f);
+          for (int64_t y = 0; add && y < height; ++y) {
+            std::copy_n(out + y * product.stride, columns, whole + y * width);
+            std::fill(whole + y * width + columns, whole + (y + 1) * width, 0.0f);
+          }
+          tile(elements, panel_of_a, panel_of_b, product.factor, add, whole, width);
+          for (int64_t y = 0; y < height; ++y) std::copy_n(whole + y * width, columns, out + y * product.stride);
         }
       }
     }

@@ -43,6 +43,7 @@ OF_TORCH_2_11 = {
     "torch::stable::Tensor",
     "torch::stable::accelerator::DeviceGuard",
     "torch::stable::contiguous",
+    "torch::stable::get_num_threads",
     "torch::stable::new_empty",
     "torch::stable::parallel_for",
 }

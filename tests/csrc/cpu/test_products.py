@@ -20,7 +20,7 @@ def own_level() -> int:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize(
-    "shape", [(400, 300, 130), (3, 900, 500), (700, 5, 700), (1, 1, 2000), (1600, 64, 70)]
+    "shape", [(400, 300, 130), (3, 900, 500), (700, 5, 700), (1, 1, 2000), (70, 210, 2500)]
 )
 def test_threads_share_a_product(shape, threads):
     level, (m, n, k) = own_level(), shape
@@ -34,15 +34,18 @@ def test_threads_share_a_product(shape, threads):
         torch.ops.fastqt.own_product_(out, a, b, 2.0, False, level)
         torch.ops.fastqt.own_product_(added, a, b, 2.0, True, level)
         torch.set_num_threads(1)
-        alone = torch.empty(m, n)
+        alone, added_alone = torch.empty(m, n), before.clone()
         torch.ops.fastqt.own_product_(alone, a, b, 2.0, False, level)
+        torch.ops.fastqt.own_product_(added_alone, a, b, 2.0, True, level)
     finally:
         torch.set_num_threads(count)
     exact = 2 * (a.double() @ b.double())
     limit = 2 * torch.from_numpy(bound(a.numpy(), b.numpy())) + 2**-22 * exact.abs()
     assert ((out - exact).abs() <= limit).all()
     assert ((added - before - exact).abs() <= limit + 2**-22 * before.abs()).all()
-    assert torch.equal(alone, out)  # in each number the terms are added up in one order
+    # Whatever a thread has of it, the terms of a number are added up in one order.
+    assert torch.equal(alone, out)
+    assert torch.equal(added_alone, added)
 
 
 @pytest.mark.parametrize("k", [300, 1024, 8192])
@@ -54,6 +57,50 @@ def test_errors_are_at_most_those_of_torch(k):
     torch.ops.fastqt.own_product_(out, a, b, 1.0, False, level)
     # Sums of torch have other lengths elsewhere. Our errors grow with the root of 192 and of k / 192.
     assert (out - exact).norm() <= max((a @ b - exact).norm() * 1.2, exact.norm() * 2.0**-24 * 6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (29, 50, 3), (13, 33, 2), (200, 70, 301), (16, 40, 4000)]
+)
+def test_operands_may_be_rounded_to_bfloat16(m, n, k, transposed):
+    level = torch.ops.fastqt.product_levels()[2]
+    if level == 0:
+        pytest.skip("this processor multiplies no matrices of bfloat16")
+    generator = torch.Generator().manual_seed(k)
+    a = torch.randn(k, m, generator=generator).t() if transposed else torch.randn(m, k, generator=generator)
+    b = torch.randn(k, n, generator=generator)
+    a[0, 0] = 1 + 2**-8  # halfway between two numbers: to the even one
+    before = torch.randn(m, n, generator=generator)
+    out = before.clone()
+    torch.ops.fastqt.own_product_(out, a, b, 1.0, True, level)
+    a, b = a.bfloat16().float(), b.bfloat16().float()
+    exact = before + a.double() @ b.double()
+    limit = 2 * torch.from_numpy(bound(a.numpy(), b.numpy())) + 2**-22 * exact.abs()
+    assert ((out - exact).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_packed_matrices_have_the_same_products(bfloat16, threads):
+    used, _, rounded = torch.ops.fastqt.product_levels()
+    level = rounded if bfloat16 and rounded else used
+    if level == 0:
+        pytest.skip("nothing here is multiplied by the own products")
+    generator = torch.Generator().manual_seed(0)
+    count = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for rows, depth, columns in ((300, 1100, 330), (3, 2500, 700), (40, 7, 1000)):
+            left = torch.randn(rows, depth, generator=generator)
+            matrix = torch.randn(columns, depth, generator=generator).t()
+            out, packed_out = torch.empty(rows, columns), torch.empty(rows, columns)
+            torch.ops.fastqt.own_product_(out, left, matrix, 1.0, False, level)
+            packed = torch.ops.fastqt.pack_matrix(matrix, rows, bfloat16)
+            torch.ops.fastqt.packed_product_(packed_out, left, matrix, packed, False, bfloat16)
+            assert torch.equal(packed_out, out)
+    finally:
+        torch.set_num_threads(count)
 
 
 def test_not_finite_numbers_reach_their_row_and_column_alone():
