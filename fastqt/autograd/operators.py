@@ -18,6 +18,7 @@ TYPES = {
     "float | Tensor": "Tensor",
     "float": "float",
     "bool": "bool",
+    "int": "SymInt",
     "str": "str",
     "tuple[int, ...]": "int[]",
     "tuple[float, ...]": "float[]",

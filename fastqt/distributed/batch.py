@@ -38,6 +38,10 @@ class Batch:
         """The number of rows of the whole batch."""
         return self.sizes[of]
 
+    def each(self, of: str = "rows") -> tuple[int, ...]:
+        """The number of rows of each process."""
+        return (self.sizes[of],)
+
     def first(self, of: str = "rows") -> int:
         """The index of this process's first row in the batch."""
         return 0

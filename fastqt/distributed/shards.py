@@ -45,6 +45,9 @@ class Shards(Batch):
     def total(self, of: str = "rows") -> int:
         return sum(self.counts[of])
 
+    def each(self, of: str = "rows") -> tuple[int, ...]:
+        return self.counts[of]
+
     def first(self, of: str = "rows") -> int:
         return sum(self.counts[of][: self.group.rank])
 

@@ -18,6 +18,7 @@ from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.lsep import lsep_loss
 from fastqt.losses.margin_softmax import arcface_loss, cosface_loss
 from fastqt.losses.max_margin import max_margin_loss
+from fastqt.losses.maxsim import maxsim_loss
 from fastqt.losses.mixcse import mixcse_loss
 from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.losses.ntxent import ntxent_loss
@@ -46,6 +47,7 @@ __all__ = [
     "info_nce_loss",
     "lsep_loss",
     "max_margin_loss",
+    "maxsim_loss",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",
     "negative_sampling_loss",

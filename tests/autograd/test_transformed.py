@@ -28,6 +28,7 @@ def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
         "dcl": lambda x, y, s: fastqt.dcl_loss(x, y, scale=s, sigma=0.5, **options),
         "hcl": lambda x, y, s: fastqt.hcl_loss(x, y, scale=s, **options),
         "distillation": lambda x, y, s: fastqt.distillation_loss(x, y, y.detach(), x.detach(), scale=s),
+        "maxsim": lambda x, y, s: fastqt.maxsim_loss(x[:, None], y[:, None], scale=s),
         "cosface": lambda x, y, s: fastqt.cosface_loss(x, y, IDS, scale=s, **options),
         "arcface": lambda x, y, s: fastqt.arcface_loss(x, y, IDS, scale=s, **options),
         "clip": lambda x, y, s: fastqt.clip_loss(x, y, scale=s, **options),

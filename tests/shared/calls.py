@@ -36,6 +36,11 @@ CALLS = {
         {"queries": F, "candidates": G, "scale": F[0, 0].abs()}
         | {"teacher_queries": H, "teacher_candidates": F},
     ),
+    "maxsim": (
+        fastqt.maxsim_loss,
+        {"queries": F[:, None], "documents": G[:, None], "scale": F[0, 0].abs()}
+        | {"query_mask": F[:, :1] < 9, "document_mask": F[:, :1] < 9},
+    ),
     "cosface": (
         fastqt.cosface_loss,
         {"embeddings": F, "weight": G, "labels": TOKENS % N, "scale": F[0, 0].abs()},

@@ -33,6 +33,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "dcl": lambda *x, **o: fastqt.dcl_loss(*x, sigma=0.5, **o),
     "hcl": fastqt.hcl_loss,
     "distillation": lambda x, y, **o: fastqt.distillation_loss(x, y, y.detach(), x.detach(), **o),
+    "maxsim": lambda a, b, **o: fastqt.maxsim_loss(a.view(len(a), 2, -1), b.view(len(b), 2, -1), **o),
     "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
     "spread_out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(torch.cat([a, b]), **o),
     "few spread out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(a @ b.T @ b, **o),

@@ -474,6 +474,38 @@ def arcface(embeddings: Tensor, weight: Tensor, labels: Tensor, scale: float | T
     return with_target(embeddings, weight, labels, scale, turned)
 
 
+def of_tokens(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Texts of up to L tokens, with a hard negative for each query; padding holds numbers, too."""
+    queries, documents = (torch.randn(m, L + 1, D, generator=generator) for m in (n, 2 * n))
+    query_mask, document_mask = (
+        torch.arange(L + 1) <= torch.randint(L + 1, (m, 1), generator=generator) for m in (n, 2 * n)
+    )
+    for mask in (query_mask, document_mask):
+        mask[-1:] = True
+    if converged:
+        documents[:n] = 3 * queries.flip(1)
+        document_mask[:n] = True
+    return {
+        "queries": queries,
+        "documents": documents,
+        "query_mask": query_mask,
+        "document_mask": document_mask,
+    }
+
+
+def maxsim(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor,
+    document_mask: Tensor,
+    scale: float | Tensor = 1.0,
+) -> Tensor:
+    q, d = (F.normalize(x, dim=2) for x in (queries, documents))
+    of_tokens = torch.einsum("itd,jud->ijtu", q, d).masked_fill(~document_mask[:, None], -1e4)
+    scores = of_tokens.amax(3).masked_fill(~query_mask[:, None], 0).sum(2)
+    return F.cross_entropy(scale * scores, own(queries), reduction="none")
+
+
 MARGIN = 0.15
 QC = pairs("queries", "candidates")
 OF_WINDOW = pairs("queries", "candidates", targets=window)
@@ -529,6 +561,7 @@ EVERY_LOSS = {
         with_numbers(pairs("queries", "candidates", targets=captions), scale=10.0, bias=-8.0),
         several_positives,
     ),
+    "maxsim_loss": Loss(fastqt.maxsim_loss, with_numbers(of_tokens, scale=9.0), maxsim),
     "max_margin_loss": Loss(fastqt.max_margin_loss, OF_WINDOW, max_margin, one_row="size"),
     "curl_loss": Loss(fastqt.curl_loss, pairs("queries", "positives", "negatives"), curl),
     "curl_block_loss": Loss(fastqt.curl_block_loss, OF_WINDOW, curl_block, one_row="size"),

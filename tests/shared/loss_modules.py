@@ -98,6 +98,13 @@ MODULES = {
         (QUERIES, CANDIDATES, CANDIDATES, QUERIES),
         {},
     ),
+    "maxsim": (
+        nn.MaxSimLoss,
+        fastqt.maxsim_loss,
+        {"normalize": False, "scale": 0.5},
+        (QUERIES[:, None], torch.stack([CANDIDATES, OTHERS], 1)),
+        {"document_mask": BIAS[:, None].expand(N, 2) > torch.tensor([-9.0, 0.0])},
+    ),
     "cosface": (nn.CosFaceLoss, fastqt.cosface_loss, {"margin": 0.2}, (QUERIES, CANDIDATES, IDS), {}),
     "arcface": (nn.ArcFaceLoss, fastqt.arcface_loss, {"margin": 0.3}, (QUERIES, CANDIDATES, IDS), {}),
     "curl": (nn.CURLLoss, fastqt.curl_loss, {"reduction": "sum"}, (QUERIES, CANDIDATES, OTHERS), {}),

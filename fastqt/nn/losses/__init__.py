@@ -173,6 +173,23 @@ class DistillationLoss(ScaledLoss):
     function = staticmethod(losses.distillation_loss)
 
 
+class MaxSimLoss(ScaledLoss):
+    """`fastqt.maxsim_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
+
+    A call takes the vectors of the queries' and the documents' tokens, (N, Tq, D) and (M, Td, D), and the
+    keyword arguments `query_mask` and `document_mask`.
+
+    Example:
+        >>> import torch, fastqt
+        >>> criterion = fastqt.nn.MaxSimLoss(scale=1 / 0.05)  # a temperature of 0.05
+        >>> queries, documents = torch.randn(8, 5, 16), torch.randn(8, 9, 16)
+        >>> criterion(queries, documents, document_mask=torch.arange(9).expand(8, 9) < 7).shape
+        torch.Size([])
+    """
+
+    function = staticmethod(losses.maxsim_loss)
+
+
 class MixCSELoss(ScaledLoss):
     """`fastqt.mixcse_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
 

@@ -114,6 +114,10 @@ class MaxMarginLoss(Loss):
         context_size: int | None = None, normalize: bool = False, reduction: Reduction = "mean",
         group: GroupLike | None = None) -> None: ...
 
+class MaxSimLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        normalize: bool = True, reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+
 class MixCSELoss(ScaledLoss):
     def __init__(self, *, mix: float = 0.2, scale: float = 20.0, learn_scale: bool = False,
         max_scale: float | None = None, form: MixForm = "slides", partner: MixPartner = "next",

@@ -1,0 +1,380 @@
+"""MaxSim, ColBERT's late interaction: the softmax loss of queries and documents of a vector for each token.
+
+The scores of tokens are made in tiles, of some queries with some documents, and leave a tile as the maxima
+over each document's tokens. A chunk of whole queries keeps the places of these maxima, from which its
+gradients are sums of a few rows: for a query's token of one row of each document, and for a document's token
+of the queries' tokens that it is the maximum of. These sums are added up in the order of the rows, without
+atomic operations, so the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt import autograd
+from fastqt.autograd.walked import Walked
+from fastqt.checks import (
+    check_embeddings,
+    check_flag,
+    check_option,
+    check_paired,
+    check_scale,
+    check_tensor,
+    require,
+)
+from fastqt.devices import accumulation_dtype
+from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
+from fastqt.distributed.batch import Batch
+from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.engines.chunked.walk import scale_on
+from fastqt.fields import Differentiable
+from fastqt.options import Reduction
+from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.torch_modes import without_autocast
+
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of MaxSimNeeds
+
+FUNCTION = "fastqt.maxsim_loss"
+TOKENS = "tokens of documents"  # under which ranks know how many tokens a document is padded to
+
+
+class Room(NamedTuple):
+    """How many numbers there are at a time: on a CPU few, so that they stay near the caches."""
+
+    tile: int  # scores of tokens
+    places: int  # maxima of a chunk of queries, in all documents
+    block: int  # of the documents whose gradients are computed at once
+
+
+ROOM, CPU_ROOM = Room(2**25, 2**24, 2**24), Room(2**18, 2**19, 2**19)
+
+
+def maxsim_loss(
+    queries: Tensor,
+    documents: Tensor,
+    *,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    normalize: bool = True,
+    reduction: Reduction = "mean",
+    group: GroupLike | None = None,
+) -> Tensor:
+    """Cross-entropy of each query with its own document among all documents, by ColBERT's MaxSim.
+
+    Queries and documents have a vector for each token. The score of query i with document j is the sum over
+    the query's tokens t of max_u <q_it, d_ju>, the best of the document's tokens u, and the loss is that of a
+    softmax of scale * score over all documents. Document i is that of query i; documents beyond the N of the
+    queries, such as hard negatives, are candidates of every query.
+
+    The scores of tokens are made in tiles, and no matrix of them is stored. It takes one product of all
+    queries' tokens with all documents' tokens, and for the gradients N Tq M sums of D numbers, in plain
+    PyTorch on any device. Where several tokens of a document are the maximum, the gradient flows to the
+    first, so the same inputs give the same bits.
+
+    Args:
+        queries: (N, Tq, D) floating point; float16 and bfloat16 are computed in float32.
+        documents: (M, Td, D) with M >= N, dtype and device as `queries`.
+        query_mask, document_mask: (N, Tq) and (M, Td) bool, as an attention mask: True where there is a
+            token, False for padding, whose values do not count. By default all are tokens. A query without
+            tokens scores 0 with all documents. A document without tokens is no candidate, as its score is
+            minus infinity; that of a query needs one.
+        scale: 1 / temperature, a number or 0-d tensor (differentiable).
+        normalize: tokens count at norm 1, as those of ColBERT do; otherwise as they are.
+        reduction: "mean" over the queries, "sum", or "none".
+        group: as of `contrastive_loss`. The documents of all ranks are gathered, and are candidates. Equal
+            shards have documents of one padded length; uneven shards are padded to the longest.
+
+    Returns:
+        A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
+        differentiable once.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> queries, documents = torch.randn(8, 5, 16), torch.randn(24, 9, 16)  # two hard negatives each
+        >>> fastqt.maxsim_loss(queries, documents).shape
+        torch.Size([])
+        >>> queries, documents = torch.eye(2)[:, None], torch.eye(2).repeat(2, 1, 1)  # scores 1, 1 and 1, 1
+        >>> lengths = torch.tensor([1, 2])  # so that the first document has the first query's token alone
+        >>> document_mask = torch.arange(2) < lengths[:, None]
+        >>> losses = fastqt.maxsim_loss(
+        ...     queries, documents, document_mask=document_mask, reduction="none"
+        ... )
+        >>> [round(loss, 4) for loss in losses.tolist()]  # log(e + e) - 1, and log(1 + e) - 1
+        [0.6931, 0.3133]
+
+    Source: Khattab and Zaharia, "ColBERT: Efficient and effective passage search via contextualized late
+    interaction over BERT" (2020), eq. 3; negatives of the batch as in Santhanam et al., "ColBERTv2" (2022).
+    """
+    masks = {"query_mask": query_mask, "document_mask": document_mask}
+
+    def check(ranks: Group | None) -> dict[str, int]:
+        nonlocal queries, documents
+        queries = local_rows(ranks, "queries", queries)
+        documents = local_rows(ranks, "documents", documents)
+        masks.update((name, x if x is None else local_rows(ranks, name, x)) for name, x in masks.items())
+        _check_tokens(ranks, queries, documents)
+        _check_masks(queries, documents, **masks)
+
+        check_scale(scale, queries.dtype)
+        check_flag("normalize", normalize)
+        check_option("reduction", reduction, REDUCTIONS)
+        return {"queries": len(queries), "documents": len(documents), TOKENS: documents.shape[1]}
+
+    def facts(ranks: Group) -> dict[str, Hashable]:
+        return {
+            **facts_of_embeddings(queries),
+            "width": queries.shape[2],
+            "document_mask given": document_mask is not None,
+            "reduction": reduction,
+            "normalize": normalize,
+            **facts_of_leaves(ranks, {"queries": queries, "documents": documents, "scale": scale}),
+        }
+
+    batch = agree(group, FUNCTION, check, facts)
+    candidates, mask_of_candidates = _gathered(batch, documents, masks["document_mask"])
+
+    def loss(part: str) -> Tensor:
+        dtype, bias = loss_dtype(queries), None
+        if mask_of_candidates is not None:
+            bias = torch.zeros(mask_of_candidates.shape, dtype=dtype, device=queries.device)
+            bias = bias.masked_fill(~mask_of_candidates, -torch.inf)
+        p = MaxSimProblem(
+            _tokens(queries, masks["query_mask"], normalize),
+            _tokens(candidates, mask_of_candidates, normalize),
+            scale,
+            bias,
+            batch.first("documents"),
+        )
+        return autograd.loss_of(p, part, MAXSIM, FUNCTION)
+
+    return batch.loss(reduction, (queries, candidates, scale), loss, of="queries")
+
+
+def _check_tokens(ranks: Group | None, queries: Tensor, documents: Tensor) -> None:
+    """Checks the vectors of queries and documents, and that each query has a document."""
+    for name, x in (("queries", queries), ("documents", documents)):
+        check_tensor(name, x)
+        shape = tuple(x.shape)
+        if x.dim() != 3:
+            advice = "; give a vector for each token, or info_nce_loss one for each text" * (x.dim() == 2)
+            raise ValueError(f"{name}: want shape (rows, tokens, D), got {shape}{advice}")
+        if 0 in with_a_row(ranks, x).shape:
+            raise ValueError(
+                f"{name}: want at least one row, one token and one column, got shape {shape}; "
+                "skip such a batch"
+            )
+
+    sides = {"queries": queries, "documents": documents}
+    check_embeddings(**{name: with_a_row(ranks, x)[:, 0] for name, x in sides.items()})
+    check_paired("queries", len(queries), "documents", len(documents))
+
+
+def _check_masks(
+    queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None
+) -> None:
+    """Checks that masks are of these tokens, and that the document of each query has one."""
+    for name, mask, x in (
+        ("query_mask", query_mask, queries),
+        ("document_mask", document_mask, documents),
+    ):
+        if mask is None:
+            continue
+        check_tensor(name, mask)
+        if mask.dtype is not torch.bool:
+            raise TypeError(
+                f"{name}: want dtype torch.bool (True = a token), got {mask.dtype}; convert it by bool()"
+            )
+        if mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"{name}: want shape {tuple(x.shape[:2])}, one for each token, got {tuple(mask.shape)}"
+            )
+        if mask.device != x.device:
+            raise ValueError(f"{name}: want device {x.device} as the tokens, got {mask.device}")
+
+    if document_mask is not None:
+        have_tokens = document_mask[: len(queries)].any(1).all()
+        require(have_tokens, "document_mask: want at least one token of the document of each query")
+
+
+def _gathered(batch: Batch, documents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The documents of all ranks, padded to the longest of them, and their mask."""
+    lengths = batch.each(TOKENS)
+    if len(set(lengths)) > 1:
+        most, length = max(lengths), documents.shape[1]
+        if mask is None:
+            mask = torch.ones(documents.shape[:2], dtype=torch.bool, device=documents.device)
+        documents, mask = F.pad(documents, (0, 0, 0, most - length)), F.pad(mask, (0, most - length))
+    if mask is not None and not batch.is_of_process:
+        # As bytes, which all backends exchange.
+        mask = batch.gather_constant(mask.to(torch.uint8), "documents").bool()
+    return batch.gather(documents, "documents"), mask
+
+
+def _tokens(x: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+    """The vectors as they are computed with. Those of padding are zeros, whatever was there."""
+    x = x.to(loss_dtype(x))
+    if mask is not None:
+        x = x.masked_fill(~mask[:, :, None], 0)
+    return F.normalize(x, dim=2) if normalize else x
+
+
+class MaxSimNeeds(NamedTuple):
+    """Which inputs of a `MaxSimProblem` want a gradient."""
+
+    queries: bool = False
+    documents: bool = False
+    scale: bool = False
+
+
+@dataclass
+class MaxSimProblem(Differentiable):
+    """Queries and documents of a vector for each token."""
+
+    queries: Tensor  # (N, T, D), with zeros where there is no token
+    documents: Tensor  # (M, U, D), the same
+    scale: float | Tensor  # ()
+    bias: Tensor | None  # (M, U), 0, or minus infinity where there is no token
+    first: int  # the document of the first query; those of the others follow
+
+    needs_type: ClassVar[type[MaxSimNeeds]] = MaxSimNeeds
+
+
+def _walk(p: MaxSimProblem, row_weights: Tensor | None, needs: MaxSimNeeds) -> tuple[Tensor, Gradients]:
+    """The loss of each query, (N,), and with weights the gradients of sum_i row_weights_i loss_i."""
+    (N, T, D), (M, U, _), device = p.queries.shape, p.documents.shape, p.queries.device
+    room = CPU_ROOM if device.type == "cpu" else ROOM
+    scale, dtype = scale_on(device, p.scale), accumulation_dtype(device)
+    losses = torch.zeros(N, dtype=dtype, device=device)
+    d_queries = torch.zeros_like(p.queries) if needs.queries else None
+    d_documents = torch.zeros_like(p.documents) if needs.documents else None
+    d_scale = losses.new_zeros(()) if needs.scale else None
+
+    size = max(min(room.places // (T * M), room.tile // (T * U)), 1)
+    for rows in _slices(N, size):
+        tokens = p.queries[rows].reshape(-1, D)
+        wants_places = row_weights is not None and (needs.queries or needs.documents)
+        sums, places = _maxima(tokens, p, wants_places)
+        scores = scale * sums
+        if p.bias is not None:  # also where the scale is 0
+            scores.masked_fill_(sums.isneginf(), -torch.inf)
+        columns = torch.arange(rows.start, rows.stop, device=device)[:, None] + p.first
+        losses[rows], d_scores = _cross_entropy(scores, columns)
+        if row_weights is None:
+            continue
+
+        d_scores *= row_weights[rows, None]
+        if d_scale is not None:
+            # The derivatives of a row add up to 0, so a difference from the positive has the same sum.
+            differences = (sums - sums.gather(1, columns)).masked_fill_(sums.isneginf(), 0)
+            d_scale += (d_scores * differences).sum()
+        if places is not None:
+            weights = (scale * d_scores).to(tokens.dtype).repeat_interleave(T, 0)
+            of_rows = None if d_queries is None else d_queries[rows].view(-1, D)
+            _add_gradients(tokens, p, places, weights, of_rows, d_documents)
+    return losses, (d_queries, d_documents, d_scale)
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + size, length)) for begin in range(0, length, size))
+
+
+def _maxima(
+    tokens: Tensor,  # (n T, D), of n queries
+    p: MaxSimProblem,
+    wants_places: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The sums of maxima, (n, M) in the dtype of accumulation, and in which of a document's tokens they are.
+
+    The places are (n T, M) int32; of equal maxima it is the first one's.
+    """
+    (M, U, D), T, R = p.documents.shape, p.queries.shape[1], len(tokens)
+    room = CPU_ROOM if tokens.is_cpu else ROOM
+    dtype = accumulation_dtype(tokens.device)
+    sums = tokens.new_empty(R // T, M, dtype=dtype)
+    places = tokens.new_empty(R, M, dtype=torch.int32) if wants_places else None
+
+    for tile in _slices(M, max(room.tile // (R * U), 1)):
+        columns = p.documents[tile].reshape(-1, D).T
+        with without_autocast(tokens):
+            if p.bias is None:
+                products = tokens @ columns
+            else:
+                products = torch.addmm(p.bias[tile].flatten(), tokens, columns)
+        products = products.view(R, -1, U)
+        if places is None:
+            most = products.amax(2)
+        else:
+            most, places[:, tile] = products.max(2)
+        sums[:, tile] = most.view(-1, T, most.shape[1]).sum(1, dtype=dtype)
+    return sums, places
+
+
+def _cross_entropy(
+    scores: Tensor,  # (n, M)
+    columns: Tensor,  # (n, 1), of each row's positive
+) -> tuple[Tensor, Tensor]:
+    """The losses of rows, (n,), and their derivatives with respect to the scores.
+
+    The other cells' logsumexp keeps its distance from the positive's score, so that both keep their digits
+    where the positive has nearly all probability.
+    """
+    positive = scores.gather(1, columns)
+    others = scores.scatter(1, columns, -torch.inf).logsumexp(1, keepdim=True)
+    # Two infinities cancel each other where the positive's score is infinite, as 0 * positive says: NaN.
+    lead = others - positive + 0 * positive
+    losses = F.softplus(lead, threshold=50)
+    derivatives = (scores - positive - losses).exp_()
+    return losses.squeeze(1), derivatives.scatter_(1, columns, -lead.sigmoid())
+
+
+def _add_gradients(
+    tokens: Tensor,  # (R, D), of some queries
+    p: MaxSimProblem,
+    places: Tensor,  # (R, M)
+    weights: Tensor,  # (R, M), the derivatives of the loss by the maxima
+    d_tokens: Tensor | None,  # (R, D)
+    d_documents: Tensor | None,  # (M, U, D)
+) -> None:
+    """Adds the gradients of the maxima's weighted sum to those of the tokens.
+
+    A token's gradient is a bag of rows: of the documents' tokens that have its maxima, or of the queries'
+    tokens whose maximum it is.
+    """
+    (M, U, D), R = p.documents.shape, len(tokens)
+    room = CPU_ROOM if tokens.is_cpu else ROOM
+
+    for block in _slices(M, max(room.block // (max(U, R) * D), 1)):
+        of_block, of_places, count = weights[:, block], places[:, block], block.stop - block.start
+        numbers = torch.arange(count, device=tokens.device)
+        if d_tokens is not None:
+            rows = p.documents[block].reshape(-1, D)
+            bags = of_places + U * numbers
+            d_tokens += F.embedding_bag(bags, rows, per_sample_weights=of_block.contiguous(), mode="sum")
+
+        if d_documents is not None:
+            # For each document the queries' tokens in the order of the document's, and where each begins.
+            ordered, order = of_places.T.contiguous().sort(dim=1, stable=True)
+            wanted = torch.arange(U, dtype=ordered.dtype, device=tokens.device).repeat(count, 1)
+            starts = torch.searchsorted(ordered, wanted) + R * numbers[:, None]
+            bags = F.embedding_bag(
+                order.flatten(),
+                tokens,
+                starts.flatten(),
+                per_sample_weights=of_block.T.gather(1, order).flatten(),
+                mode="sum",
+            )
+            d_documents[block] += bags.view(-1, U, D)
+
+
+MAXSIM = Walked("maxsim", MaxSimProblem, _walk)
