@@ -30,6 +30,7 @@ PACKAGES = (
     "fastqt.integrations.huggingface",
     "fastqt.integrations.lightning",
     "fastqt.integrations.metric_learning",
+    "fastqt.integrations.pylate",
     "fastqt.integrations.open_clip",
     "fastqt.integrations.sentence_transformers",
 )

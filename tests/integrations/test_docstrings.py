@@ -12,6 +12,7 @@ WANTED = {
     "lightning": "lightning",
     "metric_learning": "pytorch_metric_learning",
     "open_clip": None,
+    "pylate": None,
     "sentence_transformers": "sentence_transformers",
 }
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from fastqt.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
     from fastqt.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
     from fastqt.integrations.sentence_transformers.matryoshka import MatryoshkaLoss
+    from fastqt.integrations.sentence_transformers.multi_vector import (
+        CachedMultiVectorMultipleNegativesRankingLoss,
+        MultiVectorMultipleNegativesRankingLoss,
+    )
     from fastqt.integrations.sentence_transformers.ranking import (
         CachedMultipleNegativesRankingLoss,
         CachedMultipleNegativesSymmetricRankingLoss,
@@ -34,6 +38,8 @@ REPLACEMENTS = {
     "AnglELoss": "cosent",
     "MatryoshkaLoss": "matryoshka",
     "GlobalOrthogonalRegularizationLoss": "spread_out",
+    "MultiVectorMultipleNegativesRankingLoss": "multi_vector",
+    "CachedMultiVectorMultipleNegativesRankingLoss": "multi_vector",
 }
 
 __all__ = [
@@ -41,12 +47,14 @@ __all__ = [
     "AnglELoss",
     "CachedGISTEmbedLoss",
     "CachedLoss",
+    "CachedMultiVectorMultipleNegativesRankingLoss",
     "CachedMultipleNegativesRankingLoss",
     "CachedMultipleNegativesSymmetricRankingLoss",
     "CoSENTLoss",
     "GISTEmbedLoss",
     "GlobalOrthogonalRegularizationLoss",
     "MatryoshkaLoss",
+    "MultiVectorMultipleNegativesRankingLoss",
     "MultipleNegativesRankingLoss",
     "MultipleNegativesSymmetricRankingLoss",
     "Patch",

@@ -8,17 +8,21 @@ from types import TracebackType
 from typing import Any
 
 PACKAGE = "fastqt.integrations.sentence_transformers"
-LOSSES = "sentence_transformers.sentence_transformer.losses"
+LOSSES = (
+    "sentence_transformers.sentence_transformer.losses",
+    "sentence_transformers.multi_vector_encoder.losses",
+)
 
 
 def patch() -> Patch:
     """Replaces the library's losses by the classes of this package that have their names.
 
     Each name that a module holds one of them by is set: in the library's modules
-    (`sentence_transformers.losses`, `sentence_transformers.sentence_transformer.losses` and the modules in
-    it), and in all others that have been imported, such as a notebook that has imported the name. What it
-    does not reach are losses that were made before, classes that were derived before (as the library's
-    SparseMultipleNegativesRankingLoss is), and what functions, containers and classes hold.
+    (`sentence_transformers.losses`, `sentence_transformers.sentence_transformer.losses`,
+    `sentence_transformers.multi_vector_encoder.losses`, and the modules in these), and in all others that
+    have been imported, such as a notebook that has imported the name. What it does not reach are losses that
+    were made before, classes that were derived before (as the library's SparseMultipleNegativesRankingLoss
+    is), and what functions, containers and classes hold.
 
     `fastqt.integrations.sentence_transformers.REPLACEMENTS` names the classes. Call it before a script runs:
 
@@ -40,12 +44,12 @@ def patch() -> Patch:
         'Replacement'
     """
     replacements: dict[str, str] = import_module(PACKAGE).REPLACEMENTS
-    theirs = import_module(LOSSES)
+    theirs = {name: kind for module in map(import_module, LOSSES) for name, kind in vars(module).items()}
     # All are imported first: they are made from what the library has.
     ours = {name: getattr(import_module(f"{PACKAGE}.{home}"), name) for name, home in replacements.items()}
     places: list[tuple[Any, str, Any, Any]] = []
     for name, replacement in ours.items():
-        original = getattr(theirs, name)
+        original = theirs[name]
         if original is not replacement:
             names = _names_of(original, set(replacements.values()))
             places += [(module, held, original, replacement) for module, held in names]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-import weakref
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from sentence_transformers.sentence_transformer.losses import (
     cached_multiple_negatives_ranking,
     cached_multiple_negatives_symmetric_ranking,
@@ -22,7 +20,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor
 from typing_extensions import deprecated
 
-from fastqt.distributed import Group
+from fastqt.integrations._gathering import group_of
 from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.integrations.sentence_transformers.similarity import scores_cosines
 from fastqt.losses import multiple_negatives_ranking_loss
@@ -153,18 +151,3 @@ def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Prefixes | None)
         matryoshka_weights=None if prefixes is None else prefixes.weights,
         group=group_of(loss),
     )
-
-
-# By the group of all processes, the `Group` that has agreed on losses with the others.
-_groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
-
-
-def group_of(loss: Any) -> Group | None:
-    """All processes, if a loss gathers across devices and there are several."""
-    if not loss.gather_across_devices or not (dist.is_available() and dist.is_initialized()):
-        return None
-    world = dist.group.WORLD
-    if world not in _groups:
-        # The last batch of an epoch may be shorter than the others.
-        _groups[world] = Group(shards="uneven", exchange="gather")
-    return _groups[world]

@@ -9,12 +9,16 @@ import pytest
 st = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
 pytest.importorskip("accelerate", reason="the extra st is not installed")
 
+from sentence_transformers.multi_vector_encoder import losses as multi_vector  # noqa: E402
 from sentence_transformers.sentence_transformer import losses  # noqa: E402
 
 import fastqt.integrations.sentence_transformers as ours  # noqa: E402
 
 # In a container, where `patch` does not find them.
-THEIRS = {name: getattr(losses, name) for name in ours.REPLACEMENTS}
+THEIRS = {
+    name: getattr(multi_vector if module == "multi_vector" else losses, name)
+    for name, module in ours.REPLACEMENTS.items()
+}
 OURS = {name: getattr(ours, name) for name in ours.REPLACEMENTS}
 SUBMODULE = "sentence_transformers.sentence_transformer.losses.multiple_negatives_ranking"
 
@@ -29,8 +33,8 @@ def script():
     del sys.modules["a_script"]
 
 
-def held(modules=("sentence_transformers.sentence_transformer.losses",)):
-    return {name: getattr(sys.modules[module], name) for module in modules for name in THEIRS}
+def held():
+    return {name: (vars(losses) | vars(multi_vector))[name] for name in THEIRS}
 
 
 def test_names_are_replaced_and_restored(script):

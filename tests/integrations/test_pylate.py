@@ -1,0 +1,103 @@
+"""PyLate's contrastive loss, from its formula, and from PyLate itself where that is installed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fastqt.integrations.pylate import Contrastive
+from tests.shared.tolerances import FLOAT64, relative
+
+SKIPLIST = [2, 5]
+
+
+class Tokens(nn.Embedding):
+    """A model of tokens without context."""
+
+    skiplist = SKIPLIST
+
+    def __init__(self, do_query_expansion=True):
+        super().__init__(12, 6, dtype=torch.float64)
+        self.do_query_expansion = do_query_expansion
+
+    def forward(self, features):
+        return {"token_embeddings": super().forward(features["input_ids"])}
+
+
+def columns(count, tokens=(4, 7, 7, 7)):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "input_ids": torch.randint(12, (5, length), generator=generator),
+            "attention_mask": (
+                torch.arange(length) <= torch.randint(length, (5, 1), generator=generator)
+            ).long(),
+        }
+        for length in tokens[:count]
+    ]
+
+
+def formula(model, columns, temperature, size_average):
+    """All similarities, with 0 for tokens that are not scored, of each column of documents."""
+    queries, *documents = (F.normalize(model(x)["token_embeddings"], dim=2) for x in columns)
+    blocks = []
+    for vectors, features in zip(documents, columns[1:], strict=True):
+        ids = features["input_ids"]
+        scored = features["attention_mask"].bool() & (ids != SKIPLIST[0]) & (ids != SKIPLIST[1])
+        products = torch.einsum("ash,bth->abst", queries, vectors) * scored[:, None]
+        if not model.do_query_expansion:
+            products = products * columns[0]["attention_mask"][:, None, :, None]
+        blocks.append(products.amax(3).sum(2))
+    scores = torch.cat(blocks, 1) / temperature
+    return F.cross_entropy(scores, torch.arange(5), reduction="mean" if size_average else "sum")
+
+
+def compare(ours, theirs, model):
+    found, wanted = (
+        torch.cat([x.reshape(1), torch.autograd.grad(x, model.weight)[0].flatten()]) for x in (ours, theirs)
+    )
+    assert relative(found, wanted) < FLOAT64
+
+
+@pytest.mark.parametrize("expands", [True, False])
+@pytest.mark.parametrize("size_average", [True, False])
+@pytest.mark.parametrize("count", [2, 4])
+def test_is_the_formula(count, size_average, expands):
+    model, features = Tokens(expands), columns(count)
+    loss = Contrastive(model, size_average=size_average, temperature=0.3)
+    compare(loss(features), formula(model, features, 0.3, size_average), model)
+
+
+@pytest.mark.parametrize("expands", [True, False])
+@pytest.mark.parametrize("count", [2, 4])
+def test_is_pylates(count, expands):
+    losses = pytest.importorskip("pylate.losses", reason="PyLate is not installed")
+    model, features = Tokens(expands), columns(count)
+    options = {"size_average": False, "temperature": 0.3}
+    compare(Contrastive(model, **options)(features), losses.Contrastive(model, **options)(features), model)
+
+
+def test_a_model_within_ddp_and_columns_of_other_lengths():
+    """PyLate stacks columns of one length; shorter ones are as if padded."""
+    model = Tokens()
+    wrapped = nn.DataParallel(model)
+    wrapped.forward = model.forward
+    features = columns(3, (4, 7, 5))
+    compare(Contrastive(wrapped)(features), formula(model, features, 1.0, True), model)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"model": "bert"}, TypeError, "model: want a ColBERT model"),
+        ({"score_metric": torch.matmul}, ValueError, "score_metric: want None or PyLate's ColBERTScores"),
+        ({"temperature": 0.0}, ValueError, "temperature: want a positive number"),
+        ({"temperature": "low"}, TypeError, "temperature: want a number"),
+        ({"size_average": 1}, TypeError, "size_average: want True or False"),
+        ({"gather_across_devices": None}, TypeError, "gather_across_devices: want True or False"),
+        ({"score_mini_batch_size": 0}, ValueError, "score_mini_batch_size: want at least 1"),
+    ],
+)
+def test_refuses_nonsense(options, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        Contrastive(**{"model": Tokens(), **options})
