@@ -37,7 +37,7 @@ bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks \
 		--ignore benchmarks/bench_logistic.py --ignore benchmarks/bench_index.py \
 		--ignore benchmarks/bench_torch_engine.py --ignore benchmarks/bench_matryoshka.py \
-		--ignore benchmarks/bench_torch_engine.py --ignore benchmarks/bench_false_negatives.py \
+		--ignore benchmarks/bench_maxsim.py --ignore benchmarks/bench_false_negatives.py \
 		--ignore benchmarks/bench_distributed.py
 	$(BIN)/python -m benchmarks.measure.render
 
