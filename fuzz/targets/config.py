@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.train_settings import ENCODERS, MODELS
+from fastqt.sentences.runs.model_settings import ENCODERS, MODELS
 from fastqt.sentences.text import Vocabulary
 from fuzz.files import folder, json_text, write
 from fuzz.refusals import UnhelpfulRefusalError, check_file_refusal

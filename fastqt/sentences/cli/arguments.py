@@ -15,7 +15,7 @@ from fastqt.sentences.cli.kinds import add_device, add_value
 from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.train_settings import GROUPS
 
 BAD_INPUT = 2  # exit status; argparse uses the same
 
@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train a model on text",
+        usage="fastqt train [options] --out DIR [CORPUS ...]",
         description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
         "between documents. Each row of a .parquet or .arrow file, or of a folder that the datasets library "
         "wrote, is a sentence. With --model simcse or mixcse each line of a .tsv file, also as .tsv.gz or "
@@ -81,9 +82,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="directory for the model, the metrics and the checkpoints",
     )
     train.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
-    for setting in fields(TrainConfig):
-        if setting.name != "corpus":
-            _add_option(train, setting)
+    for title, settings in GROUPS.items():
+        group = train.add_argument_group(title)
+        for setting in fields(settings):
+            if setting.name != "corpus":
+                _add_option(group, setting)
 
     embed = commands.add_parser(
         "embed",
@@ -203,7 +206,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_option(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
+def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
     """Adds the option for a field of TrainConfig.
 
     The parsed result contains it only if it was given, because --resume keeps the stored value of all others.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastqt.nn import CombinedQuickThoughts
-from fastqt.sentences.runs.train_settings import COMBINED
+from fastqt.sentences.runs.model_settings import COMBINED
 
 
 def combined(build: Callable[[str], Any]) -> CombinedQuickThoughts:

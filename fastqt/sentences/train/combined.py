@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastqt.sentences.metrics import context_accuracy
-from fastqt.sentences.runs.train_settings import COMBINED
+from fastqt.sentences.runs.model_settings import COMBINED
 from fastqt.sentences.text import Batch
 from fastqt.sentences.train.objectives import ContextObjective, Measured
 from fastqt.sentences.train.ranks import Share

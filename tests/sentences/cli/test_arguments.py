@@ -37,6 +37,22 @@ def test_each_command_has_a_function_and_each_setting_an_option():
             assert setting.name in vars(build_parser().parse_args(words))
 
 
+def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        build_parser().parse_args(["train", "--help"])
+    sections = re.split(r"^([a-z ]+):$", capsys.readouterr().out, flags=re.MULTILINE)
+    shown = {
+        title: re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
+        for title, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
+    assert [*shown] == ["positional arguments", "options", "data", "model", "loss", "optimisation", "run"]
+    assert shown.pop("options") == ["out", "resume"]
+    options = [name.replace("-", "_") for names in shown.values() for name in names]
+    assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))
+    assert {"valid", "max-length"} <= set(shown["data"])
+    assert {"learning-rate", "batch-size"} <= set(shown["optimisation"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -15,8 +15,8 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
+from fastqt.sentences.runs.model_settings import ENCODERS
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.runs.train_settings import ENCODERS
 from fastqt.sentences.text import Corpus, Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer, train
 from tests.shared.tolerances import ADAM_STEPS, FELT_BY_ADAM

@@ -1,0 +1,35 @@
+"""How a training minimises its loss: batches, steps and the optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastqt.sentences.runs.settings import option
+
+
+@dataclass(frozen=True)
+class OptimisationSettings:
+    """The batches, the steps and the optimiser of a training."""
+
+    batch_size: int = option(
+        None,
+        "sentences per batch; under torchrun each process takes as many, and a step has all of them "
+        "(default: 400; bow 1500; skip-thoughts 128; simcse and mixcse 64; gloss 512)",
+        at_least=2,
+    )
+    epochs: int = option(None, "passes over the corpus (default: 1; gloss 210)", at_least=1)
+    steps: int | None = option(None, "stop after this many batches", at_least=1)
+    seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
+    learning_rate: float = option(
+        None,
+        "constant learning rate of Adam (default: 5e-4; gloss 3e-4; simcse and mixcse with huggingface 3e-5)",
+        at_least=0,
+    )
+    clip: float = option(
+        None,
+        "largest norm of the gradient; 0 for no limit (default: 5; skip-thoughts 10; gloss 25)",
+        at_least=0,
+    )
+    clip_by: str = option(
+        "global", "norm over all weights, or of each variable separately", choices=("global", "variable")
+    )
