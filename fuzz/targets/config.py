@@ -18,7 +18,7 @@ from fuzz.refusals import UnhelpfulRefusalError, check_file_refusal
 from fuzz.source import Bytes
 
 TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(TrainConfig).items()}
-TYPES["corpus"] = (tuple,)
+TYPES["corpus"] = TYPES["betas"] = (tuple,)
 SIZES = ("word_dim", "hidden_size", "layers", "heads", "feedforward", "max_length")
 TINY = {"word_dim": 8, "hidden_size": 8, "layers": 1, "heads": 2, "feedforward": 8, "max_length": 9}
 VOCABULARY = Vocabulary.build(["one two three"], 4).to_json().encode()

@@ -15,6 +15,7 @@ from fastqt.sentences.cli.kinds import add_device, add_value
 from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
+from fastqt.sentences.cli.kinds import two_numbers as _two_numbers
 from fastqt.sentences.runs.train_settings import GROUPS
 
 BAD_INPUT = 2  # exit status; argparse uses the same
@@ -25,6 +26,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (_integer, "N"),
     "float": (_number, "X"),
     "str": (str, "X"),
+    "tuple[float, float]": (_two_numbers, "X,X"),
 }
 
 
@@ -214,7 +216,8 @@ def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
     name, default, metadata = setting.name, setting.default, setting.metadata
     help = metadata["help"]
     if default is not None and "default" not in help:
-        help = f"{help} (default: {default})"
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        help = f"{help} (default: {shown})"
 
     if setting.type == "bool":
         parser.add_argument(

@@ -32,6 +32,14 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
 
 
+def two_numbers(text: str) -> tuple[float, ...]:
+    """Two numbers with a comma between them."""
+    numbers = tuple(map(number, text.split(",")))
+    if len(numbers) != 2:
+        raise argparse.ArgumentTypeError(f"want two numbers with a comma between them, got {text!r}")
+    return numbers
+
+
 def add_value(
     parser: argparse.ArgumentParser,
     flag: str,

@@ -13,6 +13,7 @@ from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.json_text import read_object
 from fastqt.sentences.runs.combinations import check_combination
+from fastqt.sentences.runs.optimiser_options import check_same_end
 from fastqt.sentences.runs.train_settings import TrainSettings
 from fastqt.sentences.runs.views_options import check_same_files
 
@@ -56,12 +57,15 @@ class TrainConfig(TrainSettings):
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
 
+        for setting in fields(cls):  # JSON has lists alone
+            if str(setting.type).startswith("tuple") and isinstance(values.get(setting.name), list):
+                values[setting.name] = tuple(values[setting.name])
         corpus = values.pop("corpus", None)
         if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
             raise InputError(f"{path}: encoder: want a text, got None")
 
         try:
-            config = cls(corpus=tuple(corpus) if isinstance(corpus, list) else corpus, **values)
+            config = cls(corpus=corpus, **values)
             if config.word_dim is None:
                 raise InputError("word_dim: want an integer, got None")
             return config
@@ -71,6 +75,7 @@ class TrainConfig(TrainSettings):
     def check_resumes(self, stored: TrainConfig) -> None:
         """Checks that a run that was started with the settings `stored` can continue with these settings."""
         check_same_files(self, stored)
+        check_same_end(self, stored)
         for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:

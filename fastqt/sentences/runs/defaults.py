@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 WORD_DIM = 300  # where no pre-trained word vectors have a width of their own
+ADAMW_DECAY = 0.01  # torch's own
 
 # By the model, or by the model and its encoder.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {

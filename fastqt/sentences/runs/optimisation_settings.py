@@ -22,8 +22,33 @@ class OptimisationSettings:
     seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
     learning_rate: float = option(
         None,
-        "constant learning rate of Adam (default: 5e-4; gloss 3e-4; simcse and mixcse with huggingface 3e-5)",
+        "learning rate, the highest one of a schedule (default: 5e-4; gloss 3e-4; simcse and mixcse with "
+        "huggingface 3e-5)",
         at_least=0,
+    )
+    schedule: str = option(
+        "constant",
+        "learning rate after the warm-up: constant, or falling to 0 at the last step, linearly or as a cosine",
+        choices=("constant", "linear", "cosine"),
+    )
+    warmup: float = option(
+        0.0,
+        "steps over which the learning rate rises from 0, or a number below 1 for their share of the training",
+        at_least=0,
+        below=1 << 62,
+    )
+    optimizer: str = option(
+        "adam", "adam, or adamw, whose weight decay is not part of the gradient", choices=("adam", "adamw")
+    )
+    betas: tuple[float, float] = option(
+        (0.9, 0.999), "decay rates of the two moments of the optimiser", at_least=0, below=1
+    )
+    weight_decay: float = option(
+        None,
+        "weight decay of matrices alone: not of biases and norms, nor of tables of word, position and latent "
+        "vectors (default: 0; adamw 0.01)",
+        at_least=0,
+        below=1e6,
     )
     clip: float = option(
         None,

@@ -34,10 +34,21 @@ def option(
 def check_setting(setting: Field[Any], value: Any) -> None:
     """Checks the type and the range of a setting."""
     kind = str(setting.type)
-    if kind.startswith("tuple"):
+    if kind == "tuple[str, ...]":
         if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
             raise InputError(f"{setting.name}: want paths, got {value!r:.100}")
         return
+    if kind == "tuple[float, float]":
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise InputError(f"{setting.name}: want two numbers, got {value!r:.100}")
+        for number in value:
+            _check_value(setting, "float", number)
+        return
+    _check_value(setting, kind, value)
+
+
+def _check_value(setting: Field[Any], kind: str, value: Any) -> None:
+    """Checks one value of a type that is named, such as "int" or "str | None"."""
     if value is None and setting.default is None:
         return
     if not has_type(value, KINDS[kind.removesuffix(" | None")]):

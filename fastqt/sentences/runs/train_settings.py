@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs.data_settings import DataSettings
-from fastqt.sentences.runs.defaults import WORD_DIM, default_encoder, defaults_of
+from fastqt.sentences.runs.defaults import ADAMW_DECAY, WORD_DIM, default_encoder, defaults_of
 from fastqt.sentences.runs.loss_settings import LossSettings
 from fastqt.sentences.runs.model_settings import ModelSettings
 from fastqt.sentences.runs.optimisation_settings import OptimisationSettings
@@ -46,5 +46,7 @@ class TrainSettings(RunSettings, OptimisationSettings, LossSettings, ModelSettin
         for name, value in defaults_of(self.model, self.encoder).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", ADAMW_DECAY if self.optimizer == "adamw" else 0.0)
         if self.vectors is None and self.word_dim is None:
             object.__setattr__(self, "word_dim", WORD_DIM)

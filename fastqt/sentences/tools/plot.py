@@ -47,6 +47,7 @@ PANELS = (
     Panel("loss per word", "loss_per_word"),
     Panel("loss of masked words", "masked_word_loss"),
     Panel("norm of latent vectors", "latent_norm"),
+    Panel("learning rate", "learning_rate"),
     Panel("Spearman of development pairs", "dev_spearman"),
 )
 PANELS_PER_ROW = 3

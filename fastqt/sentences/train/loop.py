@@ -15,6 +15,7 @@ from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
 from fastqt.sentences.runs.model import choose_device
+from fastqt.sentences.runs.optimiser_options import has_schedule
 from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
 from fastqt.sentences.text import Batch, Lexicon, Sample, Span
 from fastqt.sentences.text.reader import check_rereadable
@@ -29,6 +30,7 @@ from fastqt.sentences.train.preparation import check_same_settings, own_director
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
 from fastqt.sentences.train.ranks import Ranks, joined
+from fastqt.sentences.train.schedule import Factor, schedule_of
 from fastqt.sentences.train.state import follow_first, part_generators
 
 FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
@@ -149,6 +151,8 @@ class Trainer:
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
+        self.factor = Factor(config, self.last_step)
+        self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
@@ -187,7 +191,7 @@ class Trainer:
                 if reports:
                     silent = False
                     rate = sentences / Moment.now().since(began).seconds
-                    line = measurements.line(loss, measured, validates)
+                    line = measurements.line(loss, measured, validates) | self._rate()
                     Moment.now().since(began).add_to(progress)
                     sentences, began = 0, Moment.now()
                     line = self._report(line | {"sentences_per_second": rate}, log, display)
@@ -257,8 +261,15 @@ class Trainer:
         for group in self.objective.clip_groups() if self.config.clip else ():
             clip_gradients(group, self.config.clip)
         self.optimizer.step()
+        self.schedule.step()
         self.objective.constrain(batch)
         return loss.detach(), tuple(each.detach() for each in measured)
+
+    def _rate(self) -> dict[str, float]:
+        """The learning rate of the last step, for metrics.jsonl, unless it is the same in all steps."""
+        if not has_schedule(self.config):
+            return {}
+        return {"learning_rate": self.config.learning_rate * self.factor(self.progress.step - 1)}
 
     def _remaining_turns(self) -> Iterator[Turn]:
         progress = self.progress

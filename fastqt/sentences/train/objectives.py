@@ -19,6 +19,7 @@ from fastqt.sentences.text import Batch, Columns, Corpus, Lexicon, Position, Sam
 from fastqt.sentences.text.batches import equal_shares, span_batches, split
 from fastqt.sentences.train.optim import Adam, RowAdam
 from fastqt.sentences.train.ranks import Ranks, Share
+from fastqt.sentences.train.schedule import parameter_groups
 
 B = TypeVar("B", bound=Batch | Sample)
 Measured = tuple[Tensor, ...]  # tensors of a step, from which `Objective.measure` computes metrics
@@ -79,7 +80,17 @@ class Objective(ABC, Generic[B]):
 
     def optimizer(self) -> Adam:
         """The optimiser of the model's parameters."""
-        return Adam(self.model.parameters(), lr=self.config.learning_rate)
+        config = self.config
+        return self._optimizer_class(
+            parameter_groups(self.model, config),
+            lr=config.learning_rate,
+            betas=config.betas,
+            decoupled_weight_decay=config.optimizer == "adamw",
+        )
+
+    @property
+    def _optimizer_class(self) -> type[Adam]:
+        return Adam
 
     def constrain(self, batch: B) -> None:
         """Projects the model onto its constraints after a step on `batch`. Most models have none."""
@@ -220,9 +231,9 @@ class GlossObjective(ShuffledObjective):
     def _build_model(self) -> Model:
         return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
 
-    def optimizer(self) -> Adam:
-        optimizer_class = RowAdam if self.config.latents == "rows" else Adam
-        return optimizer_class(self.model.parameters(), lr=self.config.learning_rate)
+    @property
+    def _optimizer_class(self) -> type[Adam]:
+        return RowAdam if self.config.latents == "rows" else Adam
 
     def constrain(self, batch: Sample) -> None:
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from fastqt.nn.sparse_gradients import distinct_rows, row_gradient
 
@@ -21,11 +22,13 @@ class Adam(torch.optim.Adam):
     """Fused `torch.optim.Adam` that also accepts sparse gradients and treats them as dense ones.
 
     A row without a gradient still moves by its momentum, as in dense Adam. (In torch's SparseAdam it does
-    not.)
+    not.) With `decoupled_weight_decay` it is `torch.optim.AdamW`.
+
+    A table with sparse gradients must not decay, because a step would have to read all of its rows.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
-        super().__init__(parameters, lr=lr, fused=True)
+    def __init__(self, parameters: ParamsT, lr: float, **options: Any) -> None:
+        super().__init__(parameters, lr=lr, fused=True, **options)
         self._dense_gradients: dict[Tensor, Tensor] = {}
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported

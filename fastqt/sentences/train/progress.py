@@ -11,7 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-NOT_METRICS = {"step", "sentences_per_second", "seconds", "cpu_seconds"}  # shown separately, or not at all
+# Shown separately, or not at all.
+NOT_METRICS = {"step", "sentences_per_second", "seconds", "cpu_seconds", "learning_rate"}
 HELD_OUT = "validation_"
 
 

@@ -16,7 +16,7 @@ from fastqt.sentences.text.tables import is_table
 
 HELD_OUT = "validation_"
 SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
-NOT_SHOWN = ("step", "sentences_per_second", "seconds", "cpu_seconds", "chance")
+NOT_SHOWN = ("step", "sentences_per_second", "seconds", "cpu_seconds", "learning_rate", "chance")
 SHORT = range(4, 13)  # words of a sentence that serves as an example
 LOOKED_AT = 2000  # sentences among which it is found
 

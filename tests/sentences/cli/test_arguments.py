@@ -32,7 +32,8 @@ def test_each_command_has_a_function_and_each_setting_an_option():
     assert re.findall(r"^    (\w+)", help_of_fastqt, re.MULTILINE) == [*COMMANDS]
     for setting in fields(TrainConfig):
         if setting.name != "corpus":
-            value = setting.metadata["choices"][0] if setting.metadata["choices"] else "1"
+            value = "0.5,0.5" if setting.name == "betas" else "1"
+            value = setting.metadata["choices"][0] if setting.metadata["choices"] else value
             words = ["train", "--out", "run", f"--{setting.name.replace('_', '-')}", value]
             assert setting.name in vars(build_parser().parse_args(words))
 

@@ -1,0 +1,33 @@
+"""What the settings of the optimiser may be together. Like the settings, it imports no torch."""
+
+from __future__ import annotations
+
+from fastqt.errors import InputError
+from fastqt.sentences.runs.train_settings import TrainSettings
+
+
+def check_optimiser(config: TrainSettings) -> None:
+    """Checks the settings of the optimiser by themselves; which weights decay, only the model can tell."""
+    if config.warmup >= 1 and config.warmup != int(config.warmup):
+        raise InputError(
+            f"warmup: want a whole number of steps, or a share of the training below 1, got {config.warmup:g}"
+        )
+
+
+def has_schedule(config: TrainSettings) -> bool:
+    """Whether the learning rate differs between steps."""
+    return config.schedule != "constant" or config.warmup > 0
+
+
+def check_same_end(config: TrainSettings, stored: TrainSettings) -> None:
+    """Checks that a training with a schedule is resumed towards the end that it was started with."""
+    if stored.schedule == "constant" and not 0 < stored.warmup < 1:
+        return  # the rate of a step does not depend on how many there are
+    for name in ("epochs", "steps"):
+        was, now = getattr(stored, name), getattr(config, name)
+        if was != now:
+            raise InputError(
+                f"cannot resume: {name} is {now!r}, but the run was started with {was!r}, and its learning "
+                f"rate follows a schedule over the whole training (schedule {stored.schedule}, warmup "
+                f"{stored.warmup:g})"
+            )
