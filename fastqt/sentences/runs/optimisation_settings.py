@@ -28,14 +28,19 @@ class OptimisationSettings:
     )
     schedule: str = option(
         "constant",
-        "learning rate after the warm-up: constant, or falling to 0 at the last step, linearly or as a cosine",
+        "learning rate after the warm-up: constant, or falling to 0 linearly or as half a cosine",
         choices=("constant", "linear", "cosine"),
     )
     warmup: float = option(
         0.0,
-        "steps over which the learning rate rises from 0, or a number below 1 for their share of the training",
+        "steps over which the learning rate rises, or below 1 their share of the training",
         at_least=0,
         below=1 << 62,
+    )
+    precision: str = option(
+        "float32",
+        "what products are computed in, by autocast; weights and sums stay float32",
+        choices=("float32", "bfloat16", "float16"),
     )
     optimizer: str = option(
         "adam", "adam, or adamw, whose weight decay is not part of the gradient", choices=("adam", "adamw")

@@ -34,6 +34,8 @@ class Progress:
     corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
     vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
+    loss_scale: float = 0.0  # of float16; 0 before the first step, and in other precisions
+    steps_at_scale: int = 0  # since it has last changed
     taken: int | None = (
         0  # sentences of this epoch that all ranks have taken; None in those of older versions
     )
@@ -45,12 +47,13 @@ class Progress:
 def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     """Checks the values of a stored progress. Those of older versions lack the last fields."""
     values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
-    values.setdefault("cpu_seconds", 0.0)
+    values = {"cpu_seconds": 0.0, "loss_scale": 0.0, "steps_at_scale": 0, **values}
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
 
     counts = {
-        name: field(values, name, int, path) for name in ("step", "epoch", "metrics_length", "sentences")
+        name: field(values, name, int, path)
+        for name in ("step", "epoch", "metrics_length", "sentences", "steps_at_scale")
     }
     if values["taken"] is not None:
         counts["taken"] = field(values, "taken", int, path)
@@ -62,11 +65,13 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     if digests and len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
 
-    seconds, cpu_seconds, best = (
-        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best")
+    seconds, cpu_seconds, best, loss_scale = (
+        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best", "loss_scale")
     )
     if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
         raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
+    if not 0 <= loss_scale < math.inf:
+        raise InputError(f"{path} is damaged: loss_scale: want a number of at least 0")
 
     return Progress(
         **{"taken": None, **counts},
@@ -77,6 +82,7 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
         corpus_digests=tuple(digests),
         vocabulary_digest=field(values, "vocabulary_digest", str, path),
         best=float(best),
+        loss_scale=float(loss_scale),
         spans=_spans(field(values, "spans", list, path), len(sizes), path),
     )
 

@@ -26,6 +26,7 @@ from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Turn
 from fastqt.sentences.train.opening import opening
 from fastqt.sentences.train.optim import clip_gradients
+from fastqt.sentences.train.precision import Precision
 from fastqt.sentences.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
@@ -151,6 +152,7 @@ class Trainer:
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
+        self.precision = Precision(config.precision, device, progress)
         self.factor = Factor(config, self.last_step)
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
@@ -255,15 +257,16 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         share = self.ranks.share(sizes or [len(batch.lengths)])
-        loss, measured = self.objective.loss(batch, share)
-        loss.backward()
+        with self.precision.autocast():
+            loss, measured = self.objective.loss(batch, share)
+        self.precision.scaler.scale(loss).backward()
         self.ranks.sum_gradients(self.parameters)
+        self.precision.scaler.unscale_(self.optimizer)
         for group in self.objective.clip_groups() if self.config.clip else ():
             clip_gradients(group, self.config.clip)
-        self.optimizer.step()
-        self.schedule.step()
+        self.precision.step(self.optimizer, self.schedule)
         self.objective.constrain(batch)
-        return loss.detach(), tuple(each.detach() for each in measured)
+        return loss.detach(), tuple(map(_as_measured, measured))
 
     def _rate(self) -> dict[str, float]:
         """The learning rate of the last step, for metrics.jsonl, unless it is the same in all steps."""
@@ -299,6 +302,7 @@ class Trainer:
             assert log is not None  # for mypy: this is rank 0
             self.progress.metrics_length = log.sync()
             progress = replace(self.progress)
+            self.precision.store(progress)
             Moment.now().since(began).add_to(progress)
             if reads_in_order:
                 progress.spans = rests
@@ -316,3 +320,9 @@ class Trainer:
                 path.unlink(missing_ok=True)
 
         self.ranks.first(write)
+
+
+def _as_measured(tensor: Tensor) -> Tensor:
+    """A tensor for `Objective.measure`: without graph, and not of 16 bits, which would round the figures."""
+    is_short = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return tensor.detach().float() if is_short else tensor.detach()

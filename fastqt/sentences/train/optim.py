@@ -29,6 +29,8 @@ class Adam(torch.optim.Adam):
 
     def __init__(self, parameters: ParamsT, lr: float, **options: Any) -> None:
         super().__init__(parameters, lr=lr, fused=True, **options)
+        # A GradScaler is then to leave out a whole step, not only torch's part of it.
+        self._step_supports_amp_scaling = False
         self._dense_gradients: dict[Tensor, Tensor] = {}
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported

@@ -30,7 +30,9 @@ class Factor:
         self.warmup = round(config.warmup * steps if config.warmup < 1 else config.warmup)
         self.falling = steps - self.warmup  # the number of steps after the warm-up
         if config.schedule != "constant" and self.falling < 1:
-            raise InputError(f"warmup: want less than the {steps:,} steps of the training, got {self.warmup:,}")
+            raise InputError(
+                f"warmup: want less than the {steps:,} steps of the training, got {self.warmup:,}"
+            )
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:

@@ -192,9 +192,11 @@ def signalled(rank):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "linear", "warmup": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "linear", "warmup": 0.5, "precision": "float16"}], ids=str
+)
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(pool, numbered, tmp_path, options):
-    """Also in the middle of a warm-up of 7 steps."""
+    """Also in the middle of a warm-up of 7 steps, with a scaled loss."""
     config = TrainConfig((numbered,), epochs=2, **SMALL | options)
     together(pool, 3, config, tmp_path / "whole")
     answers = together(pool, 3, config, tmp_path / "stopped", False, signalled, 4)

@@ -1,4 +1,4 @@
-"""Learning rates, weight decay and the optimiser are torch's own, step by step, also in a resumed training."""
+"""Learning rates, weight decay and the optimiser are torch's own, step by step, also after a pause."""
 
 import json
 import signal
@@ -133,7 +133,7 @@ def test_a_training_resumed_in_its_warm_up_has_the_bits_of_a_whole_one(planted, 
 def test_a_schedule_is_not_resumed_towards_another_end(planted, tmp_path):
     config = TrainConfig((planted[0],), schedule="linear", steps=4, keep_checkpoint=True, **SMALL)
     train(config, tmp_path / "run")
-    with pytest.raises(InputError, match="cannot resume: steps is 9, but .* with 4, and its learning rate"):
+    with pytest.raises(InputError, match=r"cannot resume: steps is 9, but .* with 4, and its learning rate"):
         train(replace(config, steps=9), tmp_path / "run", resume=True)
     constant = replace(config, schedule="constant", warmup=6)
     train(constant, tmp_path / "constant")
@@ -144,7 +144,10 @@ def test_a_schedule_is_not_resumed_towards_another_end(planted, tmp_path):
     ("settings", "message"),
     [
         ({"schedule": "step"}, "schedule: want one of constant, linear, cosine, got 'step'"),
-        ({"warmup": 2.5}, r"warmup: want a whole number of steps, or a share of the training below 1, got 2\.5"),
+        (
+            {"warmup": 2.5},
+            r"warmup: want a whole number of steps, or a share of the training below 1, got 2\.5",
+        ),
         ({"warmup": -1}, "warmup: want at least 0 and less than .*, got -1"),
         ({"optimizer": "sgd"}, "optimizer: want one of adam, adamw, got 'sgd'"),
         ({"weight_decay": -0.1}, "weight_decay: want at least 0 and less than"),
@@ -165,7 +168,10 @@ def test_settings_outside_their_range_are_refused(settings, message):
         ({"schedule": "cosine", "warmup": 10}, "warmup: want less than the 10 steps of the training, got 10"),
         ({"weight_decay": 0.1}, "weight_decay: want 0 with model quickthoughts and encoder bow, whose"),
         ({"optimizer": "adamw"}, "weight_decay: want 0 with .* encoder bow, .* got 0.01"),
-        ({"model": "gloss-pos", "context_size": 1, "weight_decay": 0.1}, "weight_decay: want 0 with model gloss"),
+        (
+            {"model": "gloss-pos", "context_size": 1, "weight_decay": 0.1},
+            "weight_decay: want 0 with model gloss",
+        ),
     ],
     ids=str,
 )
