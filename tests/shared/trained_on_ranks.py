@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from fastqt.sentences.train import loop
 from fastqt.sentences.train.gradients import sum_gradients
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Objective
+from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.ranks import joined
 
@@ -122,3 +124,29 @@ def summed_gradients():
         assert table.grad.is_coalesced()
         assert len(table.grad.values()) == 3
         return [table.grad.to_dense(), dense.grad, strided.grad, half.grad]
+
+
+def chunked_gradients(config):
+    """The loss, gradients and measured tensors of a step in float64, in chunks and with the batch at once."""
+    with joined("cpu", config.batch_size, 60) as ranks:
+        corpus = list(config.corpus)
+        vocabulary, progress = read_corpus(config, corpus, ranks.size)
+        trainer = loop.Trainer(config, corpus, vocabulary, Path(), progress, ranks)
+        objective = trainer.objective
+        trainer.model.double()
+        turn = next(iter(objective.turns(progress)))
+        share = ranks.share(turn.sizes)
+
+        answers = []
+        for in_chunks in (True, False):
+            trainer.optimizer.zero_grad()
+            torch.manual_seed(0)
+            if in_chunks:
+                loss, measured = objective.backward_in_chunks(turn.batch, share)
+            else:
+                loss, measured = objective.loss(turn.batch, share)
+                loss.backward()
+            ranks.sum_gradients(trainer.parameters)
+            gradients = [x.grad.to_dense().clone() for x in trainer.parameters if x.grad is not None]
+            answers.append([loss.detach(), *gradients, *(each.detach() for each in measured)])
+        return answers

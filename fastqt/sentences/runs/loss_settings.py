@@ -13,6 +13,12 @@ class LossSettings:
 
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
     scale: float = option(20.0, "1 / temperature of simcse and mixcse", at_least=1e-6, below=1e38)
+    learn_scale: bool = option(
+        False, "learn the scale of simcse and mixcse, from --scale on, by its logarithm, as CLIP does"
+    )
+    max_scale: float | None = option(
+        None, "the most that a learnt scale may become (default: 100)", at_least=1e-6, below=1e38
+    )
     mix: float = option(
         0.2, "share of a sentence's own positive in its mixed negative, for mixcse", at_least=0, below=1
     )

@@ -17,6 +17,12 @@ class OptimisationSettings:
         "(default: 400; bow 1500; skip-thoughts 128; simcse and mixcse 64; gloss 512)",
         at_least=2,
     )
+    chunk: int | None = option(
+        None,
+        "sentences that an encoder runs at a time, so that a large batch needs the memory of so many "
+        "(default: the whole batch)",
+        at_least=1,
+    )
     epochs: int = option(None, "passes over the corpus (default: 1; gloss 210)", at_least=1)
     steps: int | None = option(None, "stop after this many batches", at_least=1)
     seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)

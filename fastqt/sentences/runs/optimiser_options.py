@@ -12,6 +12,17 @@ def check_optimiser(config: TrainSettings) -> None:
         raise InputError(
             f"warmup: want a whole number of steps, or a share of the training below 1, got {config.warmup:g}"
         )
+    if config.chunk is None:
+        return
+    if config.model not in ("quickthoughts", "simcse", "mixcse"):
+        raise InputError(
+            f"chunk: want none with model {config.model}, whose loss is a mean over sentences or words; a "
+            f"smaller batch_size takes less memory; got {config.chunk}"
+        )
+    if config.masked_words:
+        raise InputError(
+            f"chunk: want none with masked_words, whose loss has the states of all words, got {config.chunk}"
+        )
 
 
 def has_schedule(config: TrainSettings) -> bool:

@@ -8,6 +8,7 @@ from fastqt.errors import InputError
 from fastqt.nn import Encoder, MaskedWordHead, MixCSE, SimCSE
 from fastqt.nn.masked_words import TokenEncoder
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.views_options import largest_scale
 from fastqt.sentences.text import Lexicon
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ def build_views_model(config: TrainConfig, encoder: Encoder, *, pretrained: bool
         "head": head,
         "dropout": config.dropout,
         "scale": config.scale,
+        "learn_scale": config.learn_scale,
+        "max_scale": largest_scale(config) if config.learn_scale else None,
         "hard_negative_weight": config.hard_negative_weight,
     }
     if config.model == "simcse":
         return SimCSE(encoder, **shared)
+
     # The configuration has checked these texts.
     of_mixtures: dict[str, Any] = {
         "form": config.form,

@@ -8,7 +8,7 @@ from fastqt.sentences.runs.train_settings import TrainSettings
 # The settings of MixCSE's loss with their defaults; those of the released form alone are the second part.
 OF_MIXCSE = {"partner": "next", "stop_gradient": "yes"}
 OF_RELEASED = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
-
+LARGEST_SCALE = 100.0  # that of CLIP
 
 # Files of rows, of which each is an anchor, its positive and any hard negatives, with tabs between them.
 ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
@@ -29,6 +29,7 @@ def check_views(config: TrainSettings) -> None:
             f"masked_words: want encoder transformer or huggingface, which have a state for each word, "
             f"got {config.encoder}"
         )
+    _check_scale(config)
     defaults, where = OF_MIXCSE | OF_RELEASED, f"model {config.model}"
     if config.model == "mixcse":
         defaults, where = ({}, "") if config.form == "released" else (OF_RELEASED, "form slides of mixcse")
@@ -37,6 +38,23 @@ def check_views(config: TrainSettings) -> None:
     for name, default in defaults.items():
         if (value := getattr(config, name)) != default:
             raise InputError(f"{name}: want {default!r} with {where}, got {value!r}")
+
+
+def _check_scale(config: TrainSettings) -> None:
+    """Checks that a scale is learnt where there is one, and the limit of a learnt one."""
+    if config.learn_scale and config.model not in ("simcse", "mixcse"):
+        raise InputError(f"learn_scale: want it with model simcse or mixcse alone, got {config.model}")
+    if config.max_scale is not None and not config.learn_scale:
+        raise InputError(f"max_scale: want it with learn_scale alone, got {config.max_scale:g}")
+    if config.learn_scale and largest_scale(config) < config.scale:
+        raise InputError(
+            f"max_scale: want at least the scale {config.scale:g}, got {largest_scale(config):g}"
+        )
+
+
+def largest_scale(config: TrainSettings) -> float:
+    """The most that a learnt scale may become."""
+    return LARGEST_SCALE if config.max_scale is None else config.max_scale
 
 
 def _check_files(config: TrainSettings) -> None:

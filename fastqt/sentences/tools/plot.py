@@ -48,6 +48,7 @@ PANELS = (
     Panel("loss of masked words", "masked_word_loss"),
     Panel("norm of latent vectors", "latent_norm"),
     Panel("learning rate", "learning_rate"),
+    Panel("scale of the loss", "scale"),
     Panel("Spearman of development pairs", "dev_spearman"),
 )
 PANELS_PER_ROW = 3

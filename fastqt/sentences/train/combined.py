@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,13 +25,15 @@ class CombinedObjective(ContextObjective):
             return [list(model.parameters()) for model in self.model.parts]
         return super().clip_groups()
 
-    def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
-        both = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        losses = [
-            self.context_loss(queries, candidates, batch, share)
-            for queries, candidates in zip(*map(self.model.split, both), strict=True)
-        ]
-        return torch.stack(losses).sum(), both
+    def encoders(self) -> list[Callable[..., Tensor]]:
+        return [each for model in self.model.parts for each in (model.query_encoder, model.candidate_encoder)]
+
+    def loss_of(
+        self, embeddings: Sequence[Tensor], batch: Batch, share: Share | None
+    ) -> tuple[Tensor, Measured]:
+        queries, candidates = embeddings[::2], embeddings[1::2]
+        losses = [self.context_loss(*each, batch, share) for each in zip(queries, candidates, strict=True)]
+        return torch.stack(losses).sum(), (torch.cat([*queries], dim=1), torch.cat([*candidates], dim=1))
 
     def measure(self, measured: Measured) -> dict[str, float]:
         """The accuracies of the sum of the models' scores, and of each model under its encoder's name."""

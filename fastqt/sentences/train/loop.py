@@ -193,7 +193,7 @@ class Trainer:
                 if reports:
                     silent = False
                     rate = sentences / Moment.now().since(began).seconds
-                    line = measurements.line(loss, measured, validates) | self._rate()
+                    line = measurements.line(loss, measured, validates) | self._changing()
                     Moment.now().since(began).add_to(progress)
                     sentences, began = 0, Moment.now()
                     line = self._report(line | {"sentences_per_second": rate}, log, display)
@@ -257,22 +257,32 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         share = self.ranks.share(sizes or [len(batch.lengths)])
-        with self.precision.autocast():
-            loss, measured = self.objective.loss(batch, share)
-        self.precision.scaler.scale(loss).backward()
+        scaler = self.precision.scaler
+        if self.config.chunk is None:
+            with self.precision.autocast():
+                loss, measured = self.objective.loss(batch, share)
+            scaler.scale(loss).backward()
+        else:
+            with self.precision.autocast():
+                loss, measured = self.objective.backward_in_chunks(batch, share, scaler)
+
         self.ranks.sum_gradients(self.parameters)
-        self.precision.scaler.unscale_(self.optimizer)
+        scaler.unscale_(self.optimizer)
         for group in self.objective.clip_groups() if self.config.clip else ():
             clip_gradients(group, self.config.clip)
+
         self.precision.step(self.optimizer, self.schedule)
         self.objective.constrain(batch)
         return loss.detach(), tuple(map(_as_measured, measured))
 
-    def _rate(self) -> dict[str, float]:
-        """The learning rate of the last step, for metrics.jsonl, unless it is the same in all steps."""
-        if not has_schedule(self.config):
-            return {}
-        return {"learning_rate": self.config.learning_rate * self.factor(self.progress.step - 1)}
+    def _changing(self) -> dict[str, float]:
+        """What changes from step to step, for metrics.jsonl: the last learning rate, and a learnt scale."""
+        figures = {}
+        if has_schedule(self.config):
+            figures["learning_rate"] = self.config.learning_rate * self.factor(self.progress.step - 1)
+        if self.config.learn_scale:
+            figures["scale"] = self.model.loss.scale.detach().item()
+        return figures
 
     def _remaining_turns(self) -> Iterator[Turn]:
         progress = self.progress

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from fastqt.cached import cached_backward
 from fastqt.functional import contrastive_loss
 from fastqt.sentences.metrics import context_accuracy
 from fastqt.sentences.runs.config import TrainConfig
@@ -125,6 +126,40 @@ class Objective(ABC, Generic[B]):
         is this rank's part in a step; None where it computes the loss of its batch alone.
         """
 
+    def encoders(self) -> list[Callable[..., Tensor]]:
+        """The encoders of `inputs` whose embeddings `loss_of` takes, for models that may run in chunks."""
+        raise NotImplementedError
+
+    def inputs(self, batch: B | Batch) -> tuple[Tensor, Tensor]:
+        """What each encoder is given: tokens (R, L) and lengths (R,), on the model's device."""
+        return batch.tokens.to(self.device), batch.lengths.to(self.device)
+
+    def loss_of(
+        self, embeddings: Sequence[Tensor], batch: B | Batch, share: Share | None
+    ) -> tuple[Tensor, Measured]:
+        """What `loss` returns, from the embeddings (R, D) of each encoder."""
+        raise NotImplementedError
+
+    def backward_in_chunks(
+        self, batch: B | Batch, share: Share | None, scaler: torch.amp.GradScaler | None = None
+    ) -> tuple[Tensor, Measured]:
+        """What `loss` returns, without graph, after its gradients were added to those of the parameters.
+
+        The encoders run twice over `config.chunk` rows at a time; the loss sees the embeddings of all.
+        """
+        measured: list[Measured] = []
+
+        def loss(*embeddings: Tensor) -> Tensor:
+            value, tensors = self.loss_of(embeddings, batch, share)
+            measured.append(tensors)
+            return value
+
+        encoders, chunk = self.encoders(), self.config.chunk
+        assert chunk is not None  # for mypy: the settings have it
+        inputs = [self.inputs(batch)] * len(encoders)
+        value = cached_backward(encoders, inputs, loss, chunk_size=chunk, scaler=scaler)
+        return value, measured[0]
+
     @abstractmethod
     def measure(self, measured: Measured) -> dict[str, float]:
         """The metrics of a batch by name, from the tensors that `loss` returned."""
@@ -179,7 +214,16 @@ class ContextObjective(Objective[Batch]):
         return self._whole
 
     def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
-        queries, candidates = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
+        inputs = self.inputs(batch)
+        return self.loss_of([encoder(*inputs) for encoder in self.encoders()], batch, share)
+
+    def encoders(self) -> list[Callable[..., Tensor]]:
+        return [self.model.query_encoder, self.model.candidate_encoder]
+
+    def loss_of(
+        self, embeddings: Sequence[Tensor], batch: Batch, share: Share | None
+    ) -> tuple[Tensor, Measured]:
+        queries, candidates = embeddings
         return self.context_loss(queries, candidates, batch, share), (queries, candidates)
 
     def context_loss(self, queries: Tensor, candidates: Tensor, batch: Batch, share: Share | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fastqt.sentences.metrics import view_figures
 from fastqt.sentences.runs.views_model import mask_token
 from fastqt.sentences.text import Batch, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
-from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
+from fastqt.sentences.train.objectives import Measured, Objective, ShuffledObjective, group_options
 from fastqt.sentences.train.ranks import Share
 
 
@@ -34,7 +34,26 @@ class ViewsObjective(ShuffledObjective):
         negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or nothing (0,), and
         any hard negatives.
         """
-        z1, z2, *negatives = self._views(batch)
+        (encoder,) = self.encoders()
+        return self.loss_of([encoder(*self.inputs(batch))], batch, share)
+
+    def encoders(self) -> list[Callable[..., Tensor]]:
+        return [self.model.view]
+
+    def inputs(self, batch: Batch | Sample) -> tuple[Tensor, Tensor]:
+        """As of `Objective.inputs`: each sentence twice, for both of its views."""
+        tokens, lengths = super().inputs(batch)
+        return torch.cat([tokens, tokens]), torch.cat([lengths, lengths])
+
+    @property
+    def _views(self) -> int:
+        """How many views there are of each row of a batch."""
+        return 2
+
+    def loss_of(
+        self, embeddings: Sequence[Tensor], batch: Batch | Sample, share: Share | None
+    ) -> tuple[Tensor, Measured]:
+        z1, z2, *negatives = embeddings[0].chunk(self._views)
         module, options = self.model.loss, group_options(share)
         N = len(z1) if share is None else share.sentences
 
@@ -78,11 +97,6 @@ class ViewsObjective(ShuffledObjective):
         part = loss / self.ranks.total(chosen).clamp(min=1)
         return part + (self.ranks.total(part) - part.detach())
 
-    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
-        """Two views of each sentence, (B, D) each."""
-        z1, z2 = self.model(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        return z1, z2
-
     def measure(self, measured: Measured) -> dict[str, float]:
         z1, z2, partners, words, *negatives = measured
         config = self.config
@@ -117,10 +131,13 @@ class TripletsObjective(ViewsObjective):
     def _read_corpus(self) -> None:
         self.sentences = TripletCorpus(self.corpus, self.vocabulary)
 
-    def _views(self, batch: Batch | Sample) -> tuple[Tensor, ...]:
-        """A view of each column of the rows: anchors, positives and any hard negatives, (B, D) each."""
-        views: Tensor = self.model.view(batch.tokens.to(self.device), batch.lengths.to(self.device))
-        return views.chunk(self.sentences.width)
+    def inputs(self, batch: Batch | Sample) -> tuple[Tensor, Tensor]:
+        """The columns of the rows, one after the other: anchors, positives and any hard negatives."""
+        return Objective.inputs(self, batch)
+
+    @property
+    def _views(self) -> int:
+        return self.sentences.width
 
     def _held_out_batches(self) -> Iterator[Sample]:
         config = self.config

@@ -32,9 +32,10 @@ def trainers(planted, folder, number=2, progress=None, **options):
 
 
 @pytest.mark.parametrize("precision", SHORT)
-@pytest.mark.parametrize("encoder", ["gru", "transformer"])
-def test_each_step_is_that_of_torchs_autocast_and_scaler(planted, tmp_path, precision, encoder):
-    (ours, theirs), read = trainers(planted, tmp_path, precision=precision, encoder=encoder)
+@pytest.mark.parametrize(("encoder", "chunk"), [("gru", None), ("transformer", 50)])
+def test_each_step_is_that_of_torchs_autocast_and_scaler(planted, tmp_path, precision, encoder, chunk):
+    """Also where all sentences are one chunk, whose computation is that of a batch."""
+    (ours, theirs), read = trainers(planted, tmp_path, precision=precision, encoder=encoder, chunk=chunk)
     optimizer = torch.optim.Adam(theirs.parameters, lr=5e-4)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
     for batch in read[:3]:

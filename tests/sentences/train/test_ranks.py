@@ -122,7 +122,7 @@ def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(
     "kind",
     [
         {"model": "simcse", "dropout": 0.0},
-        {"model": "mixcse", "dropout": 0.0},
+        {"model": "mixcse", "dropout": 0.0, "learn_scale": True},
         {"model": "gloss-bow"},
         {"model": "gloss-pos", "latents": "all"},
     ],
@@ -193,7 +193,13 @@ def signalled(rank):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"schedule": "linear", "warmup": 0.5, "precision": "float16"}], ids=str
+    "options",
+    [
+        {},
+        {"schedule": "linear", "warmup": 0.5, "precision": "float16"},
+        {"chunk": 6, "encoder": "gru", "hidden_size": 4},
+    ],
+    ids=str,
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(pool, numbered, tmp_path, options):
     """Also in the middle of a warm-up of 7 steps, with a scaled loss."""
