@@ -152,7 +152,7 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
 
 def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
     from fastqt.sentences.runs.checkpoint import CHECKPOINT
-    from fastqt.sentences.train.summary import closing_table, next_commands
+    from fastqt.sentences.train.summary import closing_table, diagnoses, next_commands, speed
 
     if not outcome.taken:
         kept = "; with a higher --epochs or --steps it goes on" if Path(out, CHECKPOINT).exists() else ""
@@ -161,6 +161,9 @@ def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
     print(f"{out}: trained, {outcome.step} steps")
     if table := closing_table(Path(out)):
         print(f"\n{table}")
+    for text in (speed(Path(out)), *diagnoses(Path(out))):
+        if text:
+            print(f"\n{text}")
     if config.valid is None and config.dev is None:
         print("\nThese are figures of text that was trained on. Held-out text is given with --valid.")
     print("\nNext, for example:")

@@ -20,7 +20,7 @@ from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
 from fastqt.sentences.text import Batch, Lexicon, Sample, Span
 from fastqt.sentences.text.reader import check_rereadable
 from fastqt.sentences.train.choice import build_objective
-from fastqt.sentences.train.clock import Moment
+from fastqt.sentences.train.clock import Moment, Parts
 from fastqt.sentences.train.log import MetricsLog
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Turn
@@ -30,7 +30,7 @@ from fastqt.sentences.train.precision import Precision
 from fastqt.sentences.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
-from fastqt.sentences.train.ranks import Ranks, joined
+from fastqt.sentences.train.ranks import Ranks, Share, joined
 from fastqt.sentences.train.schedule import Factor, schedule_of
 from fastqt.sentences.train.state import follow_first, part_generators
 
@@ -152,6 +152,7 @@ class Trainer:
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
+        self.parts = Parts()
         self.precision = Precision(config.precision, device, progress)
         self.factor = Factor(config, self.last_step)
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
@@ -162,7 +163,7 @@ class Trainer:
         config, progress, ranks = self.config, self.progress, self.ranks
         measurements, line = self.measurements, dict[str, float]()
         self._announce(display_class)
-        sentences, first_step = 0, progress.step
+        sentences, tokens, first_step = 0, 0, progress.step
 
         with (
             contextlib.ExitStack() as stack,
@@ -176,9 +177,10 @@ class Trainer:
             line = self._measure_fresh_weights(log, display)
 
             stopped_by, silent, began = None, log is not None, Moment.now()
-            for turn in self._remaining_turns():
+            for turn in self.parts.reading(self._remaining_turns()):
                 loss, measured = self.step(turn.batch, turn.sizes)
                 sentences += sum(turn.sizes)
+                tokens += int(turn.batch.lengths.sum())
                 display.advance(sum(turn.sizes))
 
                 stopped_by = ranks.stop_signal(stop.signal)
@@ -192,11 +194,13 @@ class Trainer:
 
                 if reports:
                     silent = False
-                    rate = sentences / Moment.now().since(began).seconds
+                    spent = Moment.now().since(began)
+                    speed = {"sentences_per_second": sentences / spent.seconds, **self.parts.take()}
+                    speed["tokens_per_second"] = tokens / spent.seconds
                     line = measurements.line(loss, measured, validates) | self._changing()
                     Moment.now().since(began).add_to(progress)
-                    sentences, began = 0, Moment.now()
-                    line = self._report(line | {"sentences_per_second": rate}, log, display)
+                    sentences, tokens, began = 0, 0, Moment.now()
+                    line = self._report(line | speed, log, display)
                 elif silent and (spent := Moment.now().since(began)).cpu_seconds >= FIRST_REPORT:
                     silent = False
                     early = measurements.line(loss, measured, False)
@@ -257,29 +261,35 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         share = self.ranks.share(sizes or [len(batch.lengths)])
-        scaler = self.precision.scaler
-        if self.config.chunk is None:
-            with self.precision.autocast():
-                loss, measured = self.objective.loss(batch, share)
-            scaler.scale(loss).backward()
-        else:
-            with self.precision.autocast():
-                loss, measured = self.objective.backward_in_chunks(batch, share, scaler)
+        with self.parts.of("gradients"):
+            loss, measured = self._gradients(batch, share)
+            self.ranks.sum_gradients(self.parameters)
 
-        self.ranks.sum_gradients(self.parameters)
-        scaler.unscale_(self.optimizer)
-        for group in self.objective.clip_groups() if self.config.clip else ():
-            clip_gradients(group, self.config.clip)
-
-        self.precision.step(self.optimizer, self.schedule)
-        self.objective.constrain(batch)
+        with self.parts.of("optimiser"):
+            self.precision.scaler.unscale_(self.optimizer)
+            for group in self.objective.clip_groups() if self.config.clip else ():
+                clip_gradients(group, self.config.clip)
+            self.precision.step(self.optimizer, self.schedule)
+            self.objective.constrain(batch)
         return loss.detach(), tuple(map(_as_measured, measured))
+
+    def _gradients(self, batch: Batch | Sample, share: Share) -> tuple[Tensor, Measured]:
+        """Adds this rank's gradients of a step to those of the parameters; returns as `Objective.loss`."""
+        scaler = self.precision.scaler
+        with self.precision.autocast():
+            if self.config.chunk is not None:
+                return self.objective.backward_in_chunks(batch, share, scaler)
+            loss, measured = self.objective.loss(batch, share)
+        scaler.scale(loss).backward()
+        return loss, measured
 
     def _changing(self) -> dict[str, float]:
         """What changes from step to step, for metrics.jsonl: the last learning rate, and a learnt scale."""
         figures = {}
         if has_schedule(self.config):
             figures["learning_rate"] = self.config.learning_rate * self.factor(self.progress.step - 1)
+        if self.precision.has_scale:
+            figures["loss_scale"] = self.precision.scaler.get_scale()
         if self.config.learn_scale:
             figures["scale"] = self.model.loss.scale.detach().item()
         return figures

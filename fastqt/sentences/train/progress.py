@@ -11,8 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fastqt.sentences.train.clock import PARTS
+
 # Shown separately, or not at all.
-NOT_METRICS = {"step", "sentences_per_second", "seconds", "cpu_seconds", "learning_rate"}
+NOT_METRICS = {"step", "sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds"}
+NOT_METRICS |= {"learning_rate", "loss_scale", *(f"{part}_seconds" for part in PARTS)}
 HELD_OUT = "validation_"
 
 

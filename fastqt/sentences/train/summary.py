@@ -13,11 +13,16 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
 from fastqt.sentences.text.tables import is_table
+from fastqt.sentences.train.clock import PARTS
 
 HELD_OUT = "validation_"
 SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
-NOT_SHOWN = ("step", "sentences_per_second", "seconds", "cpu_seconds", "learning_rate", "chance")
+NOT_SHOWN = {"step", "sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds", "chance"}
+NOT_SHOWN |= {"learning_rate", "loss_scale", *(f"{part}_seconds" for part in PARTS)}
 SHORT = range(4, 13)  # words of a sentence that serves as an example
+NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
+COLLAPSED = -0.1  # uniformity above which vectors are nearly equal
+DIVERGED = 1.2  # times the first loss, above which the last one has risen
 LOOKED_AT = 2000  # sentences among which it is found
 
 Line = Mapping[str, float]
@@ -36,7 +41,7 @@ def closing_table(directory: Path) -> str:
     They are the held-out figures if metrics.jsonl has some, and otherwise those of the last batch; "" if the
     run has reported nothing.
     """
-    lines = [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
+    lines = _lines(directory)
     validated = [line for line in lines if _held_out(line)]
     if not validated:
         return _table("last batch of the corpus", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""
@@ -48,6 +53,66 @@ def closing_table(directory: Path) -> str:
     columns[f"step {validated[-1]['step']:,}"] = validated[-1]
     names = [name for name in validated[-1] if name.startswith((HELD_OUT, "dev_"))]
     return _table("held out", {key: {name: line[name] for name in names} for key, line in columns.items()})
+
+
+def speed(directory: Path) -> str:
+    """How fast a run was over all of its reports, and which shares each part of a step took; "" if unknown.
+
+    A run that waits for its text more than for everything else says so.
+    """
+    lines = [line for line in _lines(directory) if "tokens_per_second" in line]
+    seconds = {part: sum(line[f"{part}_seconds"] for line in lines) for part in PARTS}
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    rates = [
+        sum(line[f"{unit}_per_second"] for line in lines) / len(lines) for unit in ("sentences", "tokens")
+    ]
+    shares = ", ".join(f"{part} {value / total:.0%}" for part, value in seconds.items())
+    text = f"{rates[0]:,.0f} sentences/s, {rates[1]:,.0f} tokens/s; time: {shares}"
+    if seconds["data"] > total / 2:
+        text += "\nReading takes most of the time: unpack a compressed corpus, or put it on a faster disk."
+    return text
+
+
+def diagnoses(directory: Path) -> list[str]:
+    """What a run's figures say went wrong, in words, and what to try; empty if nothing did."""
+    lines = [line for line in _lines(directory) if "loss" in line]
+    if not lines:
+        return []
+    first, last = lines[0], lines[-1]
+    said = []
+    held_out = HELD_OUT if f"{HELD_OUT}chance" in last else ""
+    accuracies = [last.get(f"{held_out}{side}_accuracy") for side in ("forward", "backward")]
+    chance = last.get(f"{held_out}chance")
+    if chance is not None and sum(each or 0.0 for each in accuracies) < 2 * NEAR_CHANCE * chance:
+        said.append(
+            "The accuracies are near chance: this model has learnt little or nothing. Try more --epochs, "
+            "another --learning-rate, or a corpus with its sentences in the order in which they were written."
+        )
+
+    if (even := last.get("uniformity")) is not None and even > COLLAPSED:
+        said.append(
+            f"The vectors have collapsed: uniformity is {even:.3f}, and 0 where all are equal. Try a lower "
+            "--learning-rate, --warmup, or a higher --scale."
+        )
+
+    if last["loss"] > DIVERGED * first["loss"] > 0:
+        said.append(
+            f"The loss has risen from {first['loss']:.3f} at step {first['step']:,} to {last['loss']:.3f}. "
+            "Try a lower --learning-rate, --warmup, or a smaller --clip."
+        )
+
+    if 0 < last.get("loss_scale", 1.0) < 1:
+        said.append(
+            f"Gradients overflow float16 even where the loss is multiplied by {last['loss_scale']:.2g}, and "
+            "such steps are left out. Try --precision bfloat16."
+        )
+    return said
+
+
+def _lines(directory: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
 def _held_out(line: Line) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -59,9 +60,12 @@ def test_the_end_of_a_training_says_what_to_do_next(planted, tmp_path, capsys):
     assert main(["train", planted[0], "--valid", planted[1], "--out", run, *SMALL]) == 0
     out, err = capsys.readouterr()
     assert err.startswith(f"corpus      {planted[0]}: 480 sentences")
-    told, table, following = out.split("\n\n")
+    told, table, speed, *_, following = out.split("\n\n")
     assert told == f"{run}: trained, 12 steps"
     assert table.startswith("held out           fresh weights  step 12  chance\nloss ")
+    assert re.match(
+        r"[\d,]+ sentences/s, [\d,]+ tokens/s; time: data \d+%, gradients \d+%, optimiser \d+%", speed
+    )
     title, *commands = following.splitlines()
     assert title == "Next, for example:"
     neighbors, embed, _ = (shlex.split(command) for command in commands)

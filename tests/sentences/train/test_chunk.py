@@ -1,8 +1,11 @@
 """A batch that the encoders run in chunks has the gradients of the whole batch, in the memory of a chunk."""
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -110,3 +113,52 @@ def test_a_resumed_training_in_chunks_has_the_bits_of_a_whole_one(planted, tmp_p
 def test_what_has_no_chunks_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(("x",), **settings)
+
+
+# Prints by how many bytes the process grows in a step of `batch` sentences in chunks of 64, and in the loss
+# of embeddings that are there.
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.tools.memory import growth_of_process
+from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.preparation import read_corpus
+
+corpus, batch = sys.argv[1], int(sys.argv[2])
+config = TrainConfig((corpus,), model="simcse", encoder="transformer", layers=2, word_dim=128, heads=4,
+                     feedforward=512, batch_size=batch, chunk=64, device="cpu")
+vocabulary, progress = read_corpus(config, [corpus], 1)
+trainer = Trainer(config, [corpus], vocabulary, Path(), progress)
+turn = next(iter(trainer.objective.turns(progress)))
+small = trainer.objective.sentences.sample(np.arange(4))
+trainer.step(small)  # allocates the state of the optimiser
+step = growth_of_process(lambda: trainer.step(turn.batch))[1]
+embeddings = torch.randn(2 * batch, 128, requires_grad=True)
+loss = growth_of_process(lambda: trainer.objective.loss_of([embeddings], turn.batch, None)[0].backward())[1]
+print(step, loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not report the memory")
+def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_loss(tmp_path):
+    draw = random.Random(0)
+    words = [f"w{number}" for number in range(500)]
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n".join(" ".join(draw.choices(words, k=16)) for _ in range(4096)))
+
+    def growths(batch):
+        # With a mapping for each tensor, memory that is freed goes back, and malloc keeps nothing of it.
+        program = [sys.executable, "-c", GROWTH, str(corpus), str(batch)]
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144"}
+        done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
+        return map(int, done.stdout.split())
+
+    (small, _), (large, loss) = growths(64), growths(4096)
+    embeddings = 2 * 4096 * 128 * 4  # of two views of each sentence
+    mebibytes = [round(size / 2**20, 1) for size in (small, large, loss, embeddings)]
+    assert large < 1.3 * small + loss + embeddings, mebibytes
+    print(*mebibytes)

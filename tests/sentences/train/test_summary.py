@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.train.summary import closing_table, next_commands
+from fastqt.sentences.train.summary import closing_table, diagnoses, next_commands, speed
 
 
 def write(directory, *lines):
@@ -84,3 +84,45 @@ def test_the_next_commands_name_a_text_of_the_run(settings, text, tmp_path, monk
     assert neighbors == f"fastqt neighbors run {text or 'CORPUS'} --query {sentence}"
     assert embed == f"fastqt embed run {text or 'SENTENCES'} --out run/vectors.npy"
     assert evaluate == "fastqt evaluate run --baseline --data DIR"
+
+
+def reported(step, **figures):
+    """A line of a report, of which half of the time went into the data."""
+    times = {"data_seconds": 2.0, "gradients_seconds": 1.5, "optimiser_seconds": 0.5}
+    rates = {"sentences_per_second": 100.0, "tokens_per_second": 1500.0}
+    return {"step": step, "loss": 3.0, "forward_accuracy": 0.5, "backward_accuracy": 0.5, "chance": 0.01} | (
+        times | rates | figures
+    )
+
+
+def test_the_speed_of_a_run_is_told_with_the_parts_of_its_time(tmp_path):
+    write(tmp_path, held_out(0, 6, 0.004), reported(1), reported(2, tokens_per_second=2500.0))
+    assert speed(tmp_path) == "100 sentences/s, 2,000 tokens/s; time: data 50%, gradients 38%, optimiser 12%"
+    write(tmp_path, reported(1, data_seconds=2.5))
+    assert "Reading takes most of the time" in speed(tmp_path)
+    write(tmp_path, held_out(0, 6, 0.004))
+    assert speed(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"forward_accuracy": 0.012, "backward_accuracy": 0.011}, "The accuracies are near chance"),
+        ({"validation_forward_accuracy": 0.01, "validation_chance": 0.01}, "The accuracies are near chance"),
+        ({"uniformity": -0.02}, "The vectors have collapsed: uniformity is -0.020"),
+        ({"loss": 4.0}, "The loss has risen from 3.000 at step 1 to 4.000"),
+        ({"loss_scale": 0.25}, "Gradients overflow float16 even where the loss is multiplied by 0.25"),
+    ],
+    ids=str,
+)
+def test_what_went_wrong_is_told_in_words(tmp_path, figures, words):
+    write(tmp_path, reported(1), reported(2, **figures))
+    (said,) = diagnoses(tmp_path)
+    assert said.startswith(words)
+    assert "Try " in said
+
+
+def test_nothing_is_told_of_a_run_that_went_well(tmp_path):
+    fine = {"uniformity": -2.0, "loss": 2.0, "loss_scale": 65536.0}
+    write(tmp_path, held_out(0, 6, 0.004), reported(1), reported(2, **fine))
+    assert diagnoses(tmp_path) == []
