@@ -25,13 +25,20 @@ SMALL = {"word_dim": 6, "batch_size": 50, "report_every": 1, "learn_scale": True
 @pytest.mark.parametrize("chunk", [None, 13])
 def test_steps_are_those_of_a_logarithm_that_is_clamped(planted, tmp_path, chunk):
     config = TrainConfig(
-        (planted[0],), model="simcse", max_scale=20.3, learning_rate=0.01, clip=0.0, chunk=chunk, **SMALL
+        (planted[0],),
+        model="simcse",
+        scale=5.0,
+        max_scale=5.07,
+        learning_rate=0.01,
+        clip=0.0,
+        chunk=chunk,
+        **SMALL,
     )
     vocabulary = Vocabulary.build(Path(planted[0]).read_text().splitlines(), config.vocab_size)
     progress = Progress(sentences=500)
     trainer = Trainer(config, [planted[0]], vocabulary, tmp_path, progress)
     trainer.model.double()
-    learnt = torch.nn.Parameter(torch.tensor(math.log(20.0)).double())
+    learnt = torch.nn.Parameter(torch.tensor(math.log(5.0)).double())
     adam = torch.optim.Adam([learnt], lr=0.01)
     scales = []
     for _, turn in zip(range(6), trainer.objective.turns(progress), strict=False):
@@ -40,10 +47,10 @@ def test_steps_are_those_of_a_logarithm_that_is_clamped(planted, tmp_path, chunk
         adam.zero_grad()
         F.cross_entropy(scores, torch.arange(len(z1))).backward()
         adam.step()
-        learnt.data.clamp_(max=math.log(20.3))
+        learnt.data.clamp_(max=math.log(5.07))
         scales.append(trainer.model.loss.scale.detach().item())
         assert scales[-1] == pytest.approx(learnt.detach().exp().item(), rel=FLOAT64)
-    assert max(scales) <= 20.3 * (1 + 1e-12)
+    assert max(scales) == pytest.approx(5.07), "the limit was not reached"
     assert len(set(scales)) > 1
 
 
