@@ -30,6 +30,7 @@ from benchmarks.measure.run_tables import (
     logistic_table,
     machine,
     matryoshka_table,
+    peak_table,
     rows_of,
     torch_engine_table,
 )
@@ -48,29 +49,33 @@ PAGES = (
 )
 
 
+def quiet_run(path: Path) -> Run:
+    """A stored run, unless its machine was not quiet, which runs before 2026-11-25 do not say."""
+    run: Run = json.loads(path.read_text())
+    if run.get("disturbed"):
+        raise SystemExit(
+            f"{path.name}: measure again, the machine was not quiet: {'; '.join(run['disturbed'])}"
+        )
+    return run
+
+
 def newest_run() -> Run:
     """The latest stored run of the benchmarks, by the date in its name."""
-    return json.loads(max(RESULTS.glob("*-????-??-??.json"), key=lambda path: path.stem[-10:]).read_text())
+    return quiet_run(max(RESULTS.glob("*-????-??-??.json"), key=lambda path: path.stem[-10:]))
+
+
+def stored(name: str) -> Run:
+    """The run of benchmarks/bench_NAME.py, which is stored on its own."""
+    return quiet_run(RESULTS / f"{name.replace('_', '-')}.json")
 
 
 def stored_logistic() -> Run:
-    """The run of benchmarks/bench_logistic.py, which is stored on its own."""
-    return json.loads((RESULTS / "logistic.json").read_text())
-
-
-def stored_torch_engine() -> Run:
-    """The run of benchmarks/bench_torch_engine.py, which is stored on its own."""
-    return json.loads((RESULTS / "torch-engine.json").read_text())
-
-
-def stored_matryoshka() -> Run:
-    """The run of benchmarks/bench_matryoshka.py, which is stored on its own."""
-    return json.loads((RESULTS / "matryoshka.json").read_text())
+    return stored("logistic")
 
 
 def stored_distributed() -> list[Run]:
-    """The runs of benchmarks/bench_distributed.py, which are stored on their own, by loss and ranks."""
-    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("distributed-*.json"))]
+    """The runs of benchmarks/bench_distributed.py, by loss and ranks."""
+    return [quiet_run(path) for path in sorted(RESULTS.glob("distributed-*.json"))]
 
 
 def sections(run: Run) -> dict[str, Callable[[], str]]:
@@ -97,10 +102,12 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "largest": lambda: largest_sentence(run),
         "exactness": lambda: exactness.errors_table(exactness.stored()),
         "exactness machine": lambda: exactness.machine_line(exactness.stored()),
-        "torch engine": lambda: torch_engine_table(stored_torch_engine()),
-        "torch engine machine": lambda: machine(stored_torch_engine()),
-        "matryoshka": lambda: matryoshka_table(stored_matryoshka()),
-        "matryoshka machine": lambda: machine(stored_matryoshka()),
+        "torch engine": lambda: torch_engine_table(stored("torch_engine")),
+        "torch engine machine": lambda: machine(stored("torch_engine")),
+        "matryoshka": lambda: matryoshka_table(stored("matryoshka")),
+        "matryoshka machine": lambda: machine(stored("matryoshka")),
+        "peak": lambda: peak_table(stored("peak")),
+        "peak machine": lambda: machine(stored("peak")),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
         "distributed": lambda: distributed_table(stored_distributed()),

@@ -67,6 +67,26 @@ def torch_engine_table(run: Run) -> str:
     )
 
 
+def peak_table(run: Run) -> str:
+    """Shares of the peak of the multipliers, each of the same operations."""
+
+    def share(of: float | None) -> str:
+        return "–" if of is None else f"{of:.0%}"
+
+    def row(r: dict[str, Any]) -> tuple[str, ...]:
+        shares = [r["share"], *(r["shares"].get(name) for name in ("own", "torch", "eager"))]
+        return (
+            r["dtype"],
+            *(f"{r[size]:,}" for size in ("N", "D")),
+            milliseconds(r["seconds"]),
+            *map(share, shares),
+            times(r["times_faster_than_eager"]),
+        )
+
+    header = ("dtype", "N", "D", "fastqt ms", "fastqt", "its products", "torch's products", "eager", "faster")
+    return table(header, map(row, sorted(rows_of(run, "test_peak"), key=lambda r: r["dtype"], reverse=True)))
+
+
 def matryoshka_table(run: Run) -> str:
     """Five prefixes in one loss, beside the one loss, a loss of each of ours, and of plain PyTorch."""
     names = {"prefixes": "seconds", **{name: f"{name}_seconds" for name in ("one", "wrapper", "eager")}}

@@ -252,7 +252,7 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
 
 
 def show_config() -> None:
-    """Prints what fastqt computes with here: versions, BLAS, vector instructions, code for GPUs and GPUs.
+    """Prints what fastqt computes with: versions, products, vector instructions, GPUs and code for them.
 
     For each backend it prints "usable" or the reason why not, and for each device of this machine which
     backend computes there, the first that can.
@@ -271,7 +271,7 @@ def show_config() -> None:
         ("torch", report.versions()),
         ("python", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         ("threads", str(torch.get_num_threads())),
-        ("blas", report.blas()),
+        ("products", report.products()),
         ("simd", report.simd()),
         ("cuda", report.cuda_code()),
         *(("gpu", gpu) for gpu in found or [f"none: {report.why_no_gpu()}"]),

@@ -14,6 +14,8 @@ import torch
 from fastqt.devices import target_of
 from fastqt.engines import ops
 
+# The vector instructions of fastqt's own products, in the order of `Vectors` in csrc/cpu/panel_product.h.
+PRODUCT_LEVELS = ("none", "NEON", "AVX2", "AVX-512")
 FATBIN = struct.pack("<I", 0xBA55ED50)  # what a collection of code for GPUs begins with
 PTX, SASS = 1, 2  # kinds of its entries: code that the driver compiles, and code for one architecture
 # The levels that csrc/cpu is compiled for besides the oldest, and the flags of a processor that has them.
@@ -31,8 +33,16 @@ def versions() -> str:
     return f"{torch.__version__}, built for {built}"
 
 
+def products() -> str:
+    """What computes the matrix products of float32 on a CPU, in the CPU engine and the GRU."""
+    levels = (0, 0, 0) if ops.native_error is not None else torch.ops.fastqt.product_levels()
+    if levels[0] == 0:
+        return f"those of torch: {blas()}"
+    return f"fastqt's own, with {PRODUCT_LEVELS[levels[0]]} (torch: {blas()})"
+
+
 def blas() -> str:
-    """The library that computes torch's matrix products, and with them those of the CPU engine."""
+    """The library that computes torch's matrix products."""
     text = torch.__config__.show()
     if (found := re.search(r"Math Kernel Library Version (\S+?)-", text)) is not None:
         name = f"Intel MKL {found[1]}"

@@ -320,7 +320,10 @@ def test_float16(ranks, name):
 def test_learnt_pairs(ranks, name, exchange):
     converged = replace(LOSSES[name], converged=True)
     check(ranks, sharded(converged, UNEVEN[3], exchange=exchange), CONVERGED)
-    check(ranks, sharded(replace(converged, dtype=torch.float32), UNEVEN[3], exchange=exchange))
+    single = replace(converged, dtype=torch.float32)
+    # The gradients of CLIP's two directions, which nearly cancel, are rounded each.
+    walks = 2 if name == "prefixes-clip" else 1
+    check(ranks, sharded(single, UNEVEN[3], exchange=exchange), walks * TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,6 +65,18 @@ def test_the_library_of_matrix_products_is_named(monkeypatch, text, name):
     assert report.blas().split(";")[0] == name
 
 
+@pytest.mark.parametrize("level", range(len(report.PRODUCT_LEVELS)))
+def test_what_multiplies_on_a_cpu_is_named(monkeypatch, level):
+    operators = SimpleNamespace(product_levels=lambda: (level, level, 0))
+    monkeypatch.setattr(report.ops, "native_error", None)
+    monkeypatch.setattr(torch.ops, "fastqt", operators)
+    text = report.products()
+    if level == 0:
+        assert text == f"those of torch: {report.blas()}"
+    else:
+        assert text.startswith(f"fastqt's own, with {report.PRODUCT_LEVELS[level]} (torch: ")
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "level"),
     [
@@ -109,7 +122,7 @@ def test_every_line_has_a_name_and_words(monkeypatch, capsys):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     named = [line.split()[0] for line in lines_of(capsys)]
-    once = ["fastqt", "torch", "python", "threads", "blas", "simd", "cuda", "gpu"]
+    once = ["fastqt", "torch", "python", "threads", "products", "simd", "cuda", "gpu"]
     assert named == [*once, *["backend"] * 5, "device"]
     triton = next(line for line in lines_of(capsys) if line.startswith("backend  triton"))
     assert "it needs a GPU, and " in triton

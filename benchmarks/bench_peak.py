@@ -1,0 +1,84 @@
+"""The loss as a share of what a CPU's multipliers can do, beside eager PyTorch and matrix products alone.
+
+pytest --benchmark --benchmark-json benchmarks/results/peak.json benchmarks/bench_peak.py
+
+Everything has the same 6 N M D operations. The run is stored on its own, and only of a quiet machine: shares
+that are a few per cent apart say nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastqt
+from benchmarks.measure.baselines import eager_contrastive_loss, loss_products, window_matrix
+from benchmarks.measure.timing import in_turns_with
+from benchmarks.measure.workloads import embeddings, forward_and_backward
+from fastqt.engines import ops
+from tests.csrc import building
+
+SIZES = [(400, 1000), (512, 768), (1024, 768), (2048, 1024), (4096, 768), (8192, 768)]  # (N, D)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, float]:
+    """Operations a second of float32 and of bfloat16, on as many threads as torch has."""
+    if building.compiler() is None:
+        pytest.skip("no C++ compiler")
+    flags = ("-O2", "-std=c++20", "-pthread")
+    program = building.build({"benchmarks/peak.cpp": flags}, headers=(), link=("-pthread",))
+    printed = subprocess.run(
+        [program, str(torch.get_num_threads())], capture_output=True, text=True, check=True
+    )
+    return {name: 1e9 * float(rate) for name, rate in zip(DTYPES, printed.stdout.split(), strict=True)}
+
+
+def own_products(queries: Tensor, candidates: Tensor) -> dict[str, partial[None]]:
+    """The three products by fastqt's micro-kernels, where it has such for this processor."""
+    level = 0 if ops.native_error is not None else torch.ops.fastqt.product_levels()[1]
+    if level == 0 or queries.dtype is not torch.float32:
+        return {}
+    scores = queries.new_empty(len(queries), len(candidates))
+    outs = torch.empty_like(queries), torch.empty_like(candidates)
+
+    def run() -> None:
+        multiply = torch.ops.fastqt.own_product_
+        multiply(scores, queries, candidates.t(), 1.0, False, level)
+        multiply(outs[0], scores, candidates, 1.0, False, level)
+        multiply(outs[1], scores.t(), queries, 1.0, False, level)
+
+    return {"own": partial(run)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("N", "D"), SIZES)
+def test_peak(benchmark, N, D, dtype, peaks):
+    if peaks[dtype] == 0:
+        pytest.skip(f"this processor has no instructions for {dtype}")
+    leaves = [x.detach().to(DTYPES[dtype]).requires_grad_() for x in embeddings(N, N, D=D)]
+    values = [x.detach() for x in leaves]
+    targets = window_matrix(N, 1).to(DTYPES[dtype])
+    ours = forward_and_backward(lambda: fastqt.contrastive_loss(*leaves), *leaves)
+    others = {
+        "torch": partial(loss_products(*values), *values),
+        "eager": forward_and_backward(lambda: eager_contrastive_loss(*leaves, targets), *leaves),
+        **own_products(*values),
+    }
+    seconds, others_seconds = in_turns_with(benchmark, ours, others, max(5, min(60, int(2e11 / (N * N * D)))))
+
+    operations = 6 * N * N * D
+    benchmark.extra_info.update(
+        N=N,
+        D=D,
+        dtype=dtype,
+        peak=peaks[dtype],
+        share=operations / seconds / peaks[dtype],
+        shares={name: operations / each / peaks[dtype] for name, each in others_seconds.items()},
+        times_faster_than_eager=others_seconds["eager"] / seconds,
+    )
