@@ -100,6 +100,24 @@ def matryoshka_table(run: Run) -> str:
     return table(header, map(row, rows_of(run, "test_matryoshka")))
 
 
+def margin_table(run: Run) -> str:
+    """InfoNCE with a margin for false negatives, and with a guide, as multiples of the loss without."""
+    rows = (r for r in rows_of(run, "test_false_negatives") if r["backend"] == "cpu")
+    return table(
+        ("N", "D", "fastqt ms", "with the margin", "with a guide", "margin MiB", "guide MiB"),
+        (
+            (
+                f"{r['N']:,}",
+                f"{r['D']:,}",
+                milliseconds(r["seconds"]),
+                *(times(r["ratio_to_without"][name]) for name in ("margin", "guide")),
+                *(mebibytes(r["peak_above_gradients"][name]) for name in ("ours", "guide")),
+            )
+            for r in rows
+        ),
+    )
+
+
 def largest_sentence(run: Run) -> str:
     """Time and memory of the largest batch that plain PyTorch was measured with."""
     rows = [r for r in rows_of(run, "test_loss") if r["eager_seconds"] is not None]

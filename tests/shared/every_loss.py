@@ -236,8 +236,8 @@ def mixcse_released(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def captions(n: int) -> Tensor:
-    """(n, n) float64: an image's own text, and that of the next image."""
-    return torch.eye(n, dtype=torch.float64) + torch.eye(n, dtype=torch.float64).roll(1, 1) * (n > 1)
+    """(n, n): an image's own text, and that of the next image."""
+    return torch.eye(n) + torch.eye(n).roll(1, 1) * (n > 1)
 
 
 def call_several_positives(queries: Tensor, candidates: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ def test_steps_agree_with_numpy(planted, tmp_path, model):
         if model == "gloss-bow":
             words = (batch.tokens != 0).sum(1)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    times = {"sentences_per_second", "seconds", "cpu_seconds"}
+    times = {"sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds"}
+    times |= {"data_seconds", "gradients_seconds", "optimiser_seconds"}
     assert {"step", "loss", "loss_per_word", "latent_norm", *times} == line.keys()
     assert line["loss"] == pytest.approx(loss, rel=FLOAT32)
     assert line["loss_per_word"] == pytest.approx(loss * 48 / int(words.sum()), rel=FLOAT32)
