@@ -51,6 +51,12 @@ OF_WHOLE_BATCHES = """
     yield fastqt.similarity_distillation_loss(z[0], z[1])
     yield fastqt.similarity_distillation_loss(*z[:2], candidates=z[2], teacher_candidates=z[1])
 """
+OF_TWO_VIEWS = """
+    yield fastqt.dcl_loss(*z[:2], sigma=0.5, memory={memory!r})
+    yield fastqt.hcl_loss(*z[:2], memory={memory!r})
+    yield fastqt.cosface_loss(z[0], z[1], words, memory={memory!r})
+    yield fastqt.arcface_loss(z[0], z[1], words, memory={memory!r})
+"""
 OF_THREE_BLOCKS = """
     yield fastqt.mixcse_loss(*z[:2], form="released", memory={memory!r})
 """
@@ -81,6 +87,13 @@ def test_no_matrix_of_scores_in_ranking(memory):
 def test_no_matrix_in_losses_of_a_whole_batch():
     """At N = 16,384 a matrix of differences takes a GiB."""
     assert memory_growth(OF_WHOLE_BATCHES, "fast", small=64, N=16384) < 64
+
+
+@pytest.mark.slow
+@by_memory
+def test_no_matrix_of_two_views_or_classes(memory):
+    """At N = 8,192 a matrix of scores takes 256 MiB, and that of all 2 N views four times as much."""
+    assert memory_growth(OF_TWO_VIEWS, memory, small=64, N=8192) < 160
 
 
 @pytest.mark.slow
