@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.corpus import write_corpus
 from benchmarks.measure.machine import processor_and_versions
 from fastqt.sentences.runs import checkpoint
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.config import TrainConfig, with_tuples
 from fastqt.sentences.runs.files import PARTIAL
 from fastqt.sentences.runs.tensor_files import open_tensors
 
@@ -68,7 +68,7 @@ def _train(line: str) -> None:
     settings, out, digests = json.loads(line)
     if digests is not None:
         _record_digests(Path(digests))
-    train(TrainConfig(**settings | {"corpus": tuple(settings["corpus"])}), out, resume=True)
+    train(TrainConfig(**with_tuples(settings)), out, resume=True)
 
 
 def _record_digests(path: Path) -> None:

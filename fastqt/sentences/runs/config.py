@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
@@ -57,9 +58,7 @@ class TrainConfig(TrainSettings):
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
 
-        for setting in fields(cls):  # JSON has lists alone
-            if str(setting.type).startswith("tuple") and isinstance(values.get(setting.name), list):
-                values[setting.name] = tuple(values[setting.name])
+        values = with_tuples(values)
         corpus = values.pop("corpus", None)
         if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
             raise InputError(f"{path}: encoder: want a text, got None")
@@ -84,6 +83,15 @@ class TrainConfig(TrainSettings):
             raise InputError(
                 f"cannot resume: vectors is {self.vectors!r}, but the run was started with {stored.vectors!r}"
             )
+
+
+def with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that were read from JSON, which has lists where a setting is a tuple."""
+    tuples = {setting.name for setting in fields(TrainConfig) if str(setting.type).startswith("tuple")}
+    return {
+        name: tuple(value) if name in tuples and isinstance(value, list) else value
+        for name, value in values.items()
+    }
 
 
 # These settings do not change what a step computes, so a resumed run may change them.

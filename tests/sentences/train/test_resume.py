@@ -306,13 +306,13 @@ def test_a_damaged_checkpoint_is_refused(planted, tmp_path):
 TRAINER = """
 import json, os, sys
 import torch
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.config import TrainConfig, with_tuples
 from fastqt.sentences.train import train
 torch.set_num_threads(1)
 
 def run(line):
     settings, out = json.loads(line)
-    train(TrainConfig(**settings | {"corpus": tuple(settings["corpus"])}), out, resume=True)
+    train(TrainConfig(**with_tuples(settings)), out, resume=True)
 
 run(sys.stdin.readline())
 print("ready", flush=True)
