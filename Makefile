@@ -12,7 +12,7 @@ CSRC   := $(shell find csrc -type f)
 # files takes each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all bench soak fuzz sanitize ports wheel stub lint clean
+.PHONY: demo docs test test-all bench emulate soak fuzz sanitize ports wheel stub lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -41,6 +41,13 @@ bench: .venv/built
 		--ignore benchmarks/bench_maxsim.py --ignore benchmarks/bench_false_negatives.py \
 		--ignore benchmarks/bench_distributed.py
 	$(BIN)/python -m benchmarks.measure.render
+
+# Every loss on Triton's kernels, executed from their PTX for two GPUs: in lockstep, with each warp alone, and in so
+# many random orders. It fails where anything is reported. It takes hours of one processor.
+ORDERS ?= 10
+emulate: .venv/built
+	$(BIN)/python -m tests.shared.emulated_losses 80 --orders $(ORDERS)
+	$(BIN)/python -m tests.shared.emulated_losses 90 --orders $(ORDERS)
 
 # A training that is killed and resumed so many times, and then one of so many minutes, whose memory, file
 # descriptors and threads must stay flat.

@@ -96,6 +96,16 @@ def test_in_random_order(arch, name):
     check(results(arch, IN_RANDOM_ORDER[arch], "random")[name])
 
 
+@pytest.mark.slow
+def test_all_schedules_of_one_loss():
+    """What `make emulate` runs of every loss; the command fails where anything is reported."""
+    found = lines(80, "overflow, negatives", "--orders", 2)
+    schedules = [(result["schedule"], result["seed"]) for result in found]
+    assert schedules == [("lockstep", 0), ("alone", 0), ("random", 0), ("random", 1)]
+    for result in found:
+        check(result)
+
+
 def test_every_loss_is_listed():
     assert sorted(lines("--list")[0]) == sorted((*ALL[80], *ALL[90]))
 

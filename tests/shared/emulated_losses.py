@@ -1,9 +1,10 @@
 """Whole losses whose Triton kernels are executed from PTX, beside those of plain PyTorch and of float64.
 
 python -m tests.shared.emulated_losses 90 --schedule random --seed 3      # all losses on one architecture
+python -m tests.shared.emulated_losses 90 --orders 10     # in lockstep, alone and in ten random orders
 python -m tests.shared.emulated_losses --faults                           # what is planted into the kernels
 
-A line of JSON is printed for each.
+A line of JSON is printed for each. With --orders the command fails where anything is reported.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -356,12 +358,18 @@ def faults() -> None:
     print(json.dumps({**result, "fault": "two warps have an element", "wanted": "race"}), flush=True)
 
 
+def schedules(orders: int) -> list[tuple[str, int]]:
+    """Warps in lockstep, each alone, and in so many random orders: a schedule and its seed."""
+    return [("lockstep", 0), ("alone", 0), *(("random", seed) for seed in range(orders))]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("arch", type=int, nargs="?")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--schedule", default="lockstep")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--orders", type=int, help="all schedules, of which so many are random")
     parser.add_argument("--faults", action="store_true", help="plant faults into the kernels")
     parser.add_argument("--list", action="store_true", help="print the names of the losses")
     asked = parser.parse_args()
@@ -371,6 +379,13 @@ if __name__ == "__main__":
     elif asked.faults:
         faults()
     else:
-        for name in asked.names or LOSSES:
-            if asked.arch in LOSSES[name].archs:
-                print(json.dumps(run(name, asked.arch, asked.schedule, asked.seed)), flush=True)
+        chosen = [(asked.schedule, asked.seed)] if asked.orders is None else schedules(asked.orders)
+        sound = True
+        for schedule, seed in chosen:
+            for name in asked.names or LOSSES:
+                if asked.arch in LOSSES[name].archs:
+                    result = run(name, asked.arch, schedule, seed)
+                    sound &= result["finite"] and not result["reports"]
+                    print(json.dumps({**result, "schedule": schedule, "seed": seed}), flush=True)
+        if asked.orders is not None and not sound:
+            sys.exit("reported: see the lines above")
