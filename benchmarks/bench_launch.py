@@ -57,6 +57,8 @@ def scores_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "EVEN_M": True,
         "EVEN_D": True,
         "DESCRIPTORS": False,
+        "FAR": False,
+        "ROUND": False,
         "UNIT": 8,
         "COMPUTE": tl.bfloat16,
         "PRECISION": "ieee",
@@ -77,8 +79,8 @@ def scores_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return positional, named
 
 
-def row_stats_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A launch of the kernel of the row statistics for the same chunk."""
+def sigmoid_row_stats_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A launch of the kernel of a sigmoid's row statistics for the same chunk."""
 
     def rows(dtype: torch.dtype) -> Tensor:
         return torch.empty(N, dtype=dtype)
@@ -86,29 +88,25 @@ def row_stats_arguments(first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     targets = [torch.empty(2 * N, dtype=dtype) for dtype in (torch.int64, torch.float64, torch.float32)]
     positional = (
         torch.empty(M // 128, CHUNK),
-        rows(torch.float32),
         torch.empty(N + 1, dtype=torch.int64),
         *targets,
         rows(torch.bool),
         None,
-        rows(torch.float64),
-        rows(torch.int32),
-        rows(torch.int32),
-        *(rows(torch.float64) for _ in range(4)),
+        *(rows(torch.float64) for _ in range(2)),
         torch.empty(2 * N),
         None,
         CHUNK,
         M // 128,
         first,
     )
-    named = {"ZEROED": True, "ROW_NEGATIVE": 0, "LOG_SUM_EXP": False, "BLOCK_ROWS": 8, "BLOCK": 32}
+    named = {"ZEROED": True, "ROW_NEGATIVE": 0, "BLOCK_ROWS": 8, "BLOCK": 32}
     return positional, {**named, "num_warps": 4, "enable_fp_fusion": True}
 
 
 def launches() -> dict[str, dict[str, Callable[[], None]]]:
     """For each kernel both ways of launching it, for one chunk after the other."""
-    from fastqt.kernels.row_stats import row_stats_kernel
     from fastqt.kernels.scores.mainloop import scores_kernel
+    from fastqt.kernels.sigmoid import sigmoid_row_stats_kernel
 
     def repeated(kernel: Any, arguments: Callable[[int], Any]) -> Callable[[], None]:
         # An offset of 0 and one of 1 have code of their own, where 1 is possible.
@@ -121,7 +119,7 @@ def launches() -> dict[str, dict[str, Callable[[], None]]]:
 
         return run
 
-    cases = ((scores_kernel, scores_arguments), (row_stats_kernel, row_stats_arguments))
+    cases = ((scores_kernel, scores_arguments), (sigmoid_row_stats_kernel, sigmoid_row_stats_arguments))
     return {
         planned.jit_function.__name__: {
             "triton": repeated(planned.jit_function, arguments),
