@@ -37,6 +37,8 @@ def extension(sanitizers: str) -> Path:
         *("-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"),
         *(*sanitize, *(f"-isystem{path}" for path in includes)),
     )
+    if sanitizers == "thread":  # which misjudges the variables of threads, if a library is loaded late
+        flags += ("-ftls-model=initial-exec",)
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     return building.build(
         dict.fromkeys(sources, flags),

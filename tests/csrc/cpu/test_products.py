@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -9,6 +12,17 @@ from fastqt.engines import ops
 from tests.csrc.cpu.sums import bound
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Only products belong inside: ThreadSanitizer does not know the threads of torch's operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def own_level() -> int:
@@ -27,25 +41,20 @@ def test_threads_share_a_product(shape, threads):
     generator = torch.Generator().manual_seed(m)
     a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
     before = torch.randn(m, n, generator=generator)
-    count = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        out, added = torch.full((n, m), torch.nan).t(), before.clone()
-        torch.ops.fastqt.own_product_(out, a, b, 2.0, False, level)
-        torch.ops.fastqt.own_product_(added, a, b, 2.0, True, level)
-        torch.set_num_threads(1)
-        alone, added_alone = torch.empty(m, n), before.clone()
-        torch.ops.fastqt.own_product_(alone, a, b, 2.0, False, level)
-        torch.ops.fastqt.own_product_(added_alone, a, b, 2.0, True, level)
-    finally:
-        torch.set_num_threads(count)
+    outs = [torch.full((n, m), torch.nan).t(), torch.empty(m, n)]
+    sums = [before.clone(), before.clone()]
+    for count, out, added in zip((threads, 1), outs, sums, strict=True):
+        with threads_of_torch(count):
+            torch.ops.fastqt.own_product_(out, a, b, 2.0, False, level)
+            torch.ops.fastqt.own_product_(added, a, b, 2.0, True, level)
+    out, added = outs[0], sums[0]
     exact = 2 * (a.double() @ b.double())
     limit = 2 * torch.from_numpy(bound(a.numpy(), b.numpy())) + 2**-22 * exact.abs()
     assert ((out - exact).abs() <= limit).all()
     assert ((added - before - exact).abs() <= limit + 2**-22 * before.abs()).all()
     # Whatever a thread has of it, the terms of a number are added up in one order.
-    assert torch.equal(alone, out)
-    assert torch.equal(added_alone, added)
+    assert torch.equal(*outs)
+    assert torch.equal(*sums)
 
 
 @pytest.mark.parametrize("k", [300, 1024, 8192])
@@ -88,19 +97,15 @@ def test_packed_matrices_have_the_same_products(bfloat16, threads):
     if level == 0:
         pytest.skip("nothing here is multiplied by the own products")
     generator = torch.Generator().manual_seed(0)
-    count = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        for rows, depth, columns in ((300, 1100, 330), (3, 2500, 700), (40, 7, 1000)):
-            left = torch.randn(rows, depth, generator=generator)
-            matrix = torch.randn(columns, depth, generator=generator).t()
-            out, packed_out = torch.empty(rows, columns), torch.empty(rows, columns)
+    for rows, depth, columns in ((300, 1100, 330), (3, 2500, 700), (40, 7, 1000)):
+        left = torch.randn(rows, depth, generator=generator)
+        matrix = torch.randn(columns, depth, generator=generator).t()
+        out, packed_out = torch.empty(rows, columns), torch.empty(rows, columns)
+        packed = torch.ops.fastqt.pack_matrix(matrix, rows, bfloat16)
+        with threads_of_torch(threads):
             torch.ops.fastqt.own_product_(out, left, matrix, 1.0, False, level)
-            packed = torch.ops.fastqt.pack_matrix(matrix, rows, bfloat16)
             torch.ops.fastqt.packed_product_(packed_out, left, matrix, packed, False, bfloat16)
-            assert torch.equal(packed_out, out)
-    finally:
-        torch.set_num_threads(count)
+        assert torch.equal(packed_out, out)
 
 
 def test_not_finite_numbers_reach_their_row_and_column_alone():
