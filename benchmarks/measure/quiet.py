@@ -39,16 +39,16 @@ class Watch:
 
     def reasons(self) -> list[str]:
         """Why the run is to be thrown away; nothing if the machine was quiet."""
-        found = []
+        reasons = []
         if self.rates and min(self.rates) < (1 - MOST_SCATTER) * max(self.rates):
             slowest, fastest = (f"{rate / 1e9:,.0f}" for rate in (min(self.rates), max(self.rates)))
-            found.append(f"the same product ran at {slowest} to {fastest} GFLOP/s")
+            reasons.append(f"the same product ran at {slowest} to {fastest} GFLOP/s")
         if self.loads and max(self.loads) > torch.get_num_threads() + MOST_LOAD:
-            found.append(f"{max(self.loads):.1f} processes were running")
+            reasons.append(f"{max(self.loads):.1f} processes were running")
         stolen = self.stolen()
         if stolen > MOST_STOLEN:
-            found.append(f"the host took {stolen:.0%} of the processors' time")
-        return found
+            reasons.append(f"the host took {stolen:.0%} of the processors' time")
+        return reasons
 
     def stolen(self) -> float:
         """The share of the processors' time that the host of a virtual machine took since the first probe."""
