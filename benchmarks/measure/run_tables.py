@@ -361,6 +361,8 @@ TABLES: dict[str, tuple[Callable[[Run], str], tuple[str, ...]]] = {
     "loss": (loss_table, ("test_loss",)),
     "torch engine": (torch_engine_table, ("test_torch_engine",)),
     "matryoshka": (matryoshka_table, ("test_matryoshka",)),
+    "margin": (margin_table, ("test_false_negatives",)),
+    "peak": (peak_table, ("test_peak",)),
     "family": (family_table, ("test_family",)),
     "bfloat16": (bfloat16_table, ("test_bfloat16",)),
     "bfloat16 error": (bfloat16_error_table, ("test_bfloat16_error",)),

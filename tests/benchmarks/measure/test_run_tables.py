@@ -13,12 +13,8 @@ from benchmarks.measure import run_tables
 from benchmarks.measure.render import PAGES, newest_run
 from benchmarks.paths import ROOT
 
-OWN_RUNS = {
-    "logistic",
-    "distributed",
-    "torch engine",
-    "matryoshka",
-}  # tables of runs that are stored on their own
+# Tables of runs that are stored on their own.
+OWN_RUNS = {"logistic", "distributed", "torch engine", "matryoshka", "margin", "peak"}
 
 
 def test_the_tables_of_a_stored_run_are_those_of_the_documents():
