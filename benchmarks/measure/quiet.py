@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 SIZE = 640  # of the square matrices of a probe
-TRIES = 20  # the least of so many times is a probe's: a single interruption is no disturbance
+TRIES = 60  # the least of so many times is a probe's: a single interruption is no disturbance
 MOST_SCATTER = 0.1  # of the rates of a run, relative to the best
 MOST_STOLEN = 0.02  # of the processors' time, taken by the host
 MOST_LOAD = 1.0  # running processes beside those of the benchmark's threads
@@ -33,6 +33,7 @@ class Watch:
     def probe(self) -> None:
         if self.begin is None:
             self.begin = ticks()
+            product_rate()  # the first of a process also starts torch's threads
         self.rates.append(product_rate())
         if hasattr(os, "getloadavg"):
             self.loads.append(os.getloadavg()[0])

@@ -11,7 +11,7 @@ from benchmarks.measure.render import quiet_run
 
 def watched(monkeypatch, rates=(1e11, 0.95e11), load=1.0, ticks=((1000, 0), (3000, 10))):
     """A watch that has probed a machine with these rates, loads and ticks."""
-    given, counted = iter(rates), iter([*ticks, *ticks[-1:] * len(rates)])
+    given, counted = iter([1.0, *rates]), iter([*ticks, *ticks[-1:] * len(rates)])
     monkeypatch.setattr(quiet, "product_rate", lambda: next(given))
     monkeypatch.setattr(quiet.os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(quiet, "ticks", lambda: next(counted))
