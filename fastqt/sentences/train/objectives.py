@@ -127,8 +127,11 @@ class Objective(ABC, Generic[B]):
         """
 
     def encoders(self) -> list[Callable[..., Tensor]]:
-        """The encoders of `inputs` whose embeddings `loss_of` takes, for models that may run in chunks."""
-        raise NotImplementedError
+        """The encoders of `inputs` whose embeddings `loss_of` takes, for models that may run in chunks.
+
+        Settings with `chunk` are refused for the other models, so that nobody asks these.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not run in chunks")
 
     def inputs(self, batch: B | Batch) -> tuple[Tensor, Tensor]:
         """What each encoder is given: tokens (R, L) and lengths (R,), on the model's device."""
@@ -137,8 +140,8 @@ class Objective(ABC, Generic[B]):
     def loss_of(
         self, embeddings: Sequence[Tensor], batch: B | Batch, share: Share | None
     ) -> tuple[Tensor, Measured]:
-        """What `loss` returns, from the embeddings (R, D) of each encoder."""
-        raise NotImplementedError
+        """What `loss` returns, from the embeddings (R, D) of each encoder, for the same models."""
+        raise NotImplementedError(f"{type(self).__name__} does not run in chunks")
 
     def backward_in_chunks(
         self, batch: B | Batch, share: Share | None, scaler: torch.amp.GradScaler | None = None
