@@ -22,7 +22,7 @@ from fastqt.sentences.runs.config import TrainConfig
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
-    from fastqt.sentences.inference.encoder import SentenceEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder, Side
     from fastqt.sentences.train.loop import Outcome
 
 # torch reads this variable when it allocates its first tensor. With it, large tensors lie in huge pages, and
@@ -181,10 +181,13 @@ def _load(
     return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), inference)
 
 
-def _embed(model: str, input: str, out: str, raw: bool, device: str, inference: Inference | None) -> int:
+def _embed(
+    model: str, input: str, out: str, raw: bool, side: Side, device: str, inference: Inference | None
+) -> int:
     from fastqt.sentences.inference.embed import write_vectors
 
-    rows, width = write_vectors(_load(model, device, inference), input, out, normalize=not raw)
+    encoder = _load(model, device, inference)
+    rows, width = write_vectors(encoder, input, out, normalize=not raw, side=side)
     print(f"{out}: {rows} x {width} float32")
     return 0
 

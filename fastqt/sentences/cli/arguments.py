@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from fastqt._version import __version__
 from fastqt.sentences.cli import analogy, compilation, evaluate, mine, retrieve
 from fastqt.sentences.cli.inference import add_inference
-from fastqt.sentences.cli.kinds import add_device, add_value
+from fastqt.sentences.cli.kinds import Appended, add_device, add_value, several
 from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
@@ -27,6 +27,9 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "float": (_number, "X"),
     "str": (str, "X"),
     "tuple[float, float]": (_two_numbers, "X,X"),
+    "tuple[int, ...]": (several(_integer), "N,N"),
+    "tuple[float, ...]": (several(_number), "X,X"),
+    "tuple[str, ...]": (several(str), "X,X"),
 }
 
 
@@ -66,8 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
         usage="fastqt train [options] --out DIR [CORPUS ...]",
         description="Text files are UTF-8, also as .gz or .xz, with one sentence per line and a blank line "
         "between documents. Each row of a .parquet or .arrow file, or of a folder that the datasets library "
-        "wrote, is a sentence. With --model simcse or mixcse each line of a .tsv file, also as .tsv.gz or "
-        ".tsv.xz, is an anchor, its positive and, for simcse, any hard negatives, with tabs between them.",
+        "wrote, is a sentence. With --model pairs each line is a query, its positive and any hard negatives, "
+        "with tabs between them. With --model simcse or mixcse so is each line of a .tsv file, also as "
+        ".tsv.gz or .tsv.xz, but mixcse has no hard negatives.",
     )
     train.add_argument(
         "corpus",
@@ -110,6 +114,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--raw",
         action="store_true",
         help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
+    )
+    embed.add_argument(
+        "--side",
+        default="query",
+        choices=("query", "document"),
+        help="which prompt of a run of pairs the lines get (default: query)",
     )
     add_inference(embed)
     add_device(embed)
@@ -228,8 +238,15 @@ def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
         )
         return
 
+    if name == "teacher":
+        parser.add_argument(
+            "--teacher", action=Appended, type=_path, default=argparse.SUPPRESS, help=help, metavar="X.npy"
+        )
+        return
+
     kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
-    choices = metadata["choices"] or None
+    # Of several values, the settings check each.
+    choices = None if str(setting.type).startswith("tuple") else metadata["choices"] or None
     parser.add_argument(
         f"--{name.replace('_', '-')}",
         type=kind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 
 def path(text: str) -> str:
@@ -38,6 +39,28 @@ def two_numbers(text: str) -> tuple[float, ...]:
     if len(numbers) != 2:
         raise argparse.ArgumentTypeError(f"want two numbers with a comma between them, got {text!r}")
     return numbers
+
+
+def several(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Values of a kind with commas between them."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        return tuple(kind(each.strip()) for each in text.split(","))
+
+    return values
+
+
+class Appended(argparse.Action):
+    """An option that may be repeated: its values become a tuple, which has no default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), values))
 
 
 def add_value(

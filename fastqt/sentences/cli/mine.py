@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         help="find hard negatives for pairs of texts, to train on",
         description="Each line of PAIRS is a query, a tab and its positive. Negatives are near to the query "
         "among the positives of other queries and the sentences of --corpus. What is written is read by "
-        "train --model simcse.",
+        "train --model pairs and by train --model simcse.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
     parser.add_argument(

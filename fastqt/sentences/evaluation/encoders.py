@@ -10,6 +10,7 @@ from fastqt.errors import InputError
 from fastqt.nn.gloss_inference import Inference
 from fastqt.options import Device
 from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder
+from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.vectors import Encode
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.latents import set_inference
@@ -91,7 +92,10 @@ def load_encoder(
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
     if inference not in (None, Inference()):
         description += f" {inference}"
-    return NamedEncoder(partial(encoder.encode, normalize=not raw), joined_digest(description, key))
+    encode: Encode = partial(encoder.encode, normalize=not raw)
+    if any(encoder.prompts):
+        encode = PromptedEncode(encoder, normalize=not raw)
+    return NamedEncoder(encode, joined_digest(description, key))
 
 
 def _settings_digest(directory: Path) -> str:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.classification import PAPER_GRID
+from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.tasks import Options, SSTTraining, read_tasks
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
 from fastqt.sentences.runs.files import write_atomically
@@ -145,6 +146,9 @@ def evaluate(
     options = Options(seed, tuple(grid), sst, tokenised, t)
     _check(options)
     chosen = read_tasks(Path(data), tasks, options)
+    if isinstance(encode, PromptedEncode):
+        chosen = {name: encode.prompted(task) for name, task in chosen.items()}
+        encode = encode.plain
 
     start = time.perf_counter()
     texts = chain.from_iterable(task.texts() for task in chosen.values())

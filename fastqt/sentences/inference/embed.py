@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -11,7 +12,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder, Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
 from fastqt.sentences.text.reader import read_lines
 
@@ -20,17 +21,23 @@ LINES = 8192  # that are encoded together, so that memory does not grow with sho
 
 
 def write_vectors(
-    encoder: SentenceEncoder, source: str, out: str | Path, *, normalize: bool = True
+    encoder: SentenceEncoder,
+    source: str,
+    out: str | Path,
+    *,
+    normalize: bool = True,
+    side: Side = "query",
 ) -> tuple[int, int]:
     """Writes the vectors of the lines of a text file to an .npy file; returns the shape of the matrix.
 
     The matrix is float32, with a row for each line, in order; that of a blank line is zero. The text is
     streamed, so memory does not grow with it: `source` as in `fastqt.sentences.text.read_blocks`, and `out`
     as in `fastqt.sentences.runs.files.write_atomically`. `normalize` scales each vector to norm 1; for
-    QuickThoughts, each of its two halves.
+    QuickThoughts, each of its two halves. `side` is as in `SentenceEncoder.encode`.
     """
     check_ending(out, ENDING)
     rows, width = 0, encoder.model.embedding_dim
+    encode = partial(encoder.encode, normalize=normalize, side=side)
 
     def write(partial: Path) -> None:
         nonlocal rows
@@ -38,7 +45,7 @@ def write_vectors(
         with partial.open("wb") as file:
             _write_header(file, rows, width)
             for lines in _parts(source):
-                vectors = _vectors_of_lines(encoder, lines, width, normalize)
+                vectors = _vectors_of_lines(encode, lines, width)
                 file.write(vectors.data)
                 rows += len(vectors)
                 blank = blank and not any(lines)
@@ -63,11 +70,11 @@ def _parts(source: str) -> Iterator[list[str]]:
 
 
 def _vectors_of_lines(
-    encoder: SentenceEncoder, lines: list[str], width: int, normalize: bool
+    encode: Callable[[list[str]], NDArray[np.float32]], lines: list[str], width: int
 ) -> NDArray[np.float32]:
     vectors = np.zeros((len(lines), width), dtype=np.float32)
     if sentences := [line for line in lines if line]:
-        vectors[[bool(line) for line in lines]] = encoder.encode(sentences, normalize=normalize)
+        vectors[[bool(line) for line in lines]] = encode(sentences)
     return vectors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +16,15 @@ from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_model, load_mo
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
 from fastqt.sentences.runs.model import Model, build_model, choose_device, model_digest, outline
+from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.tensor_files import open_tensors
-from fastqt.sentences.text import Encoded, Lexicon, pad
+from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
 BATCH_SIZE = 512  # sentences that are encoded together
+NO_PROMPTS = Prompts()
+
+Side: TypeAlias = Literal["query", "document"]
+"""What a text is, for a model that was trained with prompts."""
 
 
 @dataclass
@@ -26,13 +32,14 @@ class SentenceEncoder:
     """A model with its vocabulary, which turns text into vectors.
 
     The model is in evaluation mode on `device`. `digest` is the `model_digest` of the directory that it was
-    loaded from, None if that was not asked for.
+    loaded from, None if that was not asked for. `prompts` is what the model's texts begin with.
     """
 
     model: Model
     vocabulary: Lexicon
     device: torch.device
     digest: str | None = None
+    prompts: Prompts = NO_PROMPTS
 
     @classmethod
     def load(
@@ -57,17 +64,23 @@ class SentenceEncoder:
             load_model(directory / MODEL, model)
         chosen = choose_device(device)
         known = model_digest(directory) if with_digest else None
-        return cls(model.to(chosen).eval(), vocabulary, chosen, known)
+        return cls(model.to(chosen).eval(), vocabulary, chosen, known, prompts_of(config))
 
     @torch.inference_mode()
-    def encode(self, sentences: list[str], *, normalize: bool = True) -> NDArray[np.float32]:
+    def encode(
+        self, sentences: list[str], *, normalize: bool = True, side: Side = "query"
+    ) -> NDArray[np.float32]:
         """Encodes n sentences, none of them blank: (n, model.embedding_dim) float32, in their order.
 
-        `normalize` scales each vector to norm 1; for QuickThoughts, each of the two encoders' halves.
+        `normalize` scales each vector to norm 1; for QuickThoughts, each of the two encoders' halves. The
+        prompt of `side` stands in front of each sentence; texts that are compared with their like are
+        queries.
         """
-        ids, lengths = self.vocabulary.encode(sentences)
+        prompt = self.prompts.query if side == "query" else self.prompts.document
+        ids, lengths = self.vocabulary.encode([prompt + text for text in sentences] if prompt else sentences)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(lengths, kind="stable")
+
         vectors: list[NDArray[np.float32]] = []
         for begin in range(0, len(order), BATCH_SIZE):
             rows = order[begin : begin + BATCH_SIZE]
@@ -75,6 +88,7 @@ class SentenceEncoder:
             tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
             encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)
             vectors.append(encoded.float().cpu().numpy())
+
         result = np.empty((len(order), vectors[0].shape[1]), dtype=np.float32)
         result[order] = np.concatenate(vectors)
         return result

@@ -79,7 +79,8 @@ def mine_pairs(
         [row_of[text] for text in dict.fromkeys([*texts, query]) if text in row_of]
         for query, texts in positives_of.items()
     ]
-    negatives = mine(encoder.encode(list(positives_of)), encoder.encode(documents), relevant, options)
+    queries, candidates = encoder.encode(list(positives_of)), encoder.encode(documents, side="document")
+    negatives = mine(queries, candidates, relevant, options)
     rows = _rows(positives_of, documents, negatives, options.negatives, format)
     if not rows:
         raise InputError("no negative found: want weaker margins or scores, or a larger range_max or corpus")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastqt.errors import InputError
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.checks import check_sentence
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder, Side
 from fastqt.sentences.text import read_blocks
 
 
@@ -84,7 +84,8 @@ def nearest_to(
         if not sentences:
             continue
 
-        best.add(vectors @ normalized(encoder, [sentence for sentence, _, _ in sentences]).T, first)
+        texts = [sentence for sentence, _, _ in sentences]
+        best.add(vectors @ normalized(encoder, texts, "document").T, first)
         places = {
             row: places[row] if row < first else sentences[row - first] for row in best.rows.unique().tolist()
         }
@@ -114,9 +115,9 @@ def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> 
         raise InputError("query: want at least one sentence, got none")
     for query in queries:
         check_sentence("query", query)
-    return normalized(encoder, list(queries))
+    return normalized(encoder, list(queries), "query")
 
 
-def normalized(encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
+def normalized(encoder: SentenceEncoder, sentences: list[str], side: Side) -> Tensor:
     """The vectors of sentences, (n, D) float32 at norm 1: the product of two of them is their cosine."""
-    return F.normalize(torch.from_numpy(encoder.encode(sentences)), dim=1)
+    return F.normalize(torch.from_numpy(encoder.encode(sentences, side=side)), dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs.optimiser_options import check_optimiser
+from fastqt.sentences.runs.pairs_options import check_pairs
 from fastqt.sentences.runs.train_settings import TrainSettings
 from fastqt.sentences.runs.vector_settings import check_vectors
 from fastqt.sentences.runs.views_options import check_views
@@ -16,6 +17,7 @@ def check_combination(config: TrainSettings) -> None:
         raise InputError(f"checkpoint: want with encoder huggingface alone, got {config.checkpoint!r}")
     _check_vocabulary(config)
     check_views(config)
+    check_pairs(config)
     check_optimiser(config)
     if config.model == "skip-thoughts":
         _check_skip_thoughts(config)

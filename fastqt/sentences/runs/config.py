@@ -15,6 +15,7 @@ from fastqt.errors import InputError, one_line
 from fastqt.sentences.json_text import read_object
 from fastqt.sentences.runs.combinations import check_combination
 from fastqt.sentences.runs.optimiser_options import check_same_end
+from fastqt.sentences.runs.pairs_options import check_same_teacher
 from fastqt.sentences.runs.train_settings import TrainSettings
 from fastqt.sentences.runs.views_options import check_same_files
 
@@ -75,6 +76,7 @@ class TrainConfig(TrainSettings):
         """Checks that a run that was started with the settings `stored` can continue with these settings."""
         check_same_files(self, stored)
         check_same_end(self, stored)
+        check_same_teacher(self, stored)
         for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:
@@ -97,6 +99,7 @@ def with_tuples(values: dict[str, Any]) -> dict[str, Any]:
 # These settings do not change what a step computes, so a resumed run may change them.
 CHANGEABLE_ON_RESUME = {
     "corpus",
+    "teacher",  # only where its files lie: their contents are compared with those of the run's start
     "valid",
     "dev",
     "checkpoint",

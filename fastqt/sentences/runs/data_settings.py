@@ -43,7 +43,8 @@ class DataSettings:
     )
     max_length: int = option(
         None,
-        "longer sentences are cut to this many words (default: 50; skip-thoughts 30; simcse and mixcse 32)",
+        "longer sentences are cut to this many words (default: 50; skip-thoughts 30; simcse and mixcse 32; "
+        "pairs 128)",
         at_least=1,
         below=WIDEST + 1,
     )

@@ -12,9 +12,9 @@ class LossSettings:
     """The loss of a training."""
 
     context_size: int = option(None, "neighbours to predict on each side (default: 1; bow 3)", at_least=1)
-    scale: float = option(20.0, "1 / temperature of simcse and mixcse", at_least=1e-6, below=1e38)
+    scale: float = option(20.0, "1 / temperature of simcse, mixcse and pairs", at_least=1e-6, below=1e38)
     learn_scale: bool = option(
-        False, "learn the scale of simcse and mixcse, from --scale on, by its logarithm, as CLIP does"
+        False, "learn the scale of simcse, mixcse and pairs, from --scale on, by its logarithm, as CLIP does"
     )
     max_scale: float | None = option(
         None, "the most that a learnt scale may become (default: 100)", at_least=1e-6, below=1e38

@@ -27,6 +27,7 @@ from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, lexicon_digest
+from fastqt.sentences.runs.pairs_model import build_pairs_model
 from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
 from fastqt.sentences.runs.views_model import build_views_model
 from fastqt.sentences.runs.word_tables import CHANNELS, multi_channel, settle_tables
@@ -79,13 +80,17 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
             radius=config.radius,
             position_loss="mean" if config.position_loss == "mean" else "sum",
         )
+
     if config.model == "skip-thoughts":
         return build_skip_thoughts(config, vocab_size)
     if config.encoder == "combine":
         return combined(lambda encoder: _new_model(replace(config, encoder=encoder), vocab_size))
+
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
         return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
+    if config.model == "pairs":
+        return build_pairs_model(config, encoder)
     return build_views_model(config, encoder, pretrained=pretrained)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastqt.sentences.runs.settings import option
 
-MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "gloss-bow", "gloss-pos")
+MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "pairs", "gloss-bow", "gloss-pos")
 # The name of an encoder of two channels, one of them on frozen word vectors, begins with "mc-".
 ENCODERS = (
     "bow",

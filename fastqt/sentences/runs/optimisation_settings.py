@@ -14,7 +14,7 @@ class OptimisationSettings:
     batch_size: int = option(
         None,
         "sentences per batch; under torchrun each process takes as many, and a step has all of them "
-        "(default: 400; bow 1500; skip-thoughts 128; simcse and mixcse 64; gloss 512)",
+        "(default: 400; bow 1500; skip-thoughts 128; simcse, mixcse and pairs 64; gloss 512)",
         at_least=2,
     )
     chunk: int | None = option(
@@ -28,8 +28,8 @@ class OptimisationSettings:
     seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
     learning_rate: float = option(
         None,
-        "learning rate, the highest one of a schedule (default: 5e-4; gloss 3e-4; simcse and mixcse with "
-        "huggingface 3e-5)",
+        "learning rate, the highest one of a schedule (default: 5e-4; gloss 3e-4; with huggingface simcse "
+        "and mixcse 3e-5, pairs 2e-5)",
         at_least=0,
     )
     schedule: str = option(

@@ -14,7 +14,7 @@ def check_optimiser(config: TrainSettings) -> None:
         )
     if config.chunk is None:
         return
-    if config.model not in ("quickthoughts", "simcse", "mixcse"):
+    if config.model not in ("quickthoughts", "simcse", "mixcse", "pairs"):
         raise InputError(
             f"chunk: want none with model {config.model}, whose loss is a mean over sentences or words; a "
             f"smaller batch_size takes less memory; got {config.chunk}"

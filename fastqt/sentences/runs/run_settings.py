@@ -13,7 +13,7 @@ class RunSettings:
 
     report_every: int = option(50, "steps between reports", at_least=1)
     valid_every: int = option(
-        None, "steps between validations (default: 500; simcse and mixcse 125)", at_least=1
+        None, "steps between validations (default: 500; simcse, mixcse and pairs 125)", at_least=1
     )
     valid_batches: int = option(10, "batches of the held-out text to validate on", at_least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", at_least=1)

@@ -38,18 +38,29 @@ def check_setting(setting: Field[Any], value: Any) -> None:
         if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
             raise InputError(f"{setting.name}: want paths, got {value!r:.100}")
         return
+
     if kind == "tuple[float, float]":
         if not isinstance(value, tuple) or len(value) != 2:
             raise InputError(f"{setting.name}: want two numbers, got {value!r:.100}")
         for number in value:
             _check_value(setting, "float", number)
         return
+
+    if kind.startswith("tuple["):  # of any length, or None
+        if value is None:
+            return
+        if not isinstance(value, tuple) or not value:
+            raise InputError(f"{setting.name}: want one value or several, got {value!r:.100}")
+        for each in value:
+            _check_value(setting, kind.removeprefix("tuple[").partition(",")[0], each)
+        return
+
     _check_value(setting, kind, value)
 
 
 def _check_value(setting: Field[Any], kind: str, value: Any) -> None:
     """Checks one value of a type that is named, such as "int" or "str | None"."""
-    if value is None and setting.default is None:
+    if value is None and setting.default is None and not str(setting.type).startswith("tuple"):
         return
     if not has_type(value, KINDS[kind.removesuffix(" | None")]):
         wanted = NAMES[KINDS[kind.removesuffix(" | None")]]

@@ -10,6 +10,7 @@ from fastqt.sentences.runs.defaults import ADAMW_DECAY, WORD_DIM, default_encode
 from fastqt.sentences.runs.loss_settings import LossSettings
 from fastqt.sentences.runs.model_settings import ModelSettings
 from fastqt.sentences.runs.optimisation_settings import OptimisationSettings
+from fastqt.sentences.runs.pairs_settings import PairsSettings
 from fastqt.sentences.runs.run_settings import RunSettings
 from fastqt.sentences.runs.settings import check_setting
 
@@ -18,6 +19,7 @@ GROUPS = {
     "data": DataSettings,
     "model": ModelSettings,
     "loss": LossSettings,
+    "pairs": PairsSettings,
     "optimisation": OptimisationSettings,
     "run": RunSettings,
 }
@@ -25,7 +27,9 @@ GROUPS = {
 
 # The fields of the last base come first.
 @dataclass(frozen=True)
-class TrainSettings(RunSettings, OptimisationSettings, LossSettings, ModelSettings, DataSettings):
+class TrainSettings(
+    RunSettings, OptimisationSettings, PairsSettings, LossSettings, ModelSettings, DataSettings
+):
     """The settings of a training, each within its range; `TrainConfig` checks that they go together.
 
     The defaults are those of each model's source. Only the learning rate of SimCSE and MixCSE differs: it

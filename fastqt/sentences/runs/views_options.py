@@ -15,8 +15,9 @@ ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
 def reads_rows(config: TrainSettings) -> bool:
-    """Whether a corpus has rows of texts: SimCSE's pairs and triplets. The endings of its files say so."""
-    return config.model in ("simcse", "mixcse") and config.corpus[0].endswith(ROWS)
+    """Whether a corpus has rows of texts: pairs and triplets. For SimCSE the endings of its files say so."""
+    has_views = config.model in ("simcse", "mixcse")
+    return config.model == "pairs" or (has_views and config.corpus[0].endswith(ROWS))
 
 
 def check_views(config: TrainSettings) -> None:
@@ -33,7 +34,7 @@ def check_views(config: TrainSettings) -> None:
     defaults, where = OF_MIXCSE | OF_RELEASED, f"model {config.model}"
     if config.model == "mixcse":
         defaults, where = ({}, "") if config.form == "released" else (OF_RELEASED, "form slides of mixcse")
-    elif reads_rows(config):
+    elif config.model == "simcse" and reads_rows(config):
         defaults = {name: each for name, each in defaults.items() if name != "hard_negative_weight"}
     for name, default in defaults.items():
         if (value := getattr(config, name)) != default:
@@ -42,8 +43,8 @@ def check_views(config: TrainSettings) -> None:
 
 def _check_scale(config: TrainSettings) -> None:
     """Checks that a scale is learnt where there is one, and the limit of a learnt one."""
-    if config.learn_scale and config.model not in ("simcse", "mixcse"):
-        raise InputError(f"learn_scale: want it with model simcse or mixcse alone, got {config.model}")
+    if config.learn_scale and config.model not in ("simcse", "mixcse", "pairs"):
+        raise InputError(f"learn_scale: want it with model simcse, mixcse or pairs alone, got {config.model}")
     if config.max_scale is not None and not config.learn_scale:
         raise InputError(f"max_scale: want it with learn_scale alone, got {config.max_scale:g}")
     if config.learn_scale and largest_scale(config) < config.scale:

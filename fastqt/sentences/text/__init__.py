@@ -6,7 +6,7 @@ from fastqt.sentences.text.corpus import Corpus, Sample
 from fastqt.sentences.text.reader import Block, Position, read_blocks
 from fastqt.sentences.text.subwords import TokenizerVocabulary
 from fastqt.sentences.text.tables import Columns
-from fastqt.sentences.text.triplets import TripletCorpus, read_triplets
+from fastqt.sentences.text.triplets import Prompts, TripletCorpus, read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon, Vocabulary
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Encoded",
     "Lexicon",
     "Position",
+    "Prompts",
     "Sample",
     "Span",
     "TokenizerVocabulary",

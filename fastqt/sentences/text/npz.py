@@ -82,6 +82,19 @@ def read_npy(path: str | Path, wanted: Wanted) -> NDArray[Any]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def map_npy(path: str | Path, wanted: Wanted) -> NDArray[Any]:
+    """Maps the array of an .npy file into memory, if the file is whole: rows are read when they are used."""
+    try:
+        with Path(path).open("rb") as file:
+            header = read_header(file, os.fstat(file.fileno()).st_size, wanted, str(path))
+            begin = file.tell()
+        return np.memmap(path, header.dtype, "r", begin, header.shape, "F" if header.fortran_order else "C")
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def _arrays(
     archive: zipfile.ZipFile, path: str | Path, wanted: Mapping[str, Wanted], read: Callable[..., Any]
 ) -> Iterator[tuple[str, Any]]:

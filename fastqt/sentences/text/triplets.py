@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,17 @@ from fastqt.sentences.text.reader import BOM, LONGEST_LINE, open_text
 from fastqt.sentences.text.vocabulary import Lexicon
 
 ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
+
+
+class Prompts(NamedTuple):
+    """What texts begin with when a model encodes them, so that it tells queries from documents."""
+
+    query: str = ""
+    document: str = ""
+
+    def of_rows(self, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Rows with the prompts in front: the first text of a row is a query, the others are documents."""
+        return [[self.query + query, *map(self.document.__add__, texts)] for query, *texts in rows]
 
 
 def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[list[list[str]]]:
@@ -78,14 +89,22 @@ def _lines(handle: IO[bytes], path: str) -> Iterator[tuple[int, str]]:
 class TripletCorpus(Corpus):
     """The encoded rows of files as `read_triplets` reads them; it takes four bytes of memory per word.
 
-    `width` is the number of columns. Files without a row are refused.
+    `width` is the number of columns; the texts are encoded with `prompts` in front. Files without a row are
+    refused.
     """
 
-    def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, width: int | None = None) -> None:
-        parts = []
+    def __init__(
+        self,
+        files: Sequence[str],
+        vocabulary: Lexicon,
+        *,
+        width: int | None = None,
+        prompts: Prompts | None = None,
+    ) -> None:
+        parts, prompts = [], prompts or Prompts()
         for rows in read_triplets(files, width):
             width = len(rows[0])
-            parts.append(vocabulary.encode([text for row in rows for text in row]))
+            parts.append(vocabulary.encode([text for row in prompts.of_rows(rows) for text in row]))
         if width is None or not parts:
             raise InputError(f"the corpus is empty: no row in {', '.join(files)}")
         self.width = width

@@ -38,6 +38,8 @@ PANELS = (
     Panel("loss", "loss"),
     Panel("forward accuracy", "forward_accuracy"),
     Panel("backward accuracy", "backward_accuracy"),
+    Panel("accuracy", "accuracy"),
+    Panel("mean reciprocal rank", "mrr"),
     Panel("cosine of positives", "positive_cosine"),
     Panel("cosine of negatives", "negative_cosine"),
     Panel("cosine of mixed negatives", "mixed_cosine"),

@@ -11,6 +11,7 @@ from fastqt.sentences.runs.views_options import reads_rows
 from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.combined import CombinedObjective
 from fastqt.sentences.train.objectives import ContextObjective, GlossObjective, Objective
+from fastqt.sentences.train.pairs import PairsObjective
 from fastqt.sentences.train.ranks import Ranks
 from fastqt.sentences.train.skip_thoughts import SkipThoughtsObjective
 from fastqt.sentences.train.views import TripletsObjective, ViewsObjective
@@ -23,6 +24,7 @@ def build_objective(
     classes: dict[str, type[Objective[Any]]] = {
         "quickthoughts": ContextObjective,
         "skip-thoughts": SkipThoughtsObjective,
+        "pairs": PairsObjective,
         "gloss-bow": GlossObjective,
         "gloss-pos": GlossObjective,
     }

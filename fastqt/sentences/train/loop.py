@@ -85,6 +85,7 @@ def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
         yield
         return
     check_rereadable("corpus", config.corpus)
+    check_rereadable("teacher", config.teacher or ())
     with own_directory(directory):
         yield
 

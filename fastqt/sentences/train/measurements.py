@@ -12,6 +12,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.objectives import Measured, Objective
@@ -87,7 +88,9 @@ class Measurements:
         """Evaluates the model on the development pairs, and saves it if it is the best so far."""
         model = self.objective.model
         model.eval()
-        figures = pairs.evaluate(SentenceEncoder(model, self.vocabulary, self.objective.device).encode)
+        prompts, device = prompts_of(self.objective.config), self.objective.device
+        encoder = SentenceEncoder(model, self.vocabulary, device, prompts=prompts)
+        figures = pairs.evaluate(encoder.encode)
         model.train()
         if keeps_best and figures["dev_spearman"] > self.progress.best:
             self.progress.best = figures["dev_spearman"]

@@ -30,6 +30,7 @@ def opening(
     if objective.ranks.size > 1:
         batch = f"{batch} in each of {objective.ranks.size} processes"
     parameters = sum(each.numel() for each in objective.model.parameters())
+
     rows = {
         "corpus": f"{', '.join(corpus)}: {progress.sentences:,} sentences{_words(vocabulary)}",
         "vocabulary": f"{len(vocabulary):,} entries",
@@ -37,8 +38,11 @@ def opening(
         "device": _device(objective.device),
         "training": f"{epoch:,} batches an epoch, of {batch}; up to step {last_step:,}",
     }
+
     if progress.step:
         rows["training"] += f", from step {progress.step:,}"
+    if config.teacher is not None:
+        rows["teacher"] = ", ".join(config.teacher)
     if config.valid is not None:
         rows["held out"] = f"{config.valid}: {len(objective.held_out):,} batches"
     if config.dev is not None:

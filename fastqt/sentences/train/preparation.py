@@ -21,6 +21,8 @@ from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.files import PARTIAL, write_atomically
 from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.pairs_model import prompts_of
+from fastqt.sentences.runs.pairs_options import check_columns
 from fastqt.sentences.runs.progress import FINISHED, Progress, read_finished
 from fastqt.sentences.runs.views_options import check_width, reads_rows
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
@@ -70,7 +72,7 @@ def prepare(
     if progress is None:
         note(f"reading {', '.join(corpus)} to build the vocabulary")
         return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
-    check_corpus(corpus, progress)
+    check_corpus(_files(config, corpus), progress)
     vocabulary = load_lexicon(config, directory)
     if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
         raise InputError(
@@ -133,15 +135,18 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
         raise InputError(
             f"{name}: want a corpus in .parquet or .arrow files or folders of the datasets library"
         )
-    sizes, digests = zip(*map(_identify, corpus), strict=True)
+    if reads_rows(config) and any(map(is_table, corpus)):
+        raise InputError("corpus: want files of rows with tabs between their texts, got a table or a folder")
+    sizes, digests = zip(*map(_identify, _files(config, corpus)), strict=True)
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
 
     def sentences() -> Iterator[str]:
         if reads_rows(config):
             for rows in read_triplets(corpus):
                 check_width(config, len(rows[0]))
+                check_columns(config, len(rows[0]))
                 progress.sentences += len(rows)
-                yield from chain.from_iterable(rows)
+                yield from chain.from_iterable(prompts_of(config).of_rows(rows))
             return
         for block in read_blocks(corpus, columns=columns):
             progress.sentences += len(block.sentences)
@@ -173,6 +178,11 @@ def _given_vocabulary(config: TrainConfig) -> Lexicon:
         raise InputError(str(error)) from error
 
 
+def _files(config: TrainConfig, corpus: list[str]) -> list[str]:
+    """The files whose contents have to stay the same: the corpus, and a teacher's vectors of its rows."""
+    return [*corpus, *(config.teacher or ())]
+
+
 def _identify(name: str) -> tuple[int, str]:
     """The size of a file of the corpus and the digest of its bytes, or those of all files of a folder."""
     try:
@@ -188,7 +198,7 @@ def _identify(name: str) -> tuple[int, str]:
 
 
 def check_corpus(corpus: list[str], progress: Progress) -> None:
-    """Compares the corpus with that of the run's start, of which older versions stored the sizes alone."""
+    """Compares the files with those of the run's start, of which older versions stored the sizes alone."""
     sizes = progress.corpus_bytes
     if len(corpus) != len(sizes):
         raise InputError(
@@ -201,7 +211,7 @@ def check_corpus(corpus: list[str], progress: Progress) -> None:
     digests = tuple(digest for _, digest in identities)
     for name, now, before in zip(corpus, digests, progress.corpus_digests or digests, strict=True):
         if now != before:
-            raise InputError(f"cannot resume: {name} has other text than when the run started")
+            raise InputError(f"cannot resume: {name} has other contents than when the run started")
     progress.corpus_digests = digests
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.views_options import reads_rows
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
 from fastqt.sentences.text.tables import is_table
@@ -23,6 +24,7 @@ SHORT = range(4, 13)  # words of a sentence that serves as an example
 NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
 COLLAPSED = -0.1  # uniformity above which vectors are nearly equal
 DIVERGED = 1.2  # times the first loss, above which the last one has risen
+ORDERED = "with its sentences in the order in which they were written"
 LOOKED_AT = 2000  # sentences among which it is found
 
 Line = Mapping[str, float]
@@ -83,12 +85,15 @@ def diagnoses(directory: Path) -> list[str]:
     first, last = lines[0], lines[-1]
     said = []
     held_out = HELD_OUT if f"{HELD_OUT}chance" in last else ""
-    accuracies = [last.get(f"{held_out}{side}_accuracy") for side in ("forward", "backward")]
+    of_pairs = f"{held_out}accuracy" in last
+    names = ("accuracy",) if of_pairs else ("forward_accuracy", "backward_accuracy")
+    accuracies = [last.get(f"{held_out}{name}", 0.0) for name in names]
     chance = last.get(f"{held_out}chance")
-    if chance is not None and sum(each or 0.0 for each in accuracies) < 2 * NEAR_CHANCE * chance:
+    if chance is not None and sum(accuracies) < len(accuracies) * NEAR_CHANCE * chance:
+        rows = "with a query and its positive in each row" if of_pairs else ORDERED
         said.append(
             "The accuracies are near chance: this model has learnt little or nothing. Try more --epochs, "
-            "another --learning-rate, or a corpus with its sentences in the order in which they were written."
+            f"another --learning-rate, or a corpus {rows}."
         )
 
     if (even := last.get("uniformity")) is not None and even > COLLAPSED:
@@ -172,6 +177,8 @@ def next_commands(config: TrainConfig, directory: str) -> list[str]:
 
 def _plain_text(config: TrainConfig, directory: str) -> str | None:
     """A text file of the run, that of validation first; None if there are only tables and rows."""
+    if reads_rows(config):
+        return None
     names = [config.valid, *config.corpus]
     paths = [str(Path(directory, CORPUS)) if name == STDIN else name for name in names if name is not None]
     return next((path for path in paths if not is_table(path) and ".tsv" not in Path(path).suffixes), None)

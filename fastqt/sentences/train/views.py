@@ -14,6 +14,7 @@ from fastqt.losses.mixcse import drawn_partners
 from fastqt.nn import mask_words
 from fastqt.nn.masked_words import Masking
 from fastqt.sentences.metrics import view_figures
+from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.views_model import mask_token
 from fastqt.sentences.text import Batch, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
@@ -129,7 +130,7 @@ class TripletsObjective(ViewsObjective):
     _validates_with_dropout = False
 
     def _read_corpus(self) -> None:
-        self.sentences = TripletCorpus(self.corpus, self.vocabulary)
+        self.sentences = TripletCorpus(self.corpus, self.vocabulary, prompts=prompts_of(self.config))
 
     def inputs(self, batch: Batch | Sample) -> tuple[Tensor, Tensor]:
         """The columns of the rows, one after the other: anchors, positives and any hard negatives."""
@@ -143,7 +144,8 @@ class TripletsObjective(ViewsObjective):
         config = self.config
         if config.valid is None or not self.ranks.is_first:
             return
-        rows = TripletCorpus([config.valid], self.vocabulary, width=self.sentences.width)
+        width, prompts = self.sentences.width, prompts_of(config)
+        rows = TripletCorpus([config.valid], self.vocabulary, width=width, prompts=prompts)
         size = config.batch_size
         if len(rows) < size:
             raise InputError(too_short([config.valid], len(rows), size))

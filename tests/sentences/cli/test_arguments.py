@@ -32,7 +32,7 @@ def test_each_command_has_a_function_and_each_setting_an_option():
     assert re.findall(r"^    (\w+)", help_of_fastqt, re.MULTILINE) == [*COMMANDS]
     for setting in fields(TrainConfig):
         if setting.name != "corpus":
-            value = "0.5,0.5" if setting.name == "betas" else "1"
+            value = {"betas": "0.5,0.5", "matryoshka_dims": "2,4"}.get(setting.name, "1")
             value = setting.metadata["choices"][0] if setting.metadata["choices"] else value
             words = ["train", "--out", "run", f"--{setting.name.replace('_', '-')}", value]
             assert setting.name in vars(build_parser().parse_args(words))
@@ -46,7 +46,8 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
         title: re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
         for title, text in zip(sections[1::2], sections[2::2], strict=True)
     }
-    assert [*shown] == ["positional arguments", "options", "data", "model", "loss", "optimisation", "run"]
+    groups = ["data", "model", "loss", "pairs", "optimisation", "run"]
+    assert [*shown] == ["positional arguments", "options", *groups]
     assert shown.pop("options") == ["out", "resume"]
     options = [name.replace("-", "_") for names in shown.values() for name in names]
     assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))

@@ -73,7 +73,7 @@ def test_a_resumed_training_has_the_bits_of_a_whole_one(planted, tmp_path, model
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "learn_scale: want it with model simcse or mixcse alone, got quickthoughts"),
+        ({}, "learn_scale: want it with model simcse, mixcse or pairs alone, got quickthoughts"),
         ({"model": "simcse", "max_scale": 10.0}, "max_scale: want at least the scale 20, got 10"),
         ({"model": "simcse", "scale": 200.0}, "max_scale: want at least the scale 200, got 100"),
         ({"model": "simcse", "learn_scale": False, "max_scale": 50.0}, "max_scale: want it with learn_scale"),

@@ -180,7 +180,7 @@ def test_resuming_with_a_shuffled_corpus_is_refused(planted, tmp_path):
     train(config, tmp_path / "run")
     text = Path(planted[0]).read_text()
     Path(planted[0]).write_text("\n\n".join(reversed(text.split("\n\n"))))
-    with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has other text than when the run"):
+    with pytest.raises(InputError, match=r"cannot resume: .*planted\.txt has other contents than when"):
         train(replace(config, steps=3), tmp_path / "run", resume=True)
     # The same bytes under another name are the same corpus.
     (tmp_path / "copy.txt").write_text(text)

@@ -128,7 +128,8 @@ class _Sentences:
             self.text.append(np.frombuffer(b"".join(texts), np.uint8))
 
             for begin in range(0, len(texts), SENTENCES):
-                vectors = normalized(encoder, block.sentences[begin : begin + SENTENCES]).numpy()
+                part = block.sentences[begin : begin + SENTENCES]
+                vectors = normalized(encoder, part, "document").numpy()
                 if not np.isfinite(vectors).all():
                     line = block.lines[begin + int((~np.isfinite(vectors)).any(axis=1).argmax())]
                     raise InputError(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.text.limits import check_bytes
-from fastqt.sentences.text.npz import Wanted, read_header
+from fastqt.sentences.text.npz import Wanted, map_npy
 from fastqt.sentences.text.tables import Columns, read_rows
 from fastqt.sentences.text.vectors.rows import WordVectorRows, finite
 
@@ -45,13 +43,13 @@ def _only(folder: Path, ending: str, path: Path) -> Path:
 def width_of(path: str | Path) -> int:
     """The width of the vectors, from the header of their file."""
     array, _ = files_of(path)
-    return int(_map(array).shape[1])
+    return int(map_npy(array, WANTED).shape[1])
 
 
 def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
     """Reads what `fastqt.sentences.text.vectors.read_vectors` says."""
     array, index = files_of(path)
-    matrix = _map(array)
+    matrix = map_npy(array, WANTED)
     words = [word for rows in read_rows(str(index), Columns()) for word in rows.texts]
     if len(words) != len(matrix):
         raise InputError(
@@ -66,17 +64,3 @@ def read(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
     with np.errstate(over="ignore"):
         vectors[:] = matrix[kept]
     return WordVectorRows(words, finite(vectors, array), None)
-
-
-def _map(path: Path) -> NDArray[Any]:
-    """Maps an .npy file into memory, if it is whole."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = read_header(file, size, WANTED, str(path))
-            begin = file.tell()
-        return np.memmap(path, header.dtype, "r", begin, header.shape, "F" if header.fortran_order else "C")
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,73 @@
+"""Builds the model of pairs as a run's settings describe it, and says what its texts begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastqt.errors import InputError
+from fastqt.matryoshka import prefixes_of
+from fastqt.nn import DistillationLoss, Encoder, GISTEmbedLoss, MultipleNegativesRankingLoss, SimCSE
+from fastqt.nn.losses import Loss
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.views_options import largest_scale
+from fastqt.sentences.text import Prompts
+
+
+class PairsModel(SimCSE):
+    """One encoder for queries and documents, without dropout of its own, and the loss that ranks them.
+
+    `loss` is one of `MultipleNegativesRankingLoss`, `GISTEmbedLoss` and `DistillationLoss`.
+    """
+
+    def __init__(self, encoder: Encoder, loss: Loss) -> None:
+        self._set_up(encoder, 0.0, None, loss)
+
+
+def build_pairs_model(config: TrainConfig, encoder: Encoder) -> PairsModel:
+    """The model of pairs around an encoder, with the loss that the settings name.
+
+    InputError for Matryoshka dimensions that the encoder's vectors do not have.
+    """
+    try:
+        prefixes_of(config.matryoshka_dims, config.matryoshka_weights, encoder.embedding_dim)
+        return PairsModel(encoder, _loss(config))
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
+
+
+def _loss(config: TrainConfig) -> Loss:
+    # The configuration has checked the texts.
+    shared: dict[str, Any] = {
+        "scale": config.scale,
+        "learn_scale": config.learn_scale,
+        "max_scale": largest_scale(config) if config.learn_scale else None,
+    }
+    if config.loss == "distillation":
+        return DistillationLoss(teacher_scale=config.teacher_scale, **shared)
+
+    strategy: Any = config.margin_strategy
+    if config.loss == "gist":
+        directions = config.directions or ("query_to_query", "doc_to_doc")
+        return GISTEmbedLoss(
+            margin=config.guide_margin,
+            margin_strategy=strategy,
+            contrast_anchors="query_to_query" in directions,
+            contrast_positives="doc_to_doc" in directions,
+            **shared,
+        )
+
+    of_ranking: dict[str, Any] = {
+        "directions": config.directions or ("query_to_doc",),
+        "partition_mode": config.partition_mode,
+        "hardness_mode": config.hardness_mode,
+        "hardness_strength": config.hardness_strength,
+        "matryoshka_dims": config.matryoshka_dims,
+        "matryoshka_weights": config.matryoshka_weights,
+        "false_negative_margin": config.false_negative_margin,
+    }
+    return MultipleNegativesRankingLoss(false_negative_margin_strategy=strategy, **of_ranking, **shared)
+
+
+def prompts_of(config: TrainConfig) -> Prompts:
+    """What the texts of a run's model begin with."""
+    return Prompts(config.query_prompt, config.document_prompt)

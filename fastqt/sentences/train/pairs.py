@@ -1,0 +1,111 @@
+"""The training objective of pairs: rank each query's positive above the other documents of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastqt.errors import InputError
+from fastqt.losses import distillation_loss, gist_embed_loss, multiple_negatives_ranking_loss
+from fastqt.nn import GISTEmbedLoss, MultipleNegativesRankingLoss
+from fastqt.sentences.metrics import ranking_figures, view_figures
+from fastqt.sentences.runs.pairs_options import distillation_weight
+from fastqt.sentences.text import Batch, Sample
+from fastqt.sentences.text.npz import Wanted, map_npy
+from fastqt.sentences.text.triplets import ROWS_TOGETHER
+from fastqt.sentences.train.objectives import Measured, group_options
+from fastqt.sentences.train.ranks import Share
+from fastqt.sentences.train.views import TripletsObjective
+
+
+class PairsObjective(TripletsObjective):
+    """Rows of a query, its positive and any hard negatives, with a loss of ranking, a teacher, or both.
+
+    Held-out rows have no teacher: their loss is that of ranking.
+    """
+
+    def _read_corpus(self) -> None:
+        super()._read_corpus()
+        files, rows = self.config.teacher or (), len(self.sentences)
+        self.teacher = [_vectors_of_rows(path, rows) for path in files]
+
+    def loss_of(
+        self, embeddings: Sequence[Tensor], batch: Batch | Sample, share: Share | None
+    ) -> tuple[Tensor, Measured]:
+        """As of `Objective.loss_of`; the tensors are each column of this rank's rows, (B, D)."""
+        queries, *documents = embeddings[0].chunk(self._views)
+        teacher = self._of_teacher(batch, queries) if self.model.training else []
+        loss = self._loss(queries, documents, teacher, group_options(share))
+        return loss, (queries, *documents)
+
+    def _loss(
+        self, queries: Tensor, documents: list[Tensor], teacher: list[Tensor], group: dict[str, Any]
+    ) -> Tensor:
+        module, weight = self.model.loss, distillation_weight(self.config)
+        options = module.function_options() | group
+        if isinstance(module, MultipleNegativesRankingLoss):
+            loss = multiple_negatives_ranking_loss(queries, documents, **options)
+        elif not teacher:
+            loss = multiple_negatives_ranking_loss(queries, documents, scale=module.scale, **group)
+        elif isinstance(module, GISTEmbedLoss):
+            loss = gist_embed_loss(
+                queries,
+                documents[0],
+                documents[1:],
+                guide_anchors=teacher[0],
+                guide_positives=teacher[1],
+                guide_negatives=teacher[2:],
+                **options,
+            )
+        else:
+            return _distilled(queries, documents, teacher, **options)
+
+        if not (teacher and weight):
+            return loss
+        scales = {"scale": module.scale, "teacher_scale": self.config.teacher_scale}
+        return loss + weight * _distilled(queries, documents, teacher, **scales, **group)
+
+    def _of_teacher(self, batch: Batch | Sample, queries: Tensor) -> list[Tensor]:
+        """The teacher's vectors (B, D') of each column of a batch of the corpus."""
+        assert isinstance(batch, Sample)  # for mypy: held-out rows do not come here
+        dtype, rows = torch.promote_types(queries.dtype, torch.float32), batch.rows.numpy()
+        columns = (vectors[rows].astype(np.float64) for vectors in self.teacher)
+        return [torch.from_numpy(column).to(self.device, dtype) for column in columns]
+
+    def measure(self, measured: Measured) -> dict[str, float]:
+        queries, positives, *negatives = measured
+        nobody = torch.full((len(queries),), -1, device=queries.device)  # nothing is mixed
+        figures = view_figures(queries, positives, mix=0.0, partners=nobody, negatives=negatives)
+        return ranking_figures(queries, [positives, *negatives]) | figures
+
+
+def _distilled(
+    queries: Tensor, documents: Sequence[Tensor], teacher: Sequence[Tensor], **options: Any
+) -> Tensor:
+    """The loss of distillation of queries against all documents; the teacher's vectors are not of 16 bits."""
+    dtype, (first, *others) = teacher[0].dtype, teacher
+    candidates = torch.cat([*documents]).to(dtype)
+    return distillation_loss(queries.to(dtype), candidates, first, torch.cat(others), **options)
+
+
+def _vectors_of_rows(path: str, rows: int) -> NDArray[Any]:
+    """Maps an .npy file that has a vector for each row of the corpus."""
+    vectors = map_npy(Path(path), Wanted("f", 2))
+    if len(vectors) != rows:
+        raise InputError(
+            f"teacher: want a vector for each of the {rows:,} rows of the corpus, got {len(vectors):,} in "
+            f"{path}"
+        )
+
+    for begin in range(0, rows, ROWS_TOGETHER):
+        finite = np.isfinite(vectors[begin : begin + ROWS_TOGETHER]).all(axis=1)
+        if not finite.all():
+            row = begin + int(finite.argmin()) + 1
+            raise InputError(f"teacher: want finite numbers, got NaN or infinity in row {row:,} of {path}")
+    return vectors
