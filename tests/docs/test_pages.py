@@ -78,6 +78,9 @@ def write_inputs(folder, planted) -> None:
     lines = [line for line in (folder / "corpus.txt").read_text().splitlines() if line][:60]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
+    shutil.copyfile(folder / "pairs.tsv", folder / "held-out.tsv")
+    for name, column in (("queries", lines[::2]), ("documents", lines[1::2])):
+        (folder / f"{name}.txt").write_text("\n".join(column))
     (folder / "eval/films/qrels").mkdir(parents=True)
     for name in ("corpus", "queries"):
         (folder / f"eval/films/{name}.jsonl").write_text(
@@ -86,7 +89,8 @@ def write_inputs(folder, planted) -> None:
     (folder / "eval/films/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t2\t1\n")
 
 
-QUICK = ["--batch-size", "30", "--word-dim", "10", "--hidden-size", "6", "--layers", "1", "--steps", "3"]
+QUICK = ["--batch-size", "30", "--hidden-size", "6", "--layers", "1", "--steps", "3"]
+NARROW = ["--word-dim", "10"]  # where no option of a page depends on the width
 
 
 @pytest.mark.slow
@@ -104,4 +108,5 @@ def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
         own.insert(0, ["train", "corpus.txt", "--out", "run"])
     for words in own:
         quick = QUICK if words[0] == "train" and "--resume" not in words else []
+        quick = quick + (NARROW if quick and "--matryoshka-dims" not in words else [])
         assert main([*words, *quick]) == 0, capsys.readouterr().err

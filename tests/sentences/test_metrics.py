@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastqt.sentences import metrics
-from fastqt.sentences.metrics import context_accuracy, uniformity, view_figures
+from fastqt.sentences.metrics import context_accuracy, ranking_figures, uniformity, view_figures
 from tests.shared.tolerances import FLOAT64
 
 
@@ -22,6 +22,26 @@ def test_accuracy_is_that_of_the_whole_score_matrix(size):
     backward = sum(best[i] == i - 1 for i in range(1, size)) / max(size - 1, 1)
     assert context_accuracy(queries, candidates) == (forward, backward)
     assert size < 7 or forward + backward > 0
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_ranks_are_those_of_the_whole_score_matrix(columns):
+    N = metrics.ROWS + 44
+    q, *documents = np.random.default_rng(columns).normal(size=(1 + columns, N, 4))
+    documents[0] = q + documents[0]
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, *documents)]
+    cosines = unit[0] @ np.concatenate(unit[1:]).T
+    ranks = [1 + sum(row > row[i]) for i, row in enumerate(cosines)]
+    figures = ranking_figures(torch.from_numpy(q), [torch.from_numpy(x) for x in documents])
+    assert figures["accuracy"] == pytest.approx(np.mean([rank == 1 for rank in ranks]))
+    assert figures["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    assert figures["chance"] == 1 / (columns * N)
+
+
+def test_a_document_with_the_same_cosine_is_not_before_the_positive():
+    x = torch.eye(3)
+    assert ranking_figures(x, [x, x]) == {"accuracy": 1.0, "mrr": 1.0, "chance": 1 / 6}
+    assert ranking_figures(x, [x.roll(1, 0)]) == {"accuracy": 0.0, "mrr": 0.5, "chance": 1 / 3}
 
 
 def test_a_chain_is_found():

@@ -30,6 +30,18 @@ def run(checkpoint, tmp_path):
     return tmp_path / "run", config
 
 
+def test_a_checkpoint_is_trained_on_pairs_with_prompts(checkpoint, tmp_path):
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("the cat sat\ta mat\ta cat\nthe mats\tsat on a cat\tthe mat\n" * 10)
+    settings = {"model": "pairs", "encoder": "huggingface", "checkpoint": str(checkpoint), "pooling": "mean"}
+    settings |= {"batch_size": 8, "max_length": 8, "query_prompt": "the ", "matryoshka_dims": (4, 8)}
+    config = TrainConfig((str(rows),), valid=str(rows), **settings, optimizer="adamw", steps=2)
+    assert config.learning_rate == 2e-5
+    assert "validation_mrr" in train(config, tmp_path / "run").metrics
+    encoder = SentenceEncoder.load(tmp_path / "run")
+    assert (encoder.encode(["cat sat"]) == encoder.encode(["the cat sat"], side="document")).all()
+
+
 def test_a_changed_tokenizer_is_not_resumed_with(run):
     directory, config = run
     path = directory / "huggingface" / "tokenizer.json"

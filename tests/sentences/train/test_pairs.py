@@ -17,9 +17,8 @@ from fastqt.sentences.train import train
 from tests.sentences.train.test_chunk import assert_equal
 from tests.sentences.train.test_resume import Signalling, assert_same_run
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
-from tests.shared.rank_pool import Pool
 from tests.shared.ranking_oracle import ranking
-from tests.shared.trained_on_ranks import Seen, chunked_gradients, trained
+from tests.shared.trained_on_ranks import chunked_gradients
 
 SMALL = {"model": "pairs", "word_dim": 12, "batch_size": 50, "report_every": 1, "clip": 0.0}
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -174,34 +173,6 @@ def test_a_resumed_training_has_the_bits_of_a_whole_one(tmp_path):
     np.save(paths[1], np.load(paths[1])[::-1])
     with pytest.raises(InputError, match=r"teacher1.npy has other contents than when the run started"):
         train(config, tmp_path / "parts", resume=True)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = Pool(2)
-    yield pool
-    pool.close()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"directions": ALL, "teacher_weight": 0.3, "false_negative_margin": 0.1},
-        {"loss": "gist", "teacher_weight": 1.0, "chunk": 7},
-        {"loss": "distillation", "learn_scale": True},
-    ],
-    ids=str,
-)
-def test_ranks_train_as_one_process_does_on_their_batches_together(tmp_path, pool, settings):
-    rows = write_rows(tmp_path / "rows.tsv", 110, 3)
-    paths, _ = write_teacher(tmp_path, 110, 3)
-    config = TrainConfig((rows,), **SMALL | {"batch_size": 20}, **settings, teacher=paths, epochs=2)
-    for answer in pool.run(2, trained, replace(config, batch_size=10), tmp_path / "two"):
-        assert isinstance(answer, Seen), answer
-    train(config, tmp_path / "one")
-    ours, theirs = ([line["loss"] for line in metrics(tmp_path / run)] for run in ("two", "one"))
-    assert len(ours) == 12
-    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["ranking", "gist"])

@@ -109,6 +109,7 @@ def test_the_speed_of_a_run_is_told_with_the_parts_of_its_time(tmp_path):
     [
         ({"forward_accuracy": 0.012, "backward_accuracy": 0.011}, "The accuracies are near chance"),
         ({"validation_forward_accuracy": 0.01, "validation_chance": 0.01}, "The accuracies are near chance"),
+        ({"validation_accuracy": 0.01, "validation_chance": 0.01}, "The accuracies are near chance"),
         ({"uniformity": -0.02}, "The vectors have collapsed: uniformity is -0.020"),
         ({"loss": 4.0}, "The loss has risen from 3.000 at step 1 to 4.000"),
         ({"loss_scale": 0.25}, "Gradients overflow float16 even where the loss is multiplied by 0.25"),

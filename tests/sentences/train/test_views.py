@@ -14,6 +14,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary
 from fastqt.sentences.train import train
+from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
 from tests.shared.rank_pool import Pool
 from tests.shared.trained_on_ranks import Seen, trained
 
@@ -178,11 +179,6 @@ def rows(tmp_path):
     return paths
 
 
-def columns_of(path):
-    lines = [line.split("\t") for line in Path(path).read_text().splitlines()]
-    return [list(column) for column in zip(*lines, strict=True)]
-
-
 @pytest.mark.parametrize(
     ("name", "model", "settings"),
     [
@@ -252,6 +248,27 @@ def test_ranks_train_on_rows_as_one_process_does_on_their_batches_together(rows,
     ours, theirs = ([line["loss"] for line in metrics(tmp_path / run)] for run in ("two", "one"))
     assert len(ours) == 10
     assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"directions": ("query_to_doc", "doc_to_query"), "teacher_weight": 0.3, "false_negative_margin": 0.1},
+        {"loss": "gist", "teacher_weight": 1.0, "chunk": 7},
+        {"loss": "distillation", "learn_scale": True},
+    ],
+    ids=str,
+)
+def test_ranks_train_on_pairs_and_a_teacher_as_one_process_does(tmp_path, pool, settings):
+    rows = write_rows(tmp_path / "rows.tsv", 110, 3)
+    paths, _ = write_teacher(tmp_path, 110, 3)
+    small = {"model": "pairs", "word_dim": 12, "batch_size": 20, "report_every": 1, "epochs": 2}
+    config = TrainConfig((rows,), **small, **settings, teacher=paths)
+    on_two_ranks(pool, replace(config, batch_size=10), tmp_path / "two")
+    train(config, tmp_path / "one")
+    ours, theirs = ([line["loss"] for line in metrics(tmp_path / run)] for run in ("two", "one"))
+    assert len(ours) == 12  # of which each sixth has 10 rows
+    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.parametrize(
