@@ -45,7 +45,7 @@ class Rows:
         noise = generator.standard_normal((QUERIES, WIDTH), np.float32) * np.float32(NOISE / 2 / WIDTH**0.5)
         self.matrix, self.queries = _unit(self.matrix), _unit(near + noise)
 
-    def encode(self, sentences: list[str]) -> NDArray[np.float32]:
+    def encode(self, sentences: list[str], **_: object) -> NDArray[np.float32]:
         return self.matrix[list(map(int, sentences))]
 
 

@@ -20,7 +20,7 @@ class Clustered:
         noise = 0.5 * generator.standard_normal((rows, width))
         self.matrix = (centers[generator.integers(clusters, size=rows)] + noise).astype(np.float32)
 
-    def encode(self, sentences):
+    def encode(self, sentences, **_):
         return self.matrix[[int(sentence.split()[-1]) for sentence in sentences]]
 
 

@@ -34,6 +34,10 @@ class PairsObjective(TripletsObjective):
         super()._read_corpus()
         files, rows = self.config.teacher or (), len(self.sentences)
         self.teacher = [_vectors_of_rows(path, rows) for path in files]
+        for path, vectors in zip(files, self.teacher, strict=True):
+            if vectors.shape[1] != self.teacher[0].shape[1]:
+                widths = self.teacher[0].shape[1], vectors.shape[1]
+                raise InputError(f"teacher: want vectors of width {widths[0]}, got {widths[1]} in {path}")
 
     def loss_of(
         self, embeddings: Sequence[Tensor], batch: Batch | Sample, share: Share | None

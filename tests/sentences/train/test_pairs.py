@@ -14,6 +14,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Prompts, Vocabulary
 from fastqt.sentences.train import train
+from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.preparation import read_corpus
 from tests.sentences.train.test_chunk import assert_equal
 from tests.sentences.train.test_resume import Signalling, assert_same_run
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
@@ -184,16 +186,19 @@ def test_gradients_in_chunks_are_those_of_the_whole_batch(tmp_path, loss):
 
 
 def test_the_teacher_is_not_rounded_to_16_bits(tmp_path):
-    """The loss of distillation of a bfloat16 training is near that of float32, at a teacher's high scale."""
+    """Embeddings of an autocast may be of 16 bits, in which this teacher's vectors are equal."""
     rows = write_rows(tmp_path / "rows.tsv", 50)
-    paths, _ = write_teacher(tmp_path, 50, 2)
-    kind = {"loss": "distillation", "teacher": paths, "teacher_scale": 2000.0, "encoder": "gru"}
-    losses = []
-    for precision in ("float32", "bfloat16"):
-        config = TrainConfig((rows,), **SMALL, **kind, hidden_size=16, precision=precision, steps=1)
-        train(config, tmp_path / precision)
-        losses.append(metrics(tmp_path / precision)[0]["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    paths, teacher = write_teacher(tmp_path, 50, 2)
+    for path, vectors in zip(paths, teacher, strict=True):
+        np.save(path, 1 + 0.0019 * (vectors > 0).astype(np.float32))
+    config = TrainConfig((rows,), **SMALL, loss="distillation", teacher=paths, teacher_scale=1e8)
+    vocabulary, progress = read_corpus(config, [rows], 1)
+    objective = Trainer(config, [rows], vocabulary, tmp_path, progress).objective
+    (turn,) = objective.turns(progress)
+    embeddings = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
+    short, long = (objective.loss_of([x], turn.batch, None)[0] for x in (embeddings, embeddings.float()))
+    assert short == pytest.approx(long.item(), rel=1e-5)
+    assert long > 1
 
 
 def test_prompts_stand_in_front_of_texts_of_their_side(tmp_path):
@@ -217,7 +222,9 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
     np.save(tmp_path / "short.npy", vectors[0][:59])
     np.save(tmp_path / "nan.npy", np.full((60, 4), np.nan))
     np.save(tmp_path / "flat.npy", vectors[0][:, 0])
-    short, nan, flat, absent = (str(tmp_path / f"{name}.npy") for name in ("short", "nan", "flat", "absent"))
+    np.save(tmp_path / "wide.npy", np.zeros((60, 8)))
+    names = ("short", "nan", "flat", "absent", "wide")
+    short, nan, flat, absent, wide = (str(tmp_path / f"{name}.npy") for name in names)
     for corpus, settings, message in (
         ("ragged.tsv", {}, "ragged.tsv: line 2: want 2 columns as in line 1 of .*, got 3"),
         ("empty.tsv", {}, "empty.tsv: line 2: want text in each column, got none in column 2"),
@@ -232,6 +239,11 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
             "rows.tsv",
             {"teacher": (*paths[:2], nan)},
             "teacher: want finite numbers, .* row 1 of .*nan.npy",
+        ),
+        (
+            "rows.tsv",
+            {"teacher": (*paths[:2], wide)},
+            "teacher: want vectors of width 7, got 8 in .*wide.npy",
         ),
         ("rows.tsv", {"matryoshka_dims": (4, 13)}, "matryoshka_dims: want at most D=12, .*, got 13"),
         ("rows.tsv", {"matryoshka_dims": (4, 4)}, "matryoshka_dims: want numbers in ascending order"),
