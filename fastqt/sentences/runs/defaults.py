@@ -37,7 +37,7 @@ MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
 }
 MODEL_DEFAULTS["mixcse"] = MODEL_DEFAULTS["simcse"]
 MODEL_DEFAULTS["simcse huggingface"] = MODEL_DEFAULTS["mixcse huggingface"] = {"learning_rate": 3e-5}
-# The batch and the learning rate are those of trainings with sentence-transformers; documents are long.
+# Documents are longer than sentences, and 2e-5 is usual where a checkpoint becomes a retriever.
 MODEL_DEFAULTS["pairs"] = MODEL_DEFAULTS["simcse"] | {"max_length": 128}
 MODEL_DEFAULTS["pairs huggingface"] = {"learning_rate": 2e-5}
 MODEL_DEFAULTS["gloss-bow"] = MODEL_DEFAULTS["quickthoughts"] | {

@@ -67,7 +67,7 @@ class PairsSettings:
     )
     margin_strategy: str = option(
         "absolute",
-        "a margin is subtracted as it is, or as a share of the positive's cosine",
+        "a margin is a difference of cosines (absolute), or a share of the positive's cosine (relative)",
         choices=get_args(MarginStrategy),
     )
     teacher: tuple[str, ...] | None = option(

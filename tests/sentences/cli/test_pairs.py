@@ -53,13 +53,18 @@ def test_options_train(rows, tmp_path):
     words += ["--matryoshka-weights", "1,1,0.5", "--false-negative-margin", "0.1", "--learn-scale"]
     words += ["--teacher", paths[0], "--teacher", paths[1], "--teacher-weight", "0.5"]
     words += ["--precision", "bfloat16", "--schedule", "linear", "--warmup", "1", "--chunk", "10"]
-    assert main([*words, "--encoder", "gru", "--hidden-size", "12"]) == 0
+    pairs = zip(*columns_of(rows[1]), strict=True)
+    lines = [f"g\t{n % 6}\t{query}\t{document}" for n, (query, document) in enumerate(pairs)]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines))
+    words += ["--dev", str(tmp_path / "dev.tsv"), "--encoder", "gru", "--hidden-size", "12"]
+    assert main(words) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["teacher"] == [*paths]
     assert config["matryoshka_dims"] == [4, 8, 12]
     assert config["directions"] == ["query_to_doc", "doc_to_query"]
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert {"accuracy", "mrr", "chance", "scale", "learning_rate", "positive_cosine"} < line.keys()
+    figures = {"accuracy", "mrr", "chance", "positive_cosine", "scale", "learning_rate", "dev_spearman"}
+    assert figures < line.keys()
 
 
 def test_vectors_of_each_side(run, plain, rows, tmp_path):
