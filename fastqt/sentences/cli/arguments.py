@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field, fields
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
@@ -34,14 +35,47 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line, without the usage text."""
+    """A parser whose errors take one line, without the usage text, and name the option that was meant."""
+
+    _words: Sequence[str] = ()  # the arguments of the command that this parser reads
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"fastqt: {message} (see {self.prog} --help)\n")
+        hint = meant(self._words, self._option_string_actions)
+        self.exit(BAD_INPUT, f"fastqt: {message}{hint} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses what it knows, and remembers all for the message of an error."""
+        self._words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses all; a command itself refuses what it does not know, so that the message names its help."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._command(parsed.command).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed
+
+    def _command(self, name: str | None) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
+                command: argparse.ArgumentParser = action.choices[name]
+                return command
+        return self
 
     def print_help(self, file: Any = None) -> None:
         """Writes the help text. argparse would ignore an error once the text is longer than a buffer."""
         (file or sys.stdout).write(self.format_help())
+
+
+def meant(words: Sequence[str], options: Collection[str]) -> str:
+    """For a message: the options that are nearest to words which are none, such as --batchsize; or "".
+
+    argparse takes the beginning of an option for the option itself.
+    """
+    written = [word.split("=")[0] for word in words if word.startswith("--") and word != "--"]
+    wrong = [word for word in written if not any(option.startswith(word) for option in options)]
+    nearest = {word: get_close_matches(word, options, n=1) for word in wrong}
+    return "".join(f"; {word}: did you mean {match[0]}?" for word, match in nearest.items() if match)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ Part = tuple[list[str], list[int], Iterable[bool]]
 STDIN = "-"
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
+COMPRESSED = (".gz", ".xz")  # how the names of compressed files end
 BOM = b"\xef\xbb\xbf"
 
 
@@ -100,7 +102,7 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
         with cast("IO[bytes]", openers.get(Path(path).suffix, open)(path, "rb")) as handle:
             yield handle
     except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
+        raise InputError(f"no such file: {path}{beside(path)}") from None
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged or not what its name says: {error}") from error
     except MemoryError:  # an .xz file says itself how much memory its decompression takes
@@ -108,6 +110,14 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
     except OSError as error:
         name = "standard input" if path == STDIN else path
         raise InputError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def beside(path: str) -> str:
+    """For the message that a file is missing: that it is there compressed, or not compressed; else ""."""
+    plain = path.removesuffix(".xz").removesuffix(".gz")
+    others = (plain, *(plain + ending for ending in COMPRESSED))
+    other = next((each for each in others if each != path and os.path.isfile(each)), None)
+    return "" if other is None or os.path.exists(path) else f"; there is {other}"
 
 
 def read_lines(path: str) -> Iterator[list[str]]:

@@ -27,7 +27,7 @@ from fastqt.sentences.runs.progress import FINISHED, Progress, read_finished
 from fastqt.sentences.runs.views_options import check_width, reads_rows
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import Span, split, too_short
-from fastqt.sentences.text.reader import STDIN
+from fastqt.sentences.text.reader import STDIN, beside
 from fastqt.sentences.text.tables import data_files, is_table
 from fastqt.sentences.text.vocabulary import Unknown
 from fastqt.sentences.train.objectives import smallest_batch
@@ -84,17 +84,33 @@ def prepare(
 
 @contextlib.contextmanager
 def own_directory(directory: Path) -> Iterator[None]:
-    """Creates the directory of a run and keeps other trainings out of it."""
+    """Creates the directory of a run and keeps other trainings out of it.
+
+    A training that is refused before it has written anything leaves no directory behind that was not there.
+    """
+    new = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        with _locked_directory(directory):
+            for name in (*RUN_FILES, checkpoint.CORPUS):
+                # A training that was killed leaves behind what it was writing.
+                for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
+                    partial.unlink()
+            yield
+    except BaseException:
+        for each in new:
+            with contextlib.suppress(OSError):  # among others, where it is not empty
+                each.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _locked_directory(directory: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(directory))
         except OSError as error:
             raise InputError(f"cannot write to {directory}: {error.strerror}") from error
-        for name in (*RUN_FILES, checkpoint.CORPUS):
-            # A training that was killed leaves behind what it was writing.
-            for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
-                partial.unlink()
         yield
 
 
@@ -192,7 +208,7 @@ def _identify(name: str) -> tuple[int, str]:
             return sum(os.stat(file).st_size for file in files), sha256(digests.encode()).hexdigest()
         return os.stat(name).st_size, digest(Path(name))
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
+        raise InputError(f"cannot read {name}: {error.strerror}{beside(name)}") from None
     except ValueError as error:  # a name that no file can have
         raise InputError(f"cannot read {name!r}: {error}") from None
 

@@ -65,6 +65,20 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
         (["train", "c", "--out", "r", "--mix", "half"], "argument --mix: want a number, got 'half'"),
         (["neighbors", "m", "c", "--query", "a", "-k", "1.5"], "argument -k: want a whole number, got '1.5'"),
         (["fly"], "invalid choice: 'fly'"),
+        (
+            ["train", "c", "--out", "r", "--batchsize", "4"],
+            "arguments: --batchsize 4; --batchsize: did you mean --batch-size? (see fastqt train --help)",
+        ),
+        (
+            ["train", "c", "--batch_size=4", "--out=r"],
+            "; --batch_size: did you mean --batch-size? (see fastqt t",
+        ),
+        (
+            ["train", "c", "--outt", "r"],
+            "required: --out; --outt: did you mean --out? (see fastqt train --help)",
+        ),
+        (["evaluate", "m", "--data", "d", "--xyz"], "arguments: --xyz (see fastqt evaluate --help)"),
+        (["--versoin"], "; --versoin: did you mean --version? (see fastqt --help)"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(capsys, words, message):

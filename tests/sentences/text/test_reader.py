@@ -136,3 +136,15 @@ def test_too_long_line_raises(tmp_path):
     path.write_bytes(b"short\n" + b"x" * (reader.LONGEST_LINE + reader.READ_BYTES))
     with pytest.raises(InputError, match=r"line 2 is longer than 1 MiB"):
         read([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "there"), [("a.tsv", "a.tsv.xz"), ("a.tsv.xz", "a.tsv"), ("a.tsv.gz", "a.tsv.xz"), ("a.tsv", "")]
+)
+def test_a_missing_file_that_is_there_in_another_form_is_named(tmp_path, name, there):
+    if there:
+        (tmp_path / there).touch()
+    with pytest.raises(InputError) as error:
+        list(read_blocks([str(tmp_path / name)]))
+    hint = f"; there is {tmp_path / there}" if there else ""
+    assert str(error.value) == f"no such file: {tmp_path / name}{hint}"

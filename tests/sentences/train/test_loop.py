@@ -214,7 +214,12 @@ def test_an_unusable_corpus_leaves_no_run(planted, tmp_path):
     with pytest.raises(InputError, match="shorter than a batch: 120 sentences"):
         train(TrainConfig((planted[0],), valid=planted[1], batch_size=200), run)
     with pytest.raises(InputError, match=r"cannot read absent\.txt: No such file"):
-        train(TrainConfig((planted[0], "absent.txt")), run)
+        train(TrainConfig((planted[0], "absent.txt")), run / "deeper")
+    assert not run.exists()
+    run.mkdir()
+    with pytest.raises(InputError, match="no such file: absent"):
+        train(TrainConfig((planted[0],), valid="absent", **SMALL), run)
+    assert list(run.iterdir()) == []  # what was there before stays
     assert train(TrainConfig((planted[0],), **SMALL), run).step == 10
 
 
