@@ -123,7 +123,7 @@ def _in_words(error: OSError) -> str:
     return f"cannot write{' to standard output' if to_stdout else ''}: {reason}"
 
 
-def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
+def _train(corpus: list[str], out: str, resume: bool, profile: str | None, **settings: Any) -> int:
     from fastqt.sentences.runs.checkpoint import CONFIG
     from fastqt.sentences.train import train
 
@@ -135,7 +135,7 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
         config = TrainConfig(**settings)
     else:
         raise InputError(f"no CORPUS given{f', and no run to resume in {out}' if resume else ''}")
-    outcome = train(config, out, resume=resume)
+    outcome = train(config, out, resume=resume, profile=profile)
     if outcome.rank:
         return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
     if outcome.stopped_by is not None:
@@ -152,16 +152,22 @@ def _train(corpus: list[str], out: str, resume: bool, **settings: Any) -> int:
 
 def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
     from fastqt.sentences.runs.checkpoint import CHECKPOINT
+    from fastqt.sentences.runs.optimiser_options import measure_of_best
     from fastqt.sentences.train.summary import closing_table, diagnoses, next_commands, speed
 
     if not outcome.taken:
-        kept = "; with a higher --epochs or --steps it goes on" if Path(out, CHECKPOINT).exists() else ""
+        options = "--early-stop" if outcome.stalled else "--epochs or --steps"
+        kept = f"; with a higher {options} it goes on" if Path(out, CHECKPOINT).exists() else ""
         print(f"{out}: finished already, after {outcome.step} steps{kept}")
         return
+    measure = measure_of_best(config)
     print(f"{out}: trained, {outcome.step} steps")
-    if table := closing_table(Path(out)):
+    if outcome.stalled:
+        print(f"It has stopped early: {measure} was no better in its last {config.early_stop} validations.")
+    if table := closing_table(Path(out), measure):
         print(f"\n{table}")
-    for text in (speed(Path(out)), *diagnoses(Path(out))):
+    figures = "\n".join(filter(None, (speed(Path(out)), outcome.memory)))
+    for text in (figures, *diagnoses(Path(out))):
         if text:
             print(f"\n{text}")
     if config.valid is None and config.dev is None:

@@ -122,6 +122,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="directory for the model, the metrics and the checkpoints",
     )
     train.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
+    train.add_argument(
+        "--profile",
+        type=_path,
+        metavar="X.json",
+        help="write a trace of some steps to this file, for ui.perfetto.dev or chrome://tracing",
+    )
     for title, settings in GROUPS.items():
         group = train.add_argument_group(title)
         for setting in fields(settings):

@@ -15,6 +15,7 @@ def check_combination(config: TrainSettings) -> None:
     check_vectors(config)
     if (config.encoder == "huggingface") != (config.checkpoint is not None):
         raise InputError(f"checkpoint: want with encoder huggingface alone, got {config.checkpoint!r}")
+    _check_compile(config)
     _check_vocabulary(config)
     check_views(config)
     check_pairs(config)
@@ -29,6 +30,15 @@ def check_combination(config: TrainSettings) -> None:
     if config.context_size >= config.batch_size:
         raise InputError(
             f"context_size: want less than batch_size {config.batch_size}, got {config.context_size}"
+        )
+
+
+def _check_compile(config: TrainSettings) -> None:
+    if config.compile and config.encoder not in ("transformer", "huggingface"):
+        raise InputError(
+            "compile: want it with encoder transformer or huggingface, because nothing of the others becomes "
+            f"faster: their operations depend on the lengths of sentences, or are compiled already; got "
+            f"{config.encoder}"
         )
 
 

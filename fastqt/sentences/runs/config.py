@@ -107,11 +107,13 @@ CHANGEABLE_ON_RESUME = {
     "vocabulary",  # only where the file lies: the run has a copy, which is the one that is used
     "epochs",
     "steps",
+    "early_stop",
     "report_every",
     "valid_every",
     "valid_batches",
     "checkpoint_every",
     "keep_checkpoint",
     "device",
+    "compile",
     "timeout",
 }

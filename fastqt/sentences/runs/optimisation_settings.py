@@ -25,6 +25,12 @@ class OptimisationSettings:
     )
     epochs: int = option(None, "passes over the corpus (default: 1; gloss 210)", at_least=1)
     steps: int | None = option(None, "stop after this many batches", at_least=1)
+    early_stop: int | None = option(
+        None,
+        "stop after this many validations without a better coefficient of --dev, or else a lower loss of "
+        "--valid, and keep the best model",
+        at_least=1,
+    )
     seed: int = option(0, "seed of the random numbers", at_least=0, below=1 << 63)
     learning_rate: float = option(
         None,
@@ -53,6 +59,13 @@ class OptimisationSettings:
     )
     betas: tuple[float, float] = option(
         (0.9, 0.999), "decay rates of the two moments of the optimiser", at_least=0, below=1
+    )
+    average: float | None = option(
+        None,
+        "validate and keep a moving average of the weights, in which each step multiplies the share of those "
+        "before it by X, such as 0.999",
+        at_least=0,
+        below=1,
     )
     weight_decay: float = option(
         None,

@@ -34,6 +34,8 @@ class Progress:
     corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
     vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
+    best_loss: float = math.inf  # lowest loss so far on held-out text, where it tells which model is kept
+    since_best: int = 0  # validations since the best one
     loss_scale: float = 0.0  # of float16; 0 before the first step, and in other precisions
     steps_at_scale: int = 0  # since it has last changed
     taken: int | None = (
@@ -48,12 +50,13 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     """Checks the values of a stored progress. Those of older versions lack the last fields."""
     values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
     values = {"cpu_seconds": 0.0, "loss_scale": 0.0, "steps_at_scale": 0, **values}
+    values = {"best_loss": math.inf, "since_best": 0, **values}
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
 
     counts = {
         name: field(values, name, int, path)
-        for name in ("step", "epoch", "metrics_length", "sentences", "steps_at_scale")
+        for name in ("step", "epoch", "metrics_length", "sentences", "steps_at_scale", "since_best")
     }
     if values["taken"] is not None:
         counts["taken"] = field(values, "taken", int, path)
@@ -65,11 +68,14 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     if digests and len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
 
-    seconds, cpu_seconds, best, loss_scale = (
-        field(values, name, float, path) for name in ("seconds", "cpu_seconds", "best", "loss_scale")
+    seconds, cpu_seconds, best, best_loss, loss_scale = (
+        field(values, name, float, path)
+        for name in ("seconds", "cpu_seconds", "best", "best_loss", "loss_scale")
     )
     if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
         raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
+    if not -math.inf < best_loss:
+        raise InputError(f"{path} is damaged: best_loss: want a loss")
     if not 0 <= loss_scale < math.inf:
         raise InputError(f"{path} is damaged: loss_scale: want a number of at least 0")
 
@@ -82,6 +88,7 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
         corpus_digests=tuple(digests),
         vocabulary_digest=field(values, "vocabulary_digest", str, path),
         best=float(best),
+        best_loss=float(best_loss),
         loss_scale=float(loss_scale),
         spans=_spans(field(values, "spans", list, path), len(sizes), path),
     )

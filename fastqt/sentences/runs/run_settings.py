@@ -23,6 +23,11 @@ class RunSettings:
         "--resume can go on with more --epochs or --steps",
     )
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    compile: bool = option(
+        False,
+        "let torch compile the encoder, transformer or huggingface, in the first steps; vectors differ by "
+        "rounding alone",
+    )
     timeout: int = option(
         600,
         "under torchrun, seconds after which a process that does not answer ends the training",

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from fastqt.sentences.runs.process_memory import status_bytes
+
 MIB = 1 << 20
 
 X = TypeVar("X")
@@ -40,7 +42,6 @@ def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
     """
     if not sys.platform.startswith("linux"):
         return function(), None
-    status = Path("/proc/self/status")
     # Memory that malloc kept from earlier calls would be used again without being counted.
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
@@ -48,14 +49,9 @@ def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM) to the memory in use
     except OSError:
         return function(), None
-    before = _status_bytes(status, "VmRSS")
+    before = status_bytes("VmRSS")
     result = function()
-    return result, max(_status_bytes(status, "VmHWM") - before, 0)
-
-
-def _status_bytes(status: Path, name: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+    return result, max(status_bytes("VmHWM") - before, 0)
 
 
 def mebibytes(size: int | None) -> str:

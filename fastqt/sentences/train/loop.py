@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,10 @@ from fastqt.sentences.runs.optimiser_options import has_schedule
 from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
 from fastqt.sentences.text import Batch, Lexicon, Sample, Span
 from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.train.average import Average
 from fastqt.sentences.train.choice import build_objective
 from fastqt.sentences.train.clock import Moment, Parts
+from fastqt.sentences.train.compiled import compile_encoders
 from fastqt.sentences.train.log import MetricsLog
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Turn
@@ -29,6 +30,7 @@ from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.precision import Precision
 from fastqt.sentences.train.preparation import check_same_settings, own_directory, prepare
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
+from fastqt.sentences.train.profiling import Trace, begin_peak, check_trace, peak_memory
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
 from fastqt.sentences.train.ranks import Ranks, Share, joined
 from fastqt.sentences.train.schedule import Factor, schedule_of
@@ -46,19 +48,27 @@ class Outcome:
     metrics: dict[str, float]  # the last line of metrics.jsonl that this call wrote, on rank 0
     rank: int = 0  # the number of this process among those that trained together
     taken: int = 0  # the number of steps that this call took
+    stalled: bool = False  # whether `early_stop` ended the training
+    memory: str = ""  # the peak of this process, in words
 
 
 def train(
-    config: TrainConfig, out: str | Path, *, resume: bool = False, display: type[Display] = Display
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    display: type[Display] = Display,
+    profile: str | None = None,
 ) -> Outcome:
     """Trains a model and writes it to a directory.
 
     The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
-    the best one if `config.dev` is given) and checkpoint.safetensors. Once the training has ended, the
-    checkpoint is removed and finished.json takes its place, unless `config.keep_checkpoint` is set. SIGTERM
-    and Ctrl-C save a checkpoint and end the training. A resumed training computes the same bits as an
-    uninterrupted one on the same machine with the same number of threads. Only one training at a time can use
-    a directory, which must not hold a run unless `resume` is set.
+    the best one if `config.dev` or `config.early_stop` is given) and checkpoint.safetensors. Once the
+    training has ended, the checkpoint is removed and finished.json takes its place, unless
+    `config.keep_checkpoint` is set. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
+    training computes the same bits as an uninterrupted one on the same machine with the same number of
+    threads. Only one training at a time can use a directory, which must not hold a run unless `resume` is
+    set.
 
     Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
     of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
@@ -67,15 +77,19 @@ def train(
 
     QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
     and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
+
+    `profile` is a .json file for a trace of some steps of rank 0, see `fastqt.sentences.train.profiling`.
     """
     directory = Path(out)
     with joined(config.device, config.batch_size, config.timeout) as ranks:
         check_same_settings(config, ranks.first(lambda: config))
+        if profile is not None and ranks.is_first:
+            check_trace(profile)
         if config.vectors is not None:
             width = ranks.first(lambda: width_of_words(config, directory, resume))
             config = replace(config, word_dim=width)
         with _own(directory, config, ranks):
-            return _trainer(config, directory, resume, display, ranks).run(display)
+            return _trainer(config, directory, resume, display, ranks).run(display, profile)
 
 
 @contextlib.contextmanager
@@ -106,7 +120,7 @@ def _trainer(
     path = directory / checkpoint.CHECKPOINT
     coverage = None
     if ranks.is_first and begun:
-        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, trainer.average.state())
     elif not begun and config.vectors is not None:
         coverage = ranks.first(lambda: start_from_vectors(trainer.model, vocabulary, config, display.say))
 
@@ -147,29 +161,42 @@ class Trainer:
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
-        self.measurements = Measurements(config, self.objective, vocabulary, directory, progress, self.ranks)
+
+        self.average = Average(self.model, config.average if self.ranks.is_first else None)
+        known = config, self.objective, self.average, vocabulary, directory, progress, self.ranks
+        self.measurements = Measurements(*known)
+
         left = self.objective.steps(progress.sentences - (progress.taken or 0))
         epochs_after = config.epochs - progress.epoch - 1
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
+
+        compile_encoders(self.model, config, device)
         self.parts = Parts()
         self.precision = Precision(config.precision, device, progress)
         self.factor = Factor(config, self.last_step)
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
-    def run(self, display_class: type[Display] = Display) -> Outcome:
-        """Trains until the last step or until a signal arrives, then saves a checkpoint."""
+    def run(self, display_class: type[Display] = Display, profile: str | None = None) -> Outcome:
+        """Trains until the last step or until a signal arrives, then saves a checkpoint.
+
+        `profile` is a file for a trace of some steps, which rank 0 writes.
+        """
         config, progress, ranks = self.config, self.progress, self.ranks
         measurements, line = self.measurements, dict[str, float]()
         self._announce(display_class)
         sentences, tokens, first_step = 0, 0, progress.step
+        begin_peak(self.objective.device)
+        left, traced = self.last_step - first_step, profile if ranks.is_first else None
+        trace = Trace(traced, first_step, left, display_class.say)
 
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
             StopRequest(insists=ranks.size == 1) as stop,
+            trace,
         ):
             log = None
             if ranks.is_first:
@@ -207,18 +234,25 @@ class Trainer:
                     early = measurements.line(loss, measured, False)
                     display.report(early | {"sentences_per_second": sentences / spent.seconds})
 
-                if saves:
+                if saves or self.has_ended:
                     self._save(log, began)
+                trace.end_step()
                 if stops:
                     break
 
-        ended = progress.step == self.last_step
-        taken = progress.step - first_step
-        return Outcome(progress.step, None if ended else stopped_by, line, ranks.rank, taken)
+        taken, stalled = progress.step - first_step, measurements.best.has_stalled
+        stopped_by = None if self.has_ended else stopped_by
+        memory = peak_memory(self.objective.device)
+        return Outcome(progress.step, stopped_by, line, ranks.rank, taken, stalled, memory)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last step was taken, or the training has stopped to improve and is to end then."""
+        return self.progress.step >= self.last_step or self.measurements.best.has_stalled
 
     def _announce(self, display_class: type[Display]) -> None:
         """Tells what was read and what is about to be done, unless the run has ended already."""
-        if self.ranks.is_first and self.progress.step < self.last_step:
+        if self.ranks.is_first and not self.has_ended:
             known = self.corpus, self.vocabulary, self.objective, self.progress, self.last_step
             display_class.say(opening(self.config, *known))
 
@@ -240,7 +274,7 @@ class Trainer:
 
     def check_nothing_is_left(self) -> None:
         """Checks that a run that has ended without a checkpoint is not asked for further steps."""
-        if self.progress.step < self.last_step:
+        if not self.has_ended:
             raise InputError(
                 f"cannot resume: {self.directory} ended at step {self.progress.step} and kept no checkpoint "
                 f"from which it could go on to step {self.last_step}; --keep-checkpoint would have kept one"
@@ -272,6 +306,7 @@ class Trainer:
                 clip_gradients(group, self.config.clip)
             self.precision.step(self.optimizer, self.schedule)
             self.objective.constrain(batch)
+            self.average.update()
         return loss.detach(), tuple(map(_as_measured, measured))
 
     def _gradients(self, batch: Batch | Sample, share: Share) -> tuple[Tensor, Measured]:
@@ -298,14 +333,14 @@ class Trainer:
     def _remaining_turns(self) -> Iterator[Turn]:
         progress = self.progress
         first_pass = True  # after a checkpoint at the end of an epoch, nothing remains of it
-        while progress.step < self.last_step:
+        while not self.has_ended:
             before = progress.step
             for turn in self.objective.turns(progress):
                 progress.step += 1
                 progress.taken = (progress.taken or 0) + sum(turn.sizes)
                 self._rest = turn.rest
                 yield turn
-                if progress.step == self.last_step:
+                if self.has_ended:
                     return
             if progress.step == before and not first_pass:
                 raise InputError(f"the corpus has changed: no batch in {', '.join(self.corpus)}")
@@ -328,13 +363,13 @@ class Trainer:
             if reads_in_order:
                 progress.spans = rests
             # The checkpoint comes last. After a crash between the two, the resumed training writes the model
-            # again; the other way round, a finished training could keep an old model. With development pairs,
-            # model.safetensors holds the best model, once there is one.
-            if self.progress.best == -math.inf:
-                checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
+            # again; the other way round, a finished training could keep an old model.
+            if not self.measurements.best.is_kept:
+                checkpoint.save_model(self.directory / checkpoint.MODEL, self.average.model)
             path = self.directory / checkpoint.CHECKPOINT
-            if progress.step < self.last_step or self.config.keep_checkpoint:
-                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+            if not self.has_ended or self.config.keep_checkpoint:
+                state = self.average.state()
+                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators, state)
                 (self.directory / FINISHED).unlink(missing_ok=True)
             else:
                 save_finished(self.directory, progress)

@@ -15,6 +15,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Lexicon
+from fastqt.sentences.train.average import Average
+from fastqt.sentences.train.best import Best
 from fastqt.sentences.train.objectives import Measured, Objective
 from fastqt.sentences.train.ranks import Ranks
 
@@ -25,21 +27,24 @@ if TYPE_CHECKING:
 class Measurements:
     """Makes the lines of metrics.jsonl, on rank 0.
 
-    The best model on the development pairs is written to `directory`, and its coefficient into `progress`, in
-    place. `can_validate` says whether there is held-out text or a file of development pairs.
+    The best model is written to `directory`, if there is a figure that decides (`Best`), and its figure into
+    `progress`, in place. `can_validate` says whether there is held-out text or a file of development pairs.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         objective: Objective[Any],
+        average: Average,
         vocabulary: Lexicon,
         directory: Path,
         progress: Progress,
         ranks: Ranks,
     ) -> None:
         self.objective, self.vocabulary, self.directory = objective, vocabulary, directory
+        self.average = average
         self.progress, self.ranks = progress, ranks
+        self.best = Best(config, progress)
         self.can_validate = config.valid is not None or config.dev is not None
         self.dev_pairs = None
         if config.dev is not None and ranks.is_first:
@@ -53,22 +58,22 @@ class Measurements:
             return line | self._validate() if validates else line
 
         if validates:
-            return self.ranks.first(measure)
+            return self._judged(self.ranks.first(measure))
         return measure() if self.ranks.is_first else {}
 
     def of_fresh_weights(self) -> dict[str, float]:
         """The line of a model that has not been trained yet: its validation.
 
-        It changes neither the best model nor the random numbers of the training.
+        It does not change the random numbers of the training.
         """
 
         def measure() -> dict[str, float]:
             states = checkpoint.generator_states()
-            line = {"step": self.progress.step, **self._validate(keeps_best=False)}
+            line = {"step": self.progress.step, **self._validate()}
             checkpoint.set_generator_states(states, self.directory)
             return line
 
-        return self.ranks.first(measure)
+        return self._judged(self.ranks.first(measure))
 
     def check_finite(self, loss: Tensor) -> None:
         """Raises InputError if the loss is not finite."""
@@ -78,23 +83,28 @@ class Measurements:
                 f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
-    def _validate(self, *, keeps_best: bool = True) -> dict[str, float]:
-        line = self.objective.validate() if self.objective.held_out else {}
-        if self.dev_pairs is not None:
-            line |= self._evaluate_pairs(self.dev_pairs, keeps_best)
+    def _judged(self, line: dict[str, float]) -> dict[str, float]:
+        """The line of a validation, after its model was written if it is the best so far."""
+        if self.best.takes(line):
+            path = self.directory / checkpoint.MODEL
+            self.ranks.first(lambda: checkpoint.save_model(path, self.average.model))
         return line
 
-    def _evaluate_pairs(self, pairs: DevelopmentPairs, keeps_best: bool) -> dict[str, float]:
-        """Evaluates the model on the development pairs, and saves it if it is the best so far."""
+    def _validate(self) -> dict[str, float]:
+        with self.objective.measuring(self.average.model):
+            line = self.objective.validate() if self.objective.held_out else {}
+            if self.dev_pairs is not None:
+                line |= self._evaluate_pairs(self.dev_pairs)
+        return line
+
+    def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
+        """Evaluates the model on the development pairs."""
         model = self.objective.model
         model.eval()
         prompts, device = prompts_of(self.objective.config), self.objective.device
         encoder = SentenceEncoder(model, self.vocabulary, device, prompts=prompts)
         figures = pairs.evaluate(encoder.encode)
         model.train()
-        if keeps_best and figures["dev_spearman"] > self.progress.best:
-            self.progress.best = figures["dev_spearman"]
-            checkpoint.save_model(self.directory / checkpoint.MODEL, model)
         return figures
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastqt.cached import cached_backward
 from fastqt.functional import contrastive_loss
@@ -166,6 +166,15 @@ class Objective(ABC, Generic[B]):
     @abstractmethod
     def measure(self, measured: Measured) -> dict[str, float]:
         """The metrics of a batch by name, from the tensors that `loss` returned."""
+
+    @contextlib.contextmanager
+    def measuring(self, model: nn.Module) -> Iterator[None]:
+        """A context in which a model of the same kind takes the place of the one that is trained."""
+        trained, self.model = self.model, model
+        try:
+            yield
+        finally:
+            self.model = trained
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

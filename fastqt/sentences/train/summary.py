@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.optimiser_options import DEV_MEASURE
 from fastqt.sentences.runs.views_options import reads_rows
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
@@ -37,20 +39,21 @@ def value_in_words(name: str, value: float | None) -> str:
     return f"{value:.2%}" if name.endswith(SHARES) else f"{value:.3f}"
 
 
-def closing_table(directory: Path) -> str:
+def closing_table(directory: Path, measure: str | None = DEV_MEASURE) -> str:
     """A table of the last figures of a run, in text, beside those before training and those of chance.
 
     They are the held-out figures if metrics.jsonl has some, and otherwise those of the last batch; "" if the
-    run has reported nothing.
+    run has reported nothing. `measure` is the figure that tells which model is kept, if one does.
     """
     lines = _lines(directory)
     validated = [line for line in lines if _held_out(line)]
     if not validated:
         return _table("last batch of the corpus", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""
     columns: dict[str, Line] = {}
+    best = _best(validated, measure)
     if validated[0]["step"] == 0:
-        columns["fresh weights"] = validated[0]
-    if (best := _best(validated)) is not None and best is not validated[-1]:
+        columns["fresh weights, kept" if best is validated[0] else "fresh weights"] = validated[0]
+    if best is not None and best["step"] and best is not validated[-1]:
         columns[f"step {best['step']:,}, kept"] = best
     columns[f"step {validated[-1]['step']:,}"] = validated[-1]
     names = [name for name in validated[-1] if name.startswith((HELD_OUT, "dev_"))]
@@ -83,7 +86,7 @@ def diagnoses(directory: Path) -> list[str]:
     if not lines:
         return []
     first, last = lines[0], lines[-1]
-    said = []
+    said = _worse_on_pairs(directory)
     held_out = HELD_OUT if f"{HELD_OUT}chance" in last else ""
     of_pairs = f"{held_out}accuracy" in last
     names = ("accuracy",) if of_pairs else ("forward_accuracy", "backward_accuracy")
@@ -92,8 +95,9 @@ def diagnoses(directory: Path) -> list[str]:
     if chance is not None and sum(accuracies) < len(accuracies) * NEAR_CHANCE * chance:
         rows = "with a query and its positive in each row" if of_pairs else ORDERED
         said.append(
-            "The accuracies are near chance: this model has learnt little or nothing. Try more --epochs, "
-            f"another --learning-rate, or a corpus {rows}."
+            "The accuracies are near chance: this model has learnt little or nothing. Try more steps "
+            "(--epochs, --steps, or a smaller --batch-size, which makes more of them of the same text), more "
+            f"text, another --learning-rate, or a corpus {rows}."
         )
 
     if (even := last.get("uniformity")) is not None and even > COLLAPSED:
@@ -116,6 +120,19 @@ def diagnoses(directory: Path) -> list[str]:
     return said
 
 
+def _worse_on_pairs(directory: Path) -> list[str]:
+    """That the model of the first validation, before training, is the best on development pairs."""
+    lines = [line for line in _lines(directory) if DEV_MEASURE in line]
+    if len(lines) < 2 or lines[0]["step"] or _best(lines, DEV_MEASURE) is not lines[0]:
+        return []
+    best = max(line[DEV_MEASURE] for line in lines[1:])
+    return [
+        f"Training has made the model worse on --dev: Spearman's coefficient was {lines[0][DEV_MEASURE]:.3f} "
+        f"before the first step, and {best:.3f} at best after it. The model from before the first step is "
+        "kept. Try a lower --learning-rate, more text, or --valid-every with fewer steps."
+    ]
+
+
 def _lines(directory: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
 
@@ -124,10 +141,16 @@ def _held_out(line: Line) -> bool:
     return any(name.startswith((HELD_OUT, "dev_")) for name in line)
 
 
-def _best(lines: Sequence[Line]) -> Line | None:
-    """The line of the model that is kept, where development pairs choose it."""
-    trained = [line for line in lines if "dev_spearman" in line and line["step"]]
-    return max(trained, key=lambda line: line["dev_spearman"], default=None)
+def _best(lines: Sequence[Line], measure: str | None) -> Line | None:
+    """The line of the model that is kept, where a figure chooses it as in `fastqt.sentences.train.best`."""
+    if measure is None:
+        return None
+    by_pairs = measure == DEV_MEASURE
+    judged = [
+        line for line in lines if not math.isnan(line.get(measure, math.nan)) and (line["step"] or by_pairs)
+    ]
+    sign = 1 if by_pairs else -1
+    return max(judged, key=lambda line: sign * line[measure], default=None)
 
 
 def _table(title: str, columns: Mapping[str, Line]) -> str:

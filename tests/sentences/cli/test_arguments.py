@@ -48,7 +48,7 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
     }
     groups = ["data", "model", "loss", "pairs", "optimisation", "run"]
     assert [*shown] == ["positional arguments", "options", *groups]
-    assert shown.pop("options") == ["out", "resume"]
+    assert shown.pop("options") == ["out", "resume", "profile"]
     options = [name.replace("-", "_") for names in shown.values() for name in names]
     assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))
     assert {"valid", "max-length"} <= set(shown["data"])

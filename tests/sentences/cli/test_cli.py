@@ -63,8 +63,10 @@ def test_the_end_of_a_training_says_what_to_do_next(planted, tmp_path, capsys):
     told, table, speed, *_, following = out.split("\n\n")
     assert told == f"{run}: trained, 12 steps"
     assert table.startswith("held out           fresh weights  step 12  chance\nloss ")
-    assert re.match(
-        r"[\d,]+ sentences/s, [\d,]+ tokens/s; time: data \d+%, gradients \d+%, optimiser \d+%", speed
+    assert re.fullmatch(
+        r"[\d,]+ sentences/s, [\d,]+ tokens/s; time: data \d+%, gradients \d+%, optimiser \d+%"
+        r"(\npeak memory: [\d,]+ MiB of the process.*)?",
+        speed,
     )
     title, *commands = following.splitlines()
     assert title == "Next, for example:"
@@ -78,6 +80,24 @@ def test_the_end_of_a_training_says_what_to_do_next(planted, tmp_path, capsys):
     assert main(["train", "--out", run, "--resume"]) == 0
     assert capsys.readouterr() == (f"{run}: finished already, after 12 steps\n", "")
     assert "kept no checkpoint" in error_line(capsys, "train", "--out", run, "--resume", "--epochs", "2")
+
+
+def test_a_training_that_stops_early_says_so_and_writes_its_trace(planted, tmp_path, capsys):
+    run, trace = str(tmp_path / "run"), tmp_path / "trace.json"
+    options = ["--early-stop", "1", "--valid-every", "1", "--learning-rate", "0.5", "--average", "0.5"]
+    options += ["--epochs", "9", "--keep-checkpoint", "--profile", str(trace)]
+    assert main(["train", planted[0], "--valid", planted[1], "--out", run, *SMALL, *options]) == 0
+    out, err = capsys.readouterr()
+    steps = re.match(r".*: trained, (\d+) steps\nIt has stopped early: validation_loss was no better", out)[1]
+    assert 0 < int(steps) < 9 * 12
+    assert f"step {int(steps) - 1}, kept" in out
+    assert "trace.json: " in err
+    assert main(["train", "--out", run, "--resume"]) == 0
+    ended = f"{run}: finished already, after {steps} steps; with a higher --early-stop it goes on\n"
+    assert capsys.readouterr().out == ended
+    assert "want it with encoder transformer" in error_line(
+        capsys, "train", planted[0], "--out", tmp_path / "new", "--compile"
+    )
 
 
 def test_a_training_without_held_out_text_says_so(planted, tmp_path, capsys):
@@ -317,7 +337,8 @@ def test_torchrun_trains_on_several_processes(planted, tmp_path):
     """The command is the one of a single process, and what it prints is printed once."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    options = ["--out", str(run), *SMALL, "--report-every", "2", "--keep-checkpoint"]
+    trace = tmp_path / "trace.json"
+    options = ["--out", str(run), *SMALL, "--report-every", "2", "--keep-checkpoint", "--profile", str(trace)]
     train = ["-m", "fastqt", "train", planted[0], *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
@@ -325,6 +346,7 @@ def test_torchrun_trains_on_several_processes(planted, tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("trained, 6 steps") == 1
+    assert ended.stderr.count("trace.json: trace of steps 2 to 6") == 1
     assert [line.split()[1] for line in ended.stderr.splitlines() if line.startswith("step")] == [
         "2",
         "4",

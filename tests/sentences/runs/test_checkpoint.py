@@ -94,7 +94,7 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path):
     model, optimizer = trained()
     save_checkpoint(tmp_path / "new", model, optimizer, PROGRESS)
     progress = asdict(PROGRESS)
-    for name in ("corpus_digests", "vocabulary_digest", "taken", "spans"):
+    for name in ("corpus_digests", "vocabulary_digest", "taken", "spans", "best_loss", "since_best"):
         del progress[name]
     save_old(tmp_path / "old", progress, load_file(tmp_path / "new"))
     assert read_progress(tmp_path / "old") == replace(PROGRESS, taken=None)
@@ -117,6 +117,8 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path):
         ({"seconds": float("nan")}, "seconds or best: want a time"),
         ({"cpu_seconds": -1.0}, "seconds or best: want a time"),
         ({"best": float("nan")}, "seconds or best: want a time"),
+        ({"best_loss": float("nan")}, "best_loss: want a loss"),
+        ({"since_best": -1}, "since_best: want a count"),
         ({"position": [0, 1]}, "position: want a place in one of 1 files"),
         ({"position": [1, 0, 0, 0]}, "position: want a place in one of 1 files"),
         ({"position": [0, 2**70, 0, 0]}, "position: want a place in one of 1 files"),

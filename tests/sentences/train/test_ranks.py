@@ -118,6 +118,25 @@ def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(
     assert len(read_generators(tmp_path / "whole" / "checkpoint.safetensors")) == 3
 
 
+def test_ranks_stop_early_at_the_same_step_with_an_average_also_when_resumed(pool, numbered, tmp_path):
+    """Rank 0 alone has the average, and tells the others when its figures no longer improve."""
+    config = TrainConfig((numbered,), valid=numbered, valid_every=1, valid_batches=1, epochs=4, **SMALL)
+    config = replace(config, average=0.5, early_stop=2, learning_rate=0.5)
+    for name, pauses in (("whole", (None,)), ("parts", (2, None))):
+        for steps in pauses:
+            answers = together(pool, 3, replace(config, steps=steps), tmp_path / name, True)
+            assert len({answer.parameters for answer in answers}) == 1
+            assert len({answer.step for answer in answers}) == 1
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    progress = read_progress(tmp_path / "whole" / "checkpoint.safetensors")
+    assert (progress.step, progress.since_best) == (answers[0].step, 2)
+    assert 2 < progress.step < 4 * 7
+
+    # One process goes on with the average of three.
+    train(replace(config, early_stop=100, steps=20), tmp_path / "parts", resume=True)
+    assert int(load_file(tmp_path / "parts" / "checkpoint.safetensors")["average.n_averaged"]) == 20
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -50,6 +50,22 @@ def test_the_model_that_development_pairs_have_chosen_is_named(tmp_path):
     ]
 
 
+def test_a_model_from_before_training_that_was_best_is_named_and_told_of(tmp_path):
+    figures = [(0, 0.7), (125, 0.5), (250, 0.6)]
+    table = write(tmp_path, *({"step": step, "loss": 1, "dev_spearman": value} for step, value in figures))
+    assert cells(table)[0] == ["held", "out", "fresh", "weights,", "kept", "step", "250", "chance"]
+    (said,) = diagnoses(tmp_path)
+    assert "worse on --dev: Spearman's coefficient was 0.700 before the first step, and 0.600 at best" in said
+
+
+def test_the_model_that_the_loss_has_chosen_is_named(tmp_path):
+    """Where the loss tells when to stop; that of fresh weights does not count."""
+    write(tmp_path, *(held_out(step, loss, 0.1) for step, loss in ((0, 2), (10, 4), (20, 3), (30, 5))))
+    titles = cells(closing_table(tmp_path, "validation_loss"))[0]
+    assert titles == ["held", "out", "fresh", "weights", "step", "20,", "kept", "step", "30", "chance"]
+    assert "kept" not in closing_table(tmp_path, None)
+
+
 def test_without_held_out_text_the_last_batch_is_shown(tmp_path):
     table = write(tmp_path, {"step": 7, "loss": 2.5, "forward_accuracy": 0.25, "chance": 0.01, "seconds": 1})
     assert cells(table) == [

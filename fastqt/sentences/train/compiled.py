@@ -1,0 +1,58 @@
+"""torch.compile of the parts of an encoder from which it makes one kernel of many operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastqt.errors import InputError, one_line
+from fastqt.nn import Transformer
+from fastqt.sentences.runs.config import TrainConfig
+
+# One program for batches of all shapes, so that a resumed training runs the one of an uninterrupted training
+# whatever batch it begins with. Dropout takes the random numbers that it takes without the compiler.
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
+
+
+def compile_encoders(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """Has torch compile the encoders of a model when they are first called, if the settings say so.
+
+    A Transformer's layers are compiled, which have nearly all of its operations. What is around them has
+    shapes that depend on the lengths of sentences, and a table with a sparse gradient, which torch's compiler
+    does not take. Of a Hugging Face encoder all of its model is compiled. The names of weights stay the same.
+    InputError where torch cannot compile for the device, as without a C++ compiler for a CPU.
+    """
+    if not config.compile:
+        return
+    _check_compiler(device)
+    for part in _parts(model, config):
+        part.compile(dynamic=True, options=OPTIONS)
+
+
+def _parts(model: nn.Module, config: TrainConfig) -> Iterator[nn.Module]:
+    """The modules that are compiled."""
+    if config.encoder == "huggingface":
+        from fastqt.integrations.huggingface import HuggingFaceEncoder
+
+        yield from (each.model for each in model.modules() if isinstance(each, HuggingFaceEncoder))
+        return
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            yield from module.layers
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Compiles a function of one operation."""
+
+    def function(x: Tensor) -> Tensor:
+        return x + 1
+
+    try:
+        torch.compile(function, dynamic=True, options=OPTIONS)(torch.zeros(2, device=device))
+    except Exception as error:
+        raise InputError(
+            f"compile: want a machine on which torch.compile works; it fails with: {one_line(error, 300)}"
+        ) from error
