@@ -22,13 +22,21 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinxcontrib.katex",
     "api",
     "repository",
 ]
 exclude_patterns = ["_extensions", "_static", "pictures"]
 
-myst_enable_extensions = ["dollarmath", "attrs_inline"]
+# What the site has of Markdown files outside of this folder, to which pages link.
+site_pages = {
+    "README.md": "index.md",
+    "benchmarks/predict/gpu_estimates.md": "predictions/triton.md",
+    "benchmarks/predict/cuda_estimates.md": "predictions/one-launch.md",
+}
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4  # the anchors that GitHub gives to headings
 myst_fence_as_directive = ["math"]
 

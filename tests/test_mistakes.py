@@ -1,5 +1,6 @@
 """Typical mistakes of users: each message names the argument, what is wanted, what came, and what to do."""
 
+import inspect
 import re
 
 import pytest
@@ -13,6 +14,10 @@ OWN = torch.arange(8)
 
 # A call, what it names, what it wants, what it got, and what to do; all but the first as the message says it.
 MISTAKES = {
+    "a temperature in a call": (
+        lambda: fastqt.info_nce_loss(F, G, temperature=0.05),
+        ("temperature", "no option", "info_nce_loss", "want scale, which is 1 / temperature"),
+    ),
     "a temperature": (
         lambda: nn.InfoNCELoss(temperature=0.05),
         ("temperature", "no option", "InfoNCELoss", "want scale, which is 1 / temperature"),
@@ -69,6 +74,10 @@ MISTAKES = {
     "labels in a column": (
         lambda: fastqt.ntxent_loss(F, OWN[:, None]),
         ("labels", "want a 1-D tensor of integers", r"got shape \(8, 1\)", r"make it 1-D by flatten\(\)"),
+    ),
+    "two views": (
+        lambda: fastqt.ntxent_loss(F, G),
+        ("labels", "want a 1-D tensor", r"got shape \(8, 16\)", r"torch\.cat\(.*torch\.arange.*repeat\(2\)"),
     ),
     "a label for each of other rows": (
         lambda: fastqt.supcon_loss(F, OWN[:5]),
@@ -154,6 +163,10 @@ MISTAKES = {
         lambda: nn.ContrastiveLoss(document_ids=OWN),
         ("document_ids", "no option", "ContrastiveLoss", "want it in each call"),
     ),
+    "a misspelt option in a call": (
+        lambda: fastqt.clip_loss(F, G, scale=1.0, reducton="sum"),
+        ("reducton", "no option", "clip_loss", "the nearest is reduction"),
+    ),
     "a misspelt option": (
         lambda: nn.SimCSELoss(reducton="sum"),
         ("reducton", "no option", "SimCSELoss", "the nearest is reduction"),
@@ -173,7 +186,12 @@ def test_the_message_says_what_to_do(mistake):
     assert len(message) < 200
 
 
-def test_an_argument_that_a_function_does_not_have_is_named():
-    """By Python itself: a function that took any name would cost each call, and would pass type checkers."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
-        fastqt.info_nce_loss(F, G, temperature=0.05)
+LOSSES = [name for name in fastqt.__all__ if name.endswith("_loss") or name == "log_sum_exp"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_says_what_stands_for_a_temperature(name):
+    loss = getattr(fastqt, name)
+    advice = "; want scale, which is 1 / temperature" if "scale" in inspect.signature(loss).parameters else ""
+    with pytest.raises(TypeError, match=f"^temperature: no option of {name}{advice}"):
+        loss(temperature=0.05)

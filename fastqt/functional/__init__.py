@@ -20,9 +20,11 @@ from fastqt.options import (
     Similarity,
     TargetReduction,
 )
+from fastqt.signatures import named_options
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
+@named_options
 def contrastive_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -171,6 +173,7 @@ def contrastive_loss(
     return loss_of(call, group)
 
 
+@named_options
 def sigmoid_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -259,6 +262,7 @@ def sigmoid_loss(
     return loss_of(call, group)
 
 
+@named_options
 def log_sum_exp(
     queries: Tensor,
     candidates: Tensor,

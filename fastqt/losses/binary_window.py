@@ -19,6 +19,7 @@ from fastqt.losses.common import device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
+from fastqt.signatures import named_options
 from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
 from fastqt.torch_modes import is_traced, without_autocast
 
@@ -26,6 +27,7 @@ GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequen
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
 
 
+@named_options
 def binary_window_loss(
     queries: Tensor,
     candidates: Tensor,

@@ -22,11 +22,13 @@ from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
+from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype, is_traced
 
 FUNCTION = "fastqt.clip_loss"
 
 
+@named_options
 def clip_loss(
     a: Tensor,
     b: Tensor,

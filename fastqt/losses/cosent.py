@@ -15,8 +15,10 @@ from fastqt.distributed.group import GroupLike
 from fastqt.losses.lsep import as_ranks, ranking_loss
 from fastqt.losses.row_cosines import row_cosines
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 
 
+@named_options
 def cosent_loss(
     a: Tensor,
     b: Tensor,
@@ -60,6 +62,7 @@ def cosent_loss(
     return _loss("fastqt.cosent_loss", row_cosines, a, b, labels, scale, group)
 
 
+@named_options
 def angle_loss(
     a: Tensor,
     b: Tensor,

@@ -16,11 +16,13 @@ from fastqt.distributed.group import GroupLike
 from fastqt.losses.common import device_of
 from fastqt.options import BlockNegatives, Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
+from fastqt.signatures import named_options
 from fastqt.targets import Targets, Window
 
 BLOCK_NEGATIVES: tuple[str, ...] = get_args(BlockNegatives)
 
 
+@named_options
 def curl_loss(
     queries: Tensor,
     positives: Tensor,
@@ -81,6 +83,7 @@ def _checked(reduction: Reduction, n: int) -> dict[str, Hashable]:
     return {"reduction": reduction}
 
 
+@named_options
 def curl_block_loss(
     queries: Tensor,
     candidates: Tensor,

@@ -12,8 +12,10 @@ from fastqt.distributed.group import GroupLike
 from fastqt.losses.two_views import TwoViews, two_views, view_sums
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 
 
+@named_options
 def dcl_loss(
     z1: Tensor,
     z2: Tensor,

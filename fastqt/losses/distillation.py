@@ -21,6 +21,7 @@ from fastqt.engines.chunked.walk import scale_on
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.signatures import named_options
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of DistillationNeeds
@@ -30,6 +31,7 @@ FUNCTION = "fastqt.distillation_loss"
 CHUNK_SCORES, CPU_CHUNK_SCORES = 2**21, 2**18
 
 
+@named_options
 def distillation_loss(
     queries: Tensor,
     candidates: Tensor,

@@ -19,6 +19,7 @@ from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.signatures import named_options
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import input_dtype
 
@@ -26,6 +27,7 @@ FUNCTION = "fastqt.gist_embed_loss"
 Negatives: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
+@named_options
 def gist_embed_loss(
     anchors: Tensor,
     positives: Tensor,

@@ -24,6 +24,7 @@ from fastqt.losses.gloss_factored import (
 )
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
+from fastqt.signatures import named_options
 from fastqt.targets import IGNORE_INDEX, Bags
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
@@ -33,6 +34,7 @@ PositionLoss: TypeAlias = Literal["sum", "mean"]
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
+@named_options
 def gloss_bow_loss(
     latents: Tensor,
     weight: Tensor,
@@ -94,6 +96,7 @@ def gloss_bow_loss(
     return batch.loss(reduction, (latents, weight, bias), loss)
 
 
+@named_options
 def gloss_pos_loss(
     latents: Tensor,
     positions: Tensor,

@@ -14,8 +14,10 @@ from fastqt.losses.common import joined_loss
 from fastqt.losses.two_views import two_views, view_sums
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 
 
+@named_options
 def hcl_loss(
     z1: Tensor,
     z2: Tensor,

@@ -13,9 +13,11 @@ from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
+from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 
 
+@named_options
 def info_nce_loss(
     queries: Tensor,
     candidates: Tensor,

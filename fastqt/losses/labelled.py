@@ -134,6 +134,11 @@ def loss_from_labels(
 
 def _labels_of(of: str, x: Tensor, name: str, labels: Any) -> Tensor:
     """Labels as int64, one for each of the rows of `x`."""
+    if isinstance(labels, Tensor) and labels.dim() == 2 and labels.is_floating_point():
+        raise ValueError(
+            f"{name}: want a 1-D tensor of integers, got shape {tuple(labels.shape)} of {labels.dtype}; of "
+            "two views, give torch.cat([z1, z2]) and the labels torch.arange(len(z1)).repeat(2)"
+        )
     ids = as_ids(name, labels)
     if len(ids) != len(x):
         raise ValueError(f"{name}: want one for each of the {len(x)} {of}, got {len(ids)}")

@@ -15,9 +15,11 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.ids import as_ids
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype
 
 
+@named_options
 def lsep_loss(
     scores: Tensor,
     labels: Tensor,

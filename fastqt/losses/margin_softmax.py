@@ -22,10 +22,12 @@ from fastqt.ids import as_ids
 from fastqt.losses.common import joined_loss
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+from fastqt.signatures import named_options
 
 LEAST_SINE = 1e-6  # below which an angle's gradient is not followed
 
 
+@named_options
 def cosface_loss(
     embeddings: Tensor,
     weight: Tensor,
@@ -81,6 +83,7 @@ def cosface_loss(
     )
 
 
+@named_options
 def arcface_loss(
     embeddings: Tensor,
     weight: Tensor,

@@ -19,6 +19,7 @@ from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
+from fastqt.signatures import named_options
 from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
 from fastqt.torch_modes import without_autocast
 
@@ -29,6 +30,7 @@ MARGIN_DIAGONALS: tuple[str, ...] = get_args(MarginDiagonal)
 CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
 
+@named_options
 def max_margin_loss(
     queries: Tensor,
     candidates: Tensor,

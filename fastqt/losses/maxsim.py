@@ -37,6 +37,7 @@ from fastqt.engines.chunked.walk import scale_on
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.signatures import named_options
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of MaxSimNeeds
@@ -56,6 +57,7 @@ class Room(NamedTuple):
 ROOM, CPU_ROOM = Room(2**25, 2**24, 2**24), Room(2**18, 2**19, 2**19)
 
 
+@named_options
 def maxsim_loss(
     queries: Tensor,
     documents: Tensor,

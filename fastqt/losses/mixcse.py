@@ -19,6 +19,7 @@ from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.signatures import named_options
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import is_traced
 
@@ -29,6 +30,7 @@ BLOCKS: tuple[str, ...] = get_args(MixBlocks)
 MASKED_CELLS: tuple[str, ...] = get_args(MaskedCell)
 
 
+@named_options
 def mixcse_loss(
     z1: Tensor,
     z2: Tensor,

@@ -20,6 +20,7 @@ from fastqt.fields import Differentiable
 from fastqt.ids import as_ids
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
+from fastqt.signatures import named_options
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
@@ -27,6 +28,7 @@ FUNCTION = "fastqt.negative_sampling_loss"
 CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
 
 
+@named_options
 def negative_sampling_loss(
     queries: Tensor,
     candidates: Tensor,

@@ -40,12 +40,14 @@ from fastqt.options import (
     Reduction,
 )
 from fastqt.problem import loss_dtype, unit_rows
+from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 from fastqt.torch_modes import input_dtype
 
 FUNCTION = "fastqt.multiple_negatives_ranking_loss"
 
 
+@named_options
 def multiple_negatives_ranking_loss(
     queries: Tensor,
     documents: Tensor | Sequence[Tensor],

@@ -10,9 +10,11 @@ from fastqt.checks import check_embeddings, check_paired
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import sigmoid_loss
 from fastqt.options import Backend, Memory, Reduction
+from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 
 
+@named_options
 def siglip_loss(
     a: Tensor,
     b: Tensor,

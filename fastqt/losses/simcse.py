@@ -18,9 +18,11 @@ from fastqt.losses.info_nce import info_nce_loss
 from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype
 
 
+@named_options
 def simcse_loss(
     z1: Tensor,
     z2: Tensor,

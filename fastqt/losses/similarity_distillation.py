@@ -17,10 +17,12 @@ from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.losses.grams import gram, scores
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 
 FUNCTION = "fastqt.similarity_distillation_loss"
 
 
+@named_options
 def similarity_distillation_loss(
     embeddings: Tensor,
     teacher_embeddings: Tensor,

@@ -15,8 +15,10 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.grams import gram, sums
 from fastqt.problem import loss_dtype
+from fastqt.signatures import named_options
 
 
+@named_options
 def spread_out_loss(
     embeddings: Tensor,
     *,

@@ -9,8 +9,10 @@ from torch import Tensor
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.labelled import Scoring, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
+from fastqt.signatures import named_options
 
 
+@named_options
 def supcon_loss(
     embeddings: Tensor,
     labels: Tensor,

@@ -13,7 +13,7 @@ import torch
 
 from fastqt.sentences.cli import main
 from fastqt.sentences.cli.arguments import build_parser
-from tests.shared.page_blocks import DOCS, PAGES, ROOT, blocks, commands, of_fastqt
+from tests.shared.page_blocks import DOCS, PAGES, ROOT, blocks, commands, headings, of_fastqt
 from tests.shared.page_names import LINES, NAMES
 
 # Pages whose blocks other tests run: they compare blocks with each other, or give commands small settings.
@@ -125,21 +125,7 @@ def test_links_lead_to_files_and_headings():
             found = (path.parent / target).resolve() if target else path
             assert found.exists(), f"{name}: {target}"
             if anchor and found.suffix == ".md":
-                assert anchor in anchors(found.read_text()), f"{name}: {target}#{anchor}"
-
-
-def anchors(text: str) -> set[str]:
-    """GitHub's: headings in lower case, without punctuation, and with hyphens for spaces."""
-    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
-    found: set[str] = set()
-    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
-        slug = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-        number, known = 0, slug
-        while known in found:
-            number += 1
-            known = f"{slug}-{number}"
-        found.add(known)
-    return found
+                assert anchor in headings(found), f"{name}: {target}#{anchor}"
 
 
 def test_pages_are_found():

@@ -36,8 +36,8 @@ def with_scale(scale):
 RAISED = {
     "scale: want a positive number, which is 1 / temperature, got 0.0": with_scale(0.0),
     "scale: want a finite number, which is 1 / temperature, got nan": with_scale(torch.tensor(float("nan"))),
-    "info_nce_loss() got an unexpected keyword argument 'temperature'": lambda: fastqt.info_nce_loss(
-        *embeddings(), temperature=0.05
+    "temperature: no option of info_nce_loss; want scale, which is 1 / temperature": (
+        lambda: fastqt.info_nce_loss(*embeddings(), temperature=0.05)
     ),
     "candidates: want dtype torch.float32 as queries, got torch.float64": lambda: fastqt.info_nce_loss(
         embeddings()[0], embeddings(torch.float64)[1]

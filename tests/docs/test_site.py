@@ -1,5 +1,6 @@
 """The site is built without a warning, loads nothing from elsewhere, and all of its links lead somewhere."""
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -7,6 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+pytest.importorskip("sphinx", reason="the extra docs is not installed")
+from docutils.nodes import make_id
+
+from tests.shared.page_blocks import headings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -101,6 +107,35 @@ def test_links_lead_to_pages_and_anchors(pages):
             if parts.fragment and target in pages:
                 known = pages[target].anchors
                 assert unquote(parts.fragment) in known, f"{path.name}: {link} has no such anchor"
+
+
+def test_links_between_pages_lead_to_pages(built, pages):
+    """To the page and not to a copy of its source, and to the heading if the link names one."""
+    for source in DOCS.rglob("*.md"):
+        page = built / source.relative_to(DOCS).with_suffix(".html")
+        reached = {
+            ((page.parent / unquote(parts.path)).resolve() if parts.path else page, unquote(parts.fragment))
+            for parts in map(urlsplit, pages[page].links)
+            if not parts.scheme
+        }
+        copies = [path for path, _ in reached if path.suffix in (".md", ".rst")]
+        assert copies == [], f"{source.name} leads to sources of pages"
+
+        for target, anchor in links_to_pages(source):
+            wanted = (built / target.relative_to(DOCS).with_suffix(".html"), anchor)
+            assert wanted in reached, f"{source.name}: no link leads to {target.name}#{anchor}"
+
+
+def links_to_pages(source: Path) -> set[tuple[Path, str]]:
+    """The pages to which the text of a page links, each with the anchor that Sphinx gives to the heading."""
+    text = re.sub(r"^ *(```+).*?^ *\1", "", source.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*\.(?:md|rst))#?([^)\s]*)\)", text)
+    targets = [((source.parent / path).resolve(), anchor) for path, anchor in links]
+    return {
+        (path, make_id(headings(path)[anchor]) if anchor and path.suffix == ".md" else anchor)
+        for path, anchor in targets
+        if path.is_relative_to(DOCS)
+    }
 
 
 def test_search_needs_no_server(built):

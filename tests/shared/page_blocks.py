@@ -105,3 +105,17 @@ def of_fastqt(command: list[str]) -> list[str] | None:
         at = command.index("fastqt")
         return command[at + 1 :] if command[at - 1] == "-m" else None
     return None
+
+
+def headings(path: Path) -> dict[str, str]:
+    """The headings of a page by their anchors on GitHub: lower case, no punctuation, hyphens for spaces."""
+    text = re.sub(r"^ *(```+|:::+).*?^ *\1 *$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    by_anchor: dict[str, str] = {}
+    for heading in HEADING.findall(text):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        number, anchor = 0, slug
+        while anchor in by_anchor:
+            number += 1
+            anchor = f"{slug}-{number}"
+        by_anchor[anchor] = heading
+    return by_anchor

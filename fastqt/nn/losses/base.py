@@ -8,13 +8,12 @@ others, which DDP or FSDP reduce.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import Parameter
 from typing import Any, ClassVar, TypeVar
@@ -34,11 +33,11 @@ from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.matryoshka import check_matryoshka_dims, check_matryoshka_weights
 from fastqt.negatives import Mixed
 from fastqt.problem import check_memory
+from fastqt.signatures import check_names
 from fastqt.targets import Window
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
-TEMPERATURES = ("temperature", "temp", "tau")  # what other libraries call 1 / scale
 # An argument that may have one of these types belongs to a batch, unless the module holds it as a number.
 TYPES_OF_A_BATCH = {Tensor, Guide, torch.Generator}
 
@@ -356,28 +355,6 @@ def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
     for made in base.__subclasses__():
         yield made
         yield from _subclasses(made)
-
-
-def check_names(
-    options: Iterable[str], known: Iterable[str], owner: str, batch_arguments: Sequence[str] = ()
-) -> None:
-    """Raises TypeError unless all options of `owner` are known; it says what is wanted in place of the first.
-
-    `batch_arguments` are names that each call takes instead.
-    """
-    names = [name for name in known if name != "self"]
-    unknown = sorted(set(options) - set(names))
-    if not unknown:
-        return
-    meant = difflib.get_close_matches(unknown[0], TEMPERATURES, 1) if "scale" in names else []
-    if meant:
-        advice = "; want scale, which is 1 / temperature"
-    elif unknown[0] in batch_arguments:
-        advice = ", want it in each call"
-    else:
-        near = difflib.get_close_matches(unknown[0], names, 1)
-        advice = f"; the nearest is {near[0]}" if near else ""
-    raise TypeError(f"{', '.join(unknown)}: no option of {owner}{advice}")
 
 
 def _is_default(value: object, default: object) -> bool:
