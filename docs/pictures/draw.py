@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages on concepts and on kernels: python docs/pictures/draw.py
+"""Draws the pictures of the pages: python docs/pictures/draw.py
 
 The cells of target matrices are those of fastqt's own operators.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from loss_targets import LOSSES
 from svg import BLUE, GREY, ORANGE, PALE, WHITE, arrow, box, document, grid, labelled, words
 
 from fastqt import Diagonal, Window, smoothed
@@ -169,6 +170,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "cpu-walk": cpu_walk,
     "triton-walk": triton_walk,
     "one-launch": one_launch,
+    **LOSSES,
 }
 
 

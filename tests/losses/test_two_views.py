@@ -111,7 +111,7 @@ def test_refuses_one_sentence_and_views_of_other_sizes(function):
 
 @by_backend
 def test_a_focal_loss_is_a_function_of_the_rows(backend):
-    """As docs/losses.md has it: its gradient is that of the formula with the whole matrix of scores."""
+    """As docs/losses/pairs.md has it: its gradient is that of the formula with the whole matrix of scores."""
     z1, z2 = inputs = views(N, N)
     rows = fastqt.info_nce_loss(z1, z2, scale=5.0, reduction="none", backend=backend)
     positive = (5 * torch.cosine_similarity(z1[:, None], z2, dim=2)).softmax(1).diagonal()
