@@ -60,12 +60,18 @@ toc_object_entries = False
 
 html_theme = "furo"
 html_title = f"fastqt {version}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "pictures/logo-light.svg", "pictures/logo-dark.svg"]
+html_favicon = "pictures/logo-light.svg"
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_logo": "logo-light.svg",
+    "dark_logo": "logo-dark.svg",
+}
+highlight_language = "text"  # a block without a language is what a program printed
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 katex_css_path = "katex-math.css"  # the extension's own: MathML needs no other

@@ -1,6 +1,6 @@
 """Renders the tables and the plot of README and docs from stored runs, so that no figure is typed by hand.
 
-python -m benchmarks.measure.render    # writes PAGES, loss.svg and the curves of the papers
+python -m benchmarks.measure.render    # writes PAGES, the plots and the curves of the papers
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from benchmarks.measure.run_tables import (
     MIB,
     TABLES,
     Run,
+    batch_table,
     distributed_table,
     largest_sentence,
     logistic_table,
     machine,
     margin_table,
     matryoshka_table,
+    mebibytes,
     peak_table,
     rows_of,
     torch_engine_table,
+    whole_batches,
 )
 from benchmarks.offline import amd
 from benchmarks.papers import claims, curves, pages
@@ -101,6 +104,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         **{name: partial(table_of, run) for name, (table_of, _) in TABLES.items()},
         "machine": lambda: machine(run),
         "largest": lambda: largest_sentence(run),
+        "batch": lambda: batch_table(run),
         "exactness": lambda: exactness.errors_table(exactness.stored()),
         "exactness machine": lambda: exactness.machine_line(exactness.stored()),
         "torch engine": lambda: torch_engine_table(stored("torch_engine")),
@@ -172,12 +176,53 @@ def plot(run: Run, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def memory_plot(run: Run, path: Path) -> None:
+    """The memory of the loss alone, in a picture that a phone shows too: two lines, with their names."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "fastqt"
+    from matplotlib import pyplot
+
+    rows = whole_batches(run)
+    N = [r["N"] for r in rows]
+    figure, axes = pyplot.subplots(figsize=(4.6, 3.4), layout="constrained")
+    for key, name, colour in (
+        ("eager_peak_above_gradients", "plain PyTorch", "#d1662b"),
+        ("peak_above_gradients", "fastqt", "#1f6feb"),
+    ):
+        peaks = [max(r[key], MIB) / MIB for r in rows]
+        axes.loglog(N, peaks, "o-", color=colour, linewidth=2.5)
+        label = f"{name}\n{mebibytes(rows[-1][key])} MiB"
+        axes.annotate(
+            label,
+            (N[-1], peaks[-1]),
+            xytext=(-8, 10 if name == "fastqt" else -4),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if name == "fastqt" else "center",
+            fontsize=13,
+            color=colour,
+        )
+
+    axes.set_xticks(N[::2], [f"{n:,}" for n in N[::2]], fontsize=12)
+    axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"], fontsize=12)
+    axes.minorticks_off()
+    axes.set_xlabel("rows of the batch", fontsize=13)
+    axes.set_title("memory of the loss, MiB", fontsize=13, loc="left")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def main() -> None:
     for page in PAGES:
         page.write_text(rendered(page.read_text()))
     plot(newest_run(), RESULTS / "loss.svg")
+    memory_plot(newest_run(), RESULTS / "memory.svg")
     curves.draw()
-    print(f"rendered {', '.join(page.name for page in PAGES)} and loss.svg", file=sys.stderr)
+    print(f"rendered {', '.join(page.name for page in PAGES)} loss.svg and memory.svg", file=sys.stderr)
 
 
 if __name__ == "__main__":

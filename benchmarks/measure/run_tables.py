@@ -118,14 +118,35 @@ def margin_table(run: Run) -> str:
     )
 
 
+def whole_batches(run: Run) -> list[dict[str, Any]]:
+    """The batches of width 768 that plain PyTorch was measured with too, by their rows."""
+    rows = (r for r in rows_of(run, "test_loss") if r["D"] == 768 and r["memory"] == "fast")
+    return sorted((r for r in rows if r["eager_seconds"] is not None), key=lambda r: r["N"])
+
+
 def largest_sentence(run: Run) -> str:
-    """Time and memory of the largest batch that plain PyTorch was measured with."""
-    rows = [r for r in rows_of(run, "test_loss") if r["eager_seconds"] is not None]
-    r = max(rows, key=lambda r: r["N"] ** 2 * r["D"])
+    """Memory and time of the largest batch that plain PyTorch was measured with."""
+    r = whole_batches(run)[-1]
     return (
         f"With N = {r['N']:,} rows of width D = {r['D']:,}, the loss and its gradients took "
-        f"{r['seconds']:.1f} s and {mebibytes(r['peak_above_gradients'])} MiB beside inputs and gradients. "
-        f"Plain PyTorch took {r['eager_seconds']:.1f} s and {mebibytes(r['eager_peak_above_gradients'])} MiB."
+        f"{mebibytes(r['peak_above_gradients'])} MiB beside inputs and gradients, and {r['seconds']:.1f} s. "
+        f"Plain PyTorch took {mebibytes(r['eager_peak_above_gradients'])} MiB and {r['eager_seconds']:.1f} s."
+    )
+
+
+def batch_table(run: Run) -> str:
+    """Memory first, then time, of batches that are large enough for the difference to count."""
+    return table(
+        ("rows N", "fastqt MiB", "plain PyTorch MiB", "fastqt s", "plain PyTorch s"),
+        (
+            (
+                f"{r['N']:,}",
+                *(mebibytes(r[key]) for key in ("peak_above_gradients", "eager_peak_above_gradients")),
+                *(f"{r[key]:.2f}" for key in ("seconds", "eager_seconds")),
+            )
+            for r in whole_batches(run)
+            if r["N"] >= 1024
+        ),
     )
 
 

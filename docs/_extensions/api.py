@@ -63,7 +63,8 @@ class Api(SphinxDirective):
         package = self.arguments[0]
         module = import_module(package)
         names = [line.strip() for line in self.content if line.strip()]
-        lines = [f".. currentmodule:: {package}", "", ".. list-table::", "   :class: summary", ""]
+        lines = [".. highlight:: python", "", f".. currentmodule:: {package}", ""]
+        lines += [".. list-table::", "   :class: summary", ""]
         for name in names:
             lines += [f"   * - :py:obj:`~{package}.{name}`", f"     - {summary(getattr(module, name))}"]
         for name in names:

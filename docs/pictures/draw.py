@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from logo import LOGOS
 from loss_targets import LOSSES
 from svg import BLUE, GREY, ORANGE, PALE, WHITE, arrow, box, document, grid, labelled, words
 
@@ -171,6 +172,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "triton-walk": triton_walk,
     "one-launch": one_launch,
     **LOSSES,
+    **LOGOS,
 }
 
 

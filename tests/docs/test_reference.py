@@ -114,7 +114,7 @@ def test_pictures_are_drawn_by_their_script(monkeypatch):
         stored = {path.stem: path.read_text() for path in folder.glob("*.svg")}
         assert {name: make() for name, make in draw.PICTURES.items()} == stored
     finally:
-        for name in ("draw", "loss_targets", "svg"):
+        for name in ("draw", "logo", "loss_targets", "svg"):
             sys.modules.pop(name, None)
 
 
