@@ -26,6 +26,7 @@ extensions = [
     "sphinxcontrib.katex",
     "api",
     "repository",
+    "tables",
 ]
 exclude_patterns = ["_extensions", "_static", "pictures"]
 

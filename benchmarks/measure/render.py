@@ -187,24 +187,25 @@ def memory_plot(run: Run, path: Path) -> None:
     rows = whole_batches(run)
     N = [r["N"] for r in rows]
     figure, axes = pyplot.subplots(figsize=(4.6, 3.4), layout="constrained")
-    for key, name, colour in (
-        ("eager_peak_above_gradients", "plain PyTorch", "#d1662b"),
-        ("peak_above_gradients", "fastqt", "#1f6feb"),
+    # The name stands above the middle of one line and below that of the other, the last figure at the end.
+    for key, name, colour, above in (
+        ("eager_peak_above_gradients", "plain PyTorch", "#d1662b", True),
+        ("peak_above_gradients", "fastqt", "#1f6feb", False),
     ):
         peaks = [max(r[key], MIB) / MIB for r in rows]
         axes.loglog(N, peaks, "o-", color=colour, linewidth=2.5)
-        label = f"{name}\n{mebibytes(rows[-1][key])} MiB"
+        text = {"textcoords": "offset points", "fontsize": 13, "color": colour}
+        middle = len(N) // 2
         axes.annotate(
-            label,
-            (N[-1], peaks[-1]),
-            xytext=(-8, 10 if name == "fastqt" else -4),
-            textcoords="offset points",
-            ha="right",
-            va="bottom" if name == "fastqt" else "center",
-            fontsize=13,
-            color=colour,
+            name,
+            (N[middle], peaks[middle]),
+            xytext=(-10, 12) if above else (0, -22),
+            ha="right" if above else "center",
+            **text,
         )
+        axes.annotate(f"{mebibytes(rows[-1][key])}", (N[-1], peaks[-1]), xytext=(0, 9), ha="center", **text)
 
+    axes.set_ylim(0.6, 4 * max(r["eager_peak_above_gradients"] for r in rows) / MIB)
     axes.set_xticks(N[::2], [f"{n:,}" for n in N[::2]], fontsize=12)
     axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"], fontsize=12)
     axes.minorticks_off()

@@ -1,5 +1,6 @@
 """The site is built without a warning, loads nothing from elsewhere, and all of its links lead somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 from docutils.nodes import make_id
+from snowballstemmer import stemmer
+from sphinx.search.en import SearchEnglish
 
+from tests.shared.browser import browser, too_wide
 from tests.shared.page_blocks import headings
 
 ROOT = Path(__file__).parents[2]
@@ -138,11 +142,51 @@ def links_to_pages(source: Path) -> set[tuple[Path, str]]:
     }
 
 
+@pytest.mark.skipif(browser() is None, reason="Chromium is not installed")
+def test_tables_are_not_wider_than_their_column(built, pages):
+    names = [path.relative_to(built).as_posix() for path in pages]
+    assert too_wide(built, names, 1280) == []
+    front = ["index.html", "losses.html", "losses/pairs.html", "quick-start.html"]
+    assert [page for page in too_wide(built, front, 390) if "the page itself" in page] == []
+
+
 def test_search_needs_no_server(built):
     """The index is a script, which a browser loads from a folder as well, and it knows words of the pages."""
     index = (built / "searchindex.js").read_text()
     assert index.startswith("Search.setIndex(")
     assert "logsumexp" in index
+
+
+# What users look for, and the page that a search has to find.
+SEARCHES = {
+    "SimCLR": "losses/views",
+    "MNRL": "losses/pairs",
+    "temperature": "concepts",
+    "logQ correction": "losses/general",
+    "hard negatives": "losses/general",
+    "GradCache": "losses/general",
+    "false negatives": "losses/general",
+    "in-batch negatives": "losses/pairs",
+    "two-tower": "losses/pairs",
+}
+
+
+@pytest.mark.parametrize("query", SEARCHES)
+def test_a_search_finds_the_page(built, query):
+    """All words of the query stand on the page, and some in its headings, which a search shows first."""
+    index = json.loads((built / "searchindex.js").read_text().removeprefix("Search.setIndex(").rstrip(");\n"))
+    page = index["docnames"].index(SEARCHES[query])
+    words = [stemmer("english").stemWord(word) for word in re.findall(r"\w+", query.lower())]
+
+    def pages_with(kind: str, word: str) -> list[int]:
+        places = index[kind].get(word, [])
+        return places if isinstance(places, list) else [places]
+
+    words = [word for word in words if word not in SearchEnglish.stopwords]
+    for word in words:
+        assert page in pages_with("terms", word) + pages_with("titleterms", word), word
+    if query not in ("in-batch negatives", "two-tower"):
+        assert any(page in pages_with("titleterms", word) for word in words), "want the words in a heading"
 
 
 def test_mathematics_is_drawn_by_the_browser(built):

@@ -1,0 +1,33 @@
+"""Long names in tables may break after their punctuation, so that no table is wider than its page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+TEXT = re.compile(r"(?<=>)[^<]+")
+LONG = re.compile(r"\S{16,}")  # shorter names stay whole
+BREAK = re.compile(r"(?<=\w)([/_.=(,:-]+|&lt;)(?=\w)")
+
+
+def add_breaks(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Adds places where a line may break to the long words of all cells."""
+
+    def breakable(word: re.Match[str]) -> str:
+        return BREAK.sub(r"\1<wbr>", word[0])
+
+    def cell(match: re.Match[str]) -> str:
+        return TEXT.sub(lambda text: LONG.sub(breakable, text[0]), match[0])
+
+    if "body" in context:
+        context["body"] = CELL.sub(cell, context["body"])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("html-page-context", add_breaks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
