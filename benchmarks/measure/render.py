@@ -129,6 +129,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "interpolation": lambda: stored_text("gloss-interpolation.txt"),
         "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
         "gallery nearest": lambda: stored_text("gallery/nearest-sentences.txt"),
+        "gallery clip": lambda: stored_text("gallery/clip.txt"),
         "gallery search": lambda: stored_text("gallery/search.txt"),
     }
 

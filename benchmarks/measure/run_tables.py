@@ -142,7 +142,7 @@ def batch_table(run: Run) -> str:
             (
                 f"{r['N']:,}",
                 *(mebibytes(r[key]) for key in ("peak_above_gradients", "eager_peak_above_gradients")),
-                *(f"{r[key]:.1f}" for key in ("seconds", "eager_seconds")),
+                *(f"{r[key]:.{1 if r[key] >= 1 else 2}f}" for key in ("seconds", "eager_seconds")),
             )
             for r in whole_batches(run)
             if r["N"] >= 1024

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 TEXT = re.compile(r"(?<=>)[^<]+")
 LONG = re.compile(r"\S{16,}")  # shorter names stay whole
-BREAK = re.compile(r"(?<=\w)([/_.=(,:-]+|&lt;)(?=\w)")
+BREAK = re.compile(r"(?<=\w)([/_.=(,:-]+|&lt;)(?=[A-Za-z_])(?!py\b|md\b|json\b)")
 
 
 def add_breaks(

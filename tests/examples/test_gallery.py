@@ -1,10 +1,12 @@
 """The examples of the gallery run, each on a small text of its own."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -52,6 +54,20 @@ def test_both_models_have_a_path(example, texts, tmp_path):
     )
     assert {name: len(path) for name, path in paths.items()} == {"simcse": 4, "mixcse": 4}
     assert all(alignment > 0 > uniformity for path in paths.values() for uniformity, alignment in path)
+    assert "<svg" in out.read_text()
+
+
+@pytest.mark.slow
+def test_unseen_pictures_find_their_captions(example, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "pictures.svg"
+    try:
+        example("clip_two_encoders").main(["--steps", "20", "--out", str(out)])
+    finally:
+        torch.distributed.destroy_process_group()
+    said = capsys.readouterr().out.splitlines()[-1]
+    first, five = map(int, re.search(r"of 256 unseen pictures, (\d+) .* (\d+) among five", said).groups())
+    assert 20 < first <= five  # by chance it would be one
     assert "<svg" in out.read_text()
 
 
