@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,16 +28,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
-def peaks() -> dict[str, float]:
-    """Operations a second of float32 and of bfloat16, on as many threads as torch has."""
+def program() -> Path:
+    """The program that measures the multipliers."""
     if building.compiler() is None:
         pytest.skip("no C++ compiler")
     flags = ("-O2", "-std=c++20", "-pthread")
-    program = building.build({"benchmarks/peak.cpp": flags}, headers=(), link=("-pthread",))
+    return building.build({"benchmarks/peak.cpp": flags}, headers=(), link=("-pthread",))
+
+
+def peak_of(program: Path, dtype: str) -> float:
+    """Operations a second of a dtype, on as many threads as torch has; 0 without instructions for it."""
     printed = subprocess.run(
         [program, str(torch.get_num_threads())], capture_output=True, text=True, check=True
     )
-    return {name: 1e9 * float(rate) for name, rate in zip(DTYPES, printed.stdout.split(), strict=True)}
+    return 1e9 * float(printed.stdout.split()[list(DTYPES).index(dtype)])
 
 
 def own_products(queries: Tensor, candidates: Tensor) -> dict[str, partial[None]]:
@@ -58,8 +63,9 @@ def own_products(queries: Tensor, candidates: Tensor) -> dict[str, partial[None]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("N", "D"), SIZES)
-def test_peak(benchmark, N, D, dtype, peaks):
-    if peaks[dtype] == 0:
+def test_peak(benchmark, N, D, dtype, program):
+    before = peak_of(program, dtype)
+    if before == 0:
         pytest.skip(f"this processor has no instructions for {dtype}")
     leaves = [x.detach().to(DTYPES[dtype]).requires_grad_() for x in embeddings(N, N, D=D)]
     values = [x.detach() for x in leaves]
@@ -72,13 +78,15 @@ def test_peak(benchmark, N, D, dtype, peaks):
     }
     seconds, others_seconds = in_turns_with(benchmark, ours, others, max(5, min(60, int(2e11 / (N * N * D)))))
 
+    # The clock of a processor varies with the load of others: the peak is the better one around the run.
+    peak = max(before, peak_of(program, dtype))
     operations = 6 * N * N * D
     benchmark.extra_info.update(
         N=N,
         D=D,
         dtype=dtype,
-        peak=peaks[dtype],
-        share=operations / seconds / peaks[dtype],
-        shares={name: operations / each / peaks[dtype] for name, each in others_seconds.items()},
+        peak=peak,
+        share=operations / seconds / peak,
+        shares={name: operations / each / peak for name, each in others_seconds.items()},
         times_faster_than_eager=others_seconds["eager"] / seconds,
     )

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kChains = 24;  // of additions that do not wait for each other
 constexpr int64_t kSteps = 2'000'000;
-constexpr int kTurns = 12;
+constexpr int kTurns = 48;  // a quarter of a second: an interruption may last for several
 
 template <int kBytes>
 struct Registers {

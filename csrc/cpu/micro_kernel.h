@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "cpu/vector_math.h"
 
@@ -61,7 +62,7 @@ struct TileShape {
   static constexpr int64_t elements(int64_t depth) { return kPairs ? (depth + 1) / 2 : depth; }
 };
 
-// A sum in float32 loses digits as it grows. After so many steps it is added to the result.
+// A sum in float32 loses digits as it grows. After so many steps it is added to the sum of those before.
 constexpr int64_t kSteps = 192;
 
 // out = factor * a b, or out + factor * a b, for panels of kRows rows and kVectors vectors, and `depth` elements. The
@@ -73,6 +74,12 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
   using Elements = typename Shape::Elements;
   constexpr int kLanes = Shape::kLanes;
   const int64_t blocks = std::max<int64_t>(1, (depth + kSteps - 1) / kSteps);
+
+  // The tile of the result is asked for now, and is there when the sums are. Between the blocks the sums are kept here
+  // and not there: where the rows of `out` are a multiple of a page apart, a cache of 8 or 12 ways does not hold them.
+  Vector totals[kRows][kVectors] = {};
+  for (int i = 0; i < kRows; ++i)
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(out + i * stride + v * kLanes, 1);
 
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t steps = depth * (block + 1) / blocks - depth * block / blocks;
@@ -104,13 +111,21 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
       b += kVectors * kLanes;
     }
 
+    const bool is_last = block + 1 == blocks;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
+        Vector total = sums[i][v];
+        if (block > 0) total += totals[i][v];
+        if (!is_last) {
+          totals[i][v] = total;
+          continue;
+        }
+
         float* const to = out + i * stride + v * kLanes;
-        Vector result = factor * sums[i][v];
-        if (add || block > 0) {
+        Vector result = factor * total;
+        if (add) {
           Vector before;
           std::memcpy(&before, to, sizeof(Vector));
           result += before;
@@ -121,53 +136,166 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
   }
 }
 
-// Writes the transpose of 4 x 4 numbers, whose rows are `stride` apart in memory, to rows that are `width` apart.
-FASTQT_INLINE void transpose_4x4(const float* from, int64_t stride, float* to, int64_t width) {
-  typedef float Four __attribute__((vector_size(16)));
-  Four rows[4];
-  for (int i = 0; i < 4; ++i) std::memcpy(&rows[i], from + i * stride, sizeof(Four));
-  const Four a = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
-  const Four b = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
-  const Four c = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
-  const Four d = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-  const Four columns[4] = {
-      __builtin_shufflevector(a, c, 0, 1, 4, 5),
-      __builtin_shufflevector(a, c, 2, 3, 6, 7),
-      __builtin_shufflevector(b, d, 0, 1, 4, 5),
-      __builtin_shufflevector(b, d, 2, 3, 6, 7),
+template <int kLanes>
+struct Floats {
+  typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+};
+
+// out = the numbers of a and then b at the places place(0), place(1), ... A number of b counts from kLanes on.
+template <class Vector, class Place, int... kLane>
+FASTQT_INLINE void shuffle(const Vector& a, const Vector& b, Place place, std::integer_sequence<int, kLane...>,
+                           Vector& out) {
+  out = __builtin_shufflevector(a, b, place(kLane)...);
+}
+
+// Joins the halves of a and b within each four numbers, or the fours themselves, to two vectors, as instructions of
+// x86 do: `kNumbers` are taken from a and as many from b in turn. `kHalf` is 0 for the lower halves and 1 for the upper.
+template <int kLanes, int kNumbers, int kHalf>
+struct Interleaved {
+  constexpr int operator()(int lane) const {
+    const int of_four = lane % 4, source = of_four / kNumbers % 2;
+    return lane / 4 * 4 + kHalf * 2 + (kNumbers == 1 ? of_four / 2 : of_four % 2) + source * kLanes;
+  }
+};
+
+// The fours of a and then b with even numbers, or with odd ones.
+template <int kLanes, int kOdd>
+struct Fours {
+  constexpr int operator()(int lane) const {
+    const int four = lane / 4 * 2 + kOdd;
+    return four % (kLanes / 4) * 4 + lane % 4 + (four < kLanes / 4 ? 0 : kLanes);
+  }
+};
+
+// Transposes a matrix of kLanes x kLanes numbers whose rows are vectors.
+template <int kLanes>
+FASTQT_INLINE void transpose(typename Floats<kLanes>::Vector (&rows)[kLanes]) {
+  using Vector = typename Floats<kLanes>::Vector;
+  constexpr auto kAll = std::make_integer_sequence<int, kLanes>{};
+  constexpr int kGroups = kLanes / 4;
+
+  // Four rows to four vectors, each with four columns: every fourth column of these rows.
+#pragma GCC unroll 4
+  for (int group = 0; group < kGroups; ++group) {
+    Vector* const of_group = rows + 4 * group;
+    Vector low[2], high[2];
+    for (int pair = 0; pair < 2; ++pair) {
+      shuffle(of_group[2 * pair], of_group[2 * pair + 1], Interleaved<kLanes, 1, 0>{}, kAll, low[pair]);
+      shuffle(of_group[2 * pair], of_group[2 * pair + 1], Interleaved<kLanes, 1, 1>{}, kAll, high[pair]);
+    }
+    shuffle(low[0], low[1], Interleaved<kLanes, 2, 0>{}, kAll, of_group[0]);
+    shuffle(low[0], low[1], Interleaved<kLanes, 2, 1>{}, kAll, of_group[1]);
+    shuffle(high[0], high[1], Interleaved<kLanes, 2, 0>{}, kAll, of_group[2]);
+    shuffle(high[0], high[1], Interleaved<kLanes, 2, 1>{}, kAll, of_group[3]);
+  }
+
+  // Joins the groups of rows: two of them, then two of these pairs.
+  if constexpr (kGroups > 1) {
+#pragma GCC unroll 4
+    for (int column = 0; column < 4; ++column) {
+      Vector joined[kGroups];
+      for (int group = 0; group < kGroups; group += 2) {
+        const Vector &upper = rows[4 * group + column], &lower = rows[4 * (group + 1) + column];
+        shuffle(upper, lower, Fours<kLanes, 0>{}, kAll, joined[group]);
+        shuffle(upper, lower, Fours<kLanes, 1>{}, kAll, joined[group + 1]);
+      }
+      if constexpr (kGroups == 2) {
+        for (int group = 0; group < 2; ++group) rows[4 * group + column] = joined[group];
+      } else {
+        for (int odd = 0; odd < 2; ++odd) {
+          shuffle(joined[odd], joined[2 + odd], Fours<kLanes, 0>{}, kAll, rows[4 * odd + column]);
+          shuffle(joined[odd], joined[2 + odd], Fours<kLanes, 1>{}, kAll, rows[4 * (2 + odd) + column]);
+        }
+      }
+    }
+  }
+}
+
+// Copies so few adjacent numbers that a call of memcpy would take longer than the copy.
+FASTQT_INLINE void copy_line(const float* from, int64_t size, float* to) {
+  constexpr int64_t kLanes = 8;
+  using Vector = Floats<kLanes>::Vector;
+  const auto copy = [&](int64_t at) {
+    Vector numbers;
+    std::memcpy(&numbers, from + at, sizeof(Vector));
+    std::memcpy(to + at, &numbers, sizeof(Vector));
   };
-  for (int k = 0; k < 4; ++k) std::memcpy(to + k * width, &columns[k], sizeof(Four));
+  if (size < kLanes) {
+    for (int64_t i = 0; i < size; ++i) to[i] = from[i];
+    return;
+  }
+  for (int64_t i = 0; i + kLanes <= size; i += kLanes) copy(i);
+  if (size % kLanes != 0) copy(size - kLanes);  // some of which were copied before
+}
+
+// Writes `count` columns, at most kLanes, of kLanes rows of a matrix, each of which begins at rows[i] + k, to a panel from
+// `to` on, whose columns are `width` apart.
+template <int kLanes, bool kWhole>
+FASTQT_INLINE void pack_block(const float* const (&rows)[kLanes], int64_t k, int64_t count, float* to, int64_t width) {
+  using Vector = typename Floats<kLanes>::Vector;
+  Vector block[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if constexpr (kWhole) {
+      constexpr int64_t kAhead = 32;  // numbers of a row, in two lines of the cache
+      __builtin_prefetch(rows[i] + k + kAhead);
+      std::memcpy(&block[i], rows[i] + k, sizeof(Vector));
+    } else {
+      float line[kLanes] = {};
+      std::copy_n(rows[i] + k, count, line);
+      std::memcpy(&block[i], line, sizeof(Vector));
+    }
+  }
+  transpose<kLanes>(block);
+
+  if constexpr (kWhole) {
+#pragma GCC unroll 16
+    for (int column = 0; column < kLanes; ++column) std::memcpy(to + column * width, &block[column], sizeof(Vector));
+  } else {
+    for (int64_t column = 0; column < count; ++column) std::memcpy(to + column * width, &block[column], sizeof(Vector));
+  }
+}
+
+// Writes a panel from rows whose columns are adjacent. What of the panel has no row is written too, with any numbers.
+template <int kLanes>
+FASTQT_INLINE void pack_rows(const Strided& from, int64_t rows, int64_t depth, float* panel, int64_t width) {
+  // The last vector of a column may reach beyond it, into columns after it. So columns are written in order, and of all
+  // vectors those that reach beyond their column first. The last columns, after which there may be nothing, are copied.
+  const int64_t groups = (width + kLanes - 1) / kLanes, beyond = groups * kLanes - width;
+  const int64_t reaches = std::max<int64_t>(0, depth - (beyond + width - 1) / width);
+  const float* group_rows[kLanes];
+  for (int64_t group = groups; group-- > 0;) {
+    const int64_t first = group * kLanes;
+    for (int i = 0; i < kLanes; ++i) group_rows[i] = from.at(std::min(first + i, rows - 1), 0);
+    int64_t k = 0;
+    for (; k + kLanes <= reaches; k += kLanes)
+      pack_block<kLanes, true>(group_rows, k, kLanes, panel + k * width + first, width);
+    if (k < reaches) pack_block<kLanes, false>(group_rows, k, reaches - k, panel + k * width + first, width);
+    for (k = reaches; k < depth; ++k)
+      for (int64_t i = first; i < width && i < first + kLanes; ++i) panel[k * width + i] = group_rows[i - first][k];
+  }
 }
 
 // Writes `rows` rows of a matrix and `depth` of its columns to a panel of `width` >= rows: panel[k * width + i] is the
 // number in row i and column k, and 0 for further i.
+template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, float* panel, int64_t width) {
-  constexpr int64_t kLine = 16;  // numbers in a line of the cache
-  int64_t k = 0;
-  if (from.column_stride == 1 && rows >= 4) {
-    const int64_t whole = depth - depth % 4;
-    for (int64_t end; k < whole; k = end) {
-      end = std::min(k + kLine, whole);
-      for (int64_t group = 0; group < rows; group += 4) {
-        const int64_t i = std::min(group, rows - 4);  // the last four rows may have been among those before
-        for (int64_t row = i; row < i + 4; ++row) __builtin_prefetch(from.at(row, k + 2 * kLine));
-        for (int64_t column = k; column < end; column += 4)
-          transpose_4x4(from.at(i, column), from.row_stride, panel + column * width + i, width);
+  if (from.column_stride == 1 && from.row_stride != 1) {
+    pack_rows<kLanes>(from, rows, depth, panel, width);
+  } else {
+    for (int64_t k = 0; k < depth; ++k) {
+      const float* const column = from.at(0, k);
+      float* const to = panel + k * width;
+      if (from.row_stride == 1) {
+        __builtin_prefetch(column + 8 * from.column_stride);
+        copy_line(column, rows, to);
+      } else {
+        for (int64_t i = 0; i < rows; ++i) to[i] = column[i * from.row_stride];
       }
     }
   }
-  for (; k < depth; ++k) {
-    const float* const column = from.at(0, k);
-    float* const to = panel + k * width;
-    if (from.row_stride == 1) {
-      __builtin_prefetch(column + 8 * from.column_stride);
-      std::copy_n(column, rows, to);
-    } else {
-      for (int64_t i = 0; i < rows; ++i) to[i] = column[i * from.row_stride];
-    }
-  }
   if (rows < width)
-    for (k = 0; k < depth; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0.0f);
+    for (int64_t k = 0; k < depth; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0.0f);
 }
 
 // The upper half of a number that is rounded to bfloat16, in its place; a NaN stays one.
@@ -178,12 +306,13 @@ FASTQT_INLINE uint32_t rounded_upper_half(uint32_t bits) {
 
 // The same panel in pairs: panel[k * width + i] has the numbers of columns 2 k and 2 k + 1, the second of which is 0
 // beyond the last column.
+template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
   constexpr int64_t kColumns = 32;
   alignas(64) float columns[kColumns * 64];  // of at most 64 rows, as floats
   for (int64_t begin = 0; begin < depth; begin += kColumns) {
     const int64_t count = std::min(kColumns, depth - begin);
-    pack_panel(from.from(0, begin), rows, count, columns, width);
+    pack_panel<kLanes>(from.from(0, begin), rows, count, columns, width);
     if (count % 2 != 0) std::fill_n(columns + count * width, width, 0.0f);
     for (int64_t k = 0; k < count; k += 2) {
       const float* const pair = columns + k * width;

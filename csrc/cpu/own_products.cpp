@@ -35,7 +35,8 @@ Vectors chosen_level() {
 }
 
 // A product is shared by threads as a grid of rows and columns of `out`. Each thread packs the rows of a and the
-// columns of b that it needs, so that no thread waits for another; the grid is the one in which they pack the least.
+// columns of b that it needs, so that no thread waits for another; the grid is the one in which they pack the least, and
+// of two such the one with fewer columns a thread, whose parts are whole vectors and so less even.
 void multiply_in_parallel(const PanelProduct& product, Vectors level) {
   constexpr int64_t kTermsPerTask = 1 << 19;  // which take longer than starting a thread on them
   constexpr int64_t kLeastRows = 8;           // of a part, if there are several
@@ -49,7 +50,7 @@ void multiply_in_parallel(const PanelProduct& product, Vectors level) {
   const int64_t columns_to_pack = product.packed_b == nullptr ? product.columns : 0;
   const auto packed = [&](int64_t parts) { return columns_to_pack * parts + product.rows * (tasks / parts); };
   for (int64_t parts = 2; parts <= tasks && parts * kLeastRows <= product.rows; ++parts)
-    if (tasks % parts == 0 && packed(parts) < packed(down)) down = parts;
+    if (tasks % parts == 0 && packed(parts) <= packed(down)) down = parts;
   const int64_t across = tasks / down, steps = (product.columns + step - 1) / step;
 
   const auto row = [&](int64_t part) { return product.rows * part / down; };

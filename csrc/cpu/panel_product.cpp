@@ -18,9 +18,10 @@ PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, in
 
 namespace {
 
-// A block of the product has at most so many rows and so many elements in each: its panels of a, 3 MB, are read from
-// the cache by all panels of b. The panel of b at hand, 128 kB at most, stays in the second level of the cache.
-constexpr int64_t kBlockRows = 768, kBlockElements = 1024;
+// A block of the product has at most so many rows and so many elements in each. Its panels of a, 4 MB, are read from the
+// cache by all panels of b, so that each of these is packed once for them all. The panel of b at hand, 128 kB at most,
+// stays in the second level of the cache.
+constexpr int64_t kBlockRows = 1024, kBlockElements = 1024;
 
 // Memory of a thread that is kept, so that products of small matrices need none.
 class Memory {
@@ -78,7 +79,7 @@ FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t de
     const int64_t columns = std::min(step, depth - k);
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t begin = panels.begin(p), rows = panels.begin(p + 1) - begin;
-      pack_panel(a.from(begin, k), rows, columns,
+      pack_panel<Shape::kLanes>(a.from(begin, k), rows, columns,
                  packed + begin * Shape::elements(depth) + Shape::elements(k) * rows, rows);
     }
   }
@@ -96,13 +97,33 @@ constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
   return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{&Level::template tile<kTile>...};
 }
 
+// Multiplies a panel of a with `height` rows by a panel of b with `columns` columns to a tile of the result.
+template <class Level, class Element>
+FASTQT_INLINE void multiply_panel(const Element* panel_of_a, int64_t height, const Element* panel_of_b, int64_t columns,
+                                  int64_t elements, const float& factor, bool add, float* out, int64_t stride) {
+  using Shape = typename Level::Shape;
+  const int64_t width = padded<Shape>(columns);
+  constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
+  const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
+  if (columns == width) return tile(elements, panel_of_a, panel_of_b, factor, add, out, stride);
+
+  // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do not depend
+  // on how threads have shared the columns.
+  float whole[Shape::kRows * Shape::kColumns];
+  for (int64_t y = 0; add && y < height; ++y) {
+    std::copy_n(out + y * stride, columns, whole + y * width);
+    std::fill(whole + y * width + columns, whole + (y + 1) * width, 0.0f);
+  }
+  tile(elements, panel_of_a, panel_of_b, factor, add, whole, width);
+  for (int64_t y = 0; y < height; ++y) std::copy_n(whole + y * width, columns, out + y * stride);
+}
+
 // Panels of b that were not packed before are made when they are needed: all panels of a are then multiplied by the one
 // that is in the cache.
 template <class Level>
 FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   using Shape = typename Level::Shape;
   using Element = typename Shape::Element;
-  constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
   static thread_local Memory memory_of_a, memory_of_b;
   const Parts rows(product.rows, kBlockRows);
   const Depths<Shape> depths(product.depth);
@@ -125,28 +146,13 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
           const int64_t column = product.first_column + j;
           panel_of_b = packed + depths.parts.begin(d) * padded<Shape>(product.all_columns) + column * elements;
         } else {
-          pack_panel(product.b.from(k, j).transposed(), columns, depth, made, width);
+          pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth, made, width);
         }
 
         for (int64_t p = 0; p < panels.count; ++p) {
           const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
-          const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
-          const Element* const panel_of_a = panels_of_a + i * elements;
-          float* const out = product.out + (row + i) * product.stride + j;
-          if (columns == width) {
-            tile(elements, panel_of_a, panel_of_b, product.factor, add, out, product.stride);
-            continue;
-          }
-
-          // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do
-          // not depend on how threads have shared the columns.
-          float whole[Shape::kRows * Shape::kColumns];
-          for (int64_t y = 0; add && y < height; ++y) {
-            std::copy_n(out + y * product.stride, columns, whole + y * width);
-            std::fill(whole + y * width + columns, whole + (y + 1) * width, 0.0f);
-          }
-          tile(elements, panel_of_a, panel_of_b, product.factor, add, whole, width);
-          for (int64_t y = 0; y < height; ++y) std::copy_n(whole + y * width, columns, out + y * product.stride);
+          multiply_panel<Level>(panels_of_a + i * elements, height, panel_of_b, columns, elements, product.factor, add,
+                                product.out + (row + i) * product.stride + j, product.stride);
         }
       }
     }
@@ -162,7 +168,7 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
                         depths.parts.begin(d) * padded<Shape>(columns);
     for (int64_t j = 0; j < columns; j += Shape::kColumns) {
       const int64_t width = std::min<int64_t>(Shape::kColumns, columns - j);
-      pack_panel(b.from(k, j).transposed(), width, terms, block + j * Shape::elements(terms), padded<Shape>(width));
+      pack_panel<Shape::kLanes>(b.from(k, j).transposed(), width, terms, block + j * Shape::elements(terms), padded<Shape>(width));
     }
   }
 }
