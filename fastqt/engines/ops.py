@@ -72,6 +72,10 @@ else:
     def _fake_loss_backward(*arguments: Any) -> tuple[list[Tensor], int, int, int]:
         return _fake_gradients(arguments), 0, 0, 0
 
+    def _fake_row_similarities(queries: Tensor, candidates: Tensor, rows: Tensor, *_: Any) -> Tensor:
+        return queries.new_empty(rows.shape, dtype=torch.promote_types(queries.dtype, torch.float32))
+
+    torch.library.register_fake("fastqt::row_similarities", _fake_row_similarities)
     torch.library.register_fake("fastqt::contrastive_loss_rows", _fake_loss_rows)
     torch.library.register_fake("fastqt::contrastive_loss_with_gradients", _fake_loss_with_gradients)
     torch.library.register_fake("fastqt::contrastive_loss_backward", _fake_loss_backward)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd.transformed import is_transformed
+from fastqt.engines import ops
 from fastqt.functional.call import Call
 from fastqt.functional.row_cells import LEAST_NORM
 from fastqt.problem import loss_dtype
@@ -37,6 +38,9 @@ def with_thresholds(call: Call) -> Call:
     targets = targets_of_margin(call, call.candidates.shape[0])
     row, column = _cells(targets, call.candidates.shape[0])
     whole = is_traced(call.queries) or is_transformed()
+    if not whole and _has_operator(call):
+        return _with_margin(call, targets, row, _similarities_of_cells(call, row, column))
+
     room = BLOCK_BYTES.get(call.queries.device.type, BLOCK_BYTES_ELSEWHERE)
     step = room // (call.queries.shape[1] * call.queries.element_size())
     step = max(len(row) if whole else step, 1)
@@ -92,6 +96,26 @@ def _similarities(call: Call, queries: Tensor, candidates: Tensor) -> Tensor:
             for x in (a, b):
                 products = products / torch.linalg.vector_norm(x, dim=1).clamp(min=LEAST_NORM)
         return products
+
+
+def _has_operator(call: Call) -> bool:
+    """Whether the C++ extension has an operator for the similarities of these embeddings."""
+    return (
+        call.queries.device.type == "cpu"
+        and ops.native_error is None
+        and input_dtype(call.queries) in (torch.float32, torch.float64, torch.bfloat16)
+    )
+
+
+def _similarities_of_cells(call: Call, row: Tensor, column: Tensor) -> Tensor:
+    """The same as `_similarities` of the rows with these indices, which are not copied."""
+    read_as = input_dtype(call.queries)
+    rows = [x.detach().to(read_as) for x in (call.queries, call.candidates)]
+    queries, candidates = (x if x.stride(1) == 1 else x.contiguous() for x in rows)
+    of_cells: Tensor = torch.ops.fastqt.row_similarities.default(
+        queries, candidates, row.contiguous(), column.contiguous(), call.normalize, LEAST_NORM
+    )
+    return of_cells
 
 
 def _with_margin(call: Call, targets: TargetRows, row: Tensor, similarities: Tensor) -> Call:

@@ -1,0 +1,79 @@
+// The similarities of some queries with some candidates, each pair on its own: an operator for what a loss asks of its
+// targets before it makes the scores of all. In torch's operations the rows of the pairs are copied, and each step of
+// the formula is a walk over them; a small batch then takes as long for its targets as for a tenth of its scores.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/checks.h"
+#include "cpu/dtypes.h"
+#include "cpu/matrix.h"
+#include "cpu/parallel.h"
+#include "cpu/row_passes.h"
+
+namespace fastqt {
+namespace {
+
+// <f, g>, or the cosine of f and g, in which a norm below `least_norm` counts as that.
+template <class S>
+double similarity(const S* f, const S* g, int64_t D, bool normalize, double least_norm) {
+  const double product = row_dot(f, g, D);
+  if (!normalize) return product;
+  const auto norm = [&](const S* x) {
+    const double length = std::sqrt(row_dot(x, x, D));
+    return length < least_norm ? least_norm : length;  // a NaN stays: the comparison is false for it
+  };
+  return product / (norm(f) * norm(g));
+}
+
+// The similarity of query rows[e] with candidate columns[e] for each e, in the dtype of losses.
+Tensor row_similarities(const Tensor& queries, const Tensor& candidates, const Tensor& rows, const Tensor& columns,
+                        bool normalize, double least_norm) {
+  check_queries(queries, true);
+  const int64_t D = queries.size(1), entries = rows.numel();
+  check_tensor("candidates", candidates, queries.scalar_type(), {kAnySize, D}, Layout::kStrided);
+  STD_TORCH_CHECK((queries.stride(1) == 1 && candidates.stride(1) == 1) || D == 1,
+                  "queries, candidates: want rows with adjacent columns");
+  for (const auto* indices : {&rows, &columns})
+    STD_TORCH_CHECK(indices->is_cpu() && indices->scalar_type() == ScalarType::Long && indices->dim() == 1 &&
+                        indices->numel() == entries && indices->is_contiguous(),
+                    "rows, columns: want two contiguous int64 vectors of one length, got ", described(rows), " and ",
+                    described(columns));
+
+  return with_dtype(queries.scalar_type(), [&]<class S>(S) -> Tensor {
+    using T = Computed<S>;
+    const Tensor made = new_tensor<1>(
+        {entries}, sizeof(T) == sizeof(double) ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32());
+    T* const out = made.mutable_data_ptr<T>();
+    const RowsOf<S> f(queries), g(candidates);
+    const int64_t N = queries.size(0), M = candidates.size(0);
+    const auto *row = rows.const_data_ptr<int64_t>(), *column = columns.const_data_ptr<int64_t>();
+    std::atomic<bool> outside = false;
+    in_parallel(entries, 3 * D, [&](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end; ++e) {
+        if (row[e] < 0 || row[e] >= N || column[e] < 0 || column[e] >= M) outside = true;
+        else out[e] = static_cast<T>(similarity(f[row[e]], g[column[e]], D, normalize, least_norm));
+      }
+    });
+    STD_TORCH_CHECK(!outside, "rows, columns: want indices of rows of ", N, " queries and ", M, " candidates");
+    return made;
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
+  m.def(
+      "row_similarities(Tensor queries, Tensor candidates, Tensor rows, Tensor columns, bool normalize, "
+      "float least_norm) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("row_similarities", TORCH_BOX(&row_similarities)); }
+
+}  // namespace fastqt
